@@ -31,12 +31,20 @@ def tree(cross=CROSS, **keys):
     return given | {"decoder": [plain, plain | {"cross": cross}, plain | {"cross": cross}]} | keys
 
 
+ROTARY = ATTENTION | {"positions": "rotary", "head_width": 4}
+OWN_WIDTH = {"encoder_width": 8, "embed": {"positions": "sinusoidal", "inner": 8, "tied": False}}
+OWN_WIDTH |= {"encoder": [READS | {"mixer": ROTARY, "cross": ROTARY}]}
 MODELS = {
     "plain": build(tree()),
     "one key head": build(tree(CROSS | {"kv_heads": 1, "bias": False, "qk_norm": "rms"})),
     "conditioned": build(tree(encoder=CONDITIONED)),
+    "before the norm": build(tree(CROSS | {"positions": "rotary"}, querying="hidden", **OWN_WIDTH)),
+    "embeddings": build(tree(querying="embedding", neighbour_positions=False, **OWN_WIDTH)),
 }
-every_model = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+SLOW = {"embeddings": [pytest.mark.slow]}
+every_model = pytest.mark.parametrize(
+    "model", [pytest.param(model, id=name, marks=SLOW.get(name, [])) for name, model in MODELS.items()]
+)
 text = st.lists(st.integers(1, VOCAB - 1), min_size=1, max_size=14)
 
 
@@ -241,6 +249,14 @@ def test_packed_rows_with_neighbours_are_refused():
             {"encoder": CONDITIONED, "decoder": [{"wiring": "reversible", "cross": CROSS}]},
             "decoder[0].wiring: recomputes layers",
         ),
+        ({"encoder_width": 8}, "encoder_width: must be the width of the token vectors, 12; set embed.inner"),
+        ({"querying": "hidden"}, "querying: no encoder layer reads the querying chunk"),
+        (
+            {"encoder": CONDITIONED, "querying": "hidden", "decoder": [{"wiring": "post-norm", "cross": CROSS}]},
+            "querying: the first retrieving layer has no norm before its attention",
+        ),
+        ({"decoder": [{"cross": CROSS | {"positions": "alibi"}}]}, "decoder[0].cross.positions: supports rotary only"),
+        ({"encoder": [READS | {"cross": ATTENTION | {"positions": "alibi"}}]}, "encoder[0].cross.positions: distances"),
     ],
 )
 def test_invalid_configs_are_refused(keys, said):
@@ -249,10 +265,14 @@ def test_invalid_configs_are_refused(keys, said):
     assert said in str(error.value)
 
 
-@pytest.mark.parametrize("encoder", [[READS], CONDITIONED], ids=["plain", "conditioned"])
+COSTS = {"plain": {}, "conditioned": {"encoder": CONDITIONED}, "own width": OWN_WIDTH | {"querying": "hidden"}}
+COSTS["embeddings"] = OWN_WIDTH | {"querying": "embedding"}
+
+
+@pytest.mark.parametrize("keys", COSTS.values(), ids=COSTS)
 @pytest.mark.parametrize("chunks", [1, 5])
-def test_cost_matches_the_model_and_its_state(chunks, encoder):
-    config = parse(Model, tree(encoder=encoder))
+def test_cost_matches_the_model_and_its_state(chunks, keys):
+    config = parse(Model, tree(**keys))
     model = config.build().eval()
     cost = config.cost(chunks * M)
     assert cost.parameters == sum(p.numel() for p in model.parameters())
@@ -263,10 +283,10 @@ def test_cost_matches_the_model_and_its_state(chunks, encoder):
     assert states.bytes == 4 * (cost.state_per_token * chunks * M + cost.state_constant)
 
 
-@pytest.mark.parametrize("encoder", [[READS], CONDITIONED], ids=["plain", "conditioned"])
-def test_flops_match_torchs_counter(encoder):
+@pytest.mark.parametrize("keys", COSTS.values(), ids=COSTS)
+def test_flops_match_torchs_counter(keys):
     """Except for scores removed by the causal mask, which a kernel computes anyway."""
-    config, chunks, batch = parse(Model, tree(encoder=encoder)), 5, 2
+    config, chunks, batch = parse(Model, tree(**keys)), 5, 2
     model, time = config.build(), chunks * M
     given = Neighbours(torch.ones(batch, chunks, K, 2 * M).long(), torch.full((batch, chunks, K), 2 * M))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():

@@ -28,6 +28,11 @@ class Embed(Part, slot="embedding", default="tokens"):
     reads: ClassVar[type] = Rows  # input type: Rows or Signal
 
     @property
+    def is_text(self) -> bool:
+        """Whether it embeds tokens one by one, as a decoder needs."""
+        return self.reads is Rows
+
+    @property
     def ties(self) -> bool:
         """Whether the output projection shares the embedding matrix."""
         return False
@@ -159,26 +164,38 @@ class TokenEmbedModule(EmbedModule):
             raise UserError(f"sentence of {longest} tokens exceeds the model's {self.limit} learned positions")
 
     def forward(self, given: Rows, layout: TokenLayout) -> Tensor:
+        return self.project(self.vectors(given, layout))
+
+    def vectors(self, given: Rows, layout: TokenLayout, positions: bool = True) -> Tensor:
+        """Vectors of tokens before they are projected to the model width, with absolute positions or without."""
         x: Tensor = self.tokens(given.tokens)
         if given.vectors is not None and given.slots is not None:
             x = torch.where((given.slots > 0)[..., None], given.vectors.to(x.dtype), x)
         x = observe(self, "tokens", x if self.scale == 1.0 else x * self.scale)
         if self.asking is not None and layout.order is not None:
             x = torch.where((layout.order < 0)[..., None], self.asking.weight.to(x.dtype), x)
-        return self.place(x, layout, given.types)
+        return self.add_positions(x, layout, given.types, positions)
 
-    def place(self, x: Tensor, layout: TokenLayout, types: Tensor | None = None) -> Tensor:
-        """Vectors (batch, time, width), of tokens or others, with positions and types added."""
+    def project(self, x: Tensor) -> Tensor:
+        vectors: Tensor = observe(self, "", x if self.widen is None else self.widen(x))
+        return vectors
+
+    def place(self, x: Tensor, layout: TokenLayout) -> Tensor:
+        """Vectors (batch, time, width) other than those of tokens, with positions and types added."""
+        return self.project(self.add_positions(x, layout))
+
+    def add_positions(
+        self, x: Tensor, layout: TokenLayout, types: Tensor | None = None, absolute: bool = True
+    ) -> Tensor:
         # padding must not exceed the learned positions
         positions = layout.positions if layout.real is None else layout.positions.where(layout.real, 0)
         self.check_length(layout, positions)
-        added = self.positions(positions)
+        added = self.positions(positions) if absolute else None
         if added is not None:
             x = x + observe(self, "positions", added.to(x.dtype))
         if self.types is not None:
             x = x + self.types(torch.zeros_like(x[..., 0], dtype=torch.long) if types is None else types)
         if self.norm is not None:
             x = self.norm(x, Context(layout))
-        x = self.dropout(x)
-        vectors: Tensor = observe(self, "", x if self.widen is None else self.widen(x))
-        return vectors
+        dropped: Tensor = self.dropout(x)
+        return dropped

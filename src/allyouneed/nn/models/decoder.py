@@ -41,7 +41,7 @@ class DecoderStack(GenerativeModel):
     def problems(self) -> Iterator[Problem]:
         yield from stack_problems("decoder", self.decoder, self, has_source=False, decodes=True, widens=True)
         yield from outer_problems(self.embed, self.head, self, self.vocab, self.decoder)
-        if self.embed.reads is not Rows:
+        if not self.embed.is_text:
             yield ("embed", "kind"), "a generative model needs embed.kind: tokens"
 
 

@@ -84,7 +84,7 @@ class DecoderDecoder(GenerativeModel):
         if self.second and not readers:
             yield ("second",), "no layer has a cross, so the output of the first stack would be unused; add one"
         yield from outer_problems(self.embed, self.head, self, self.vocab)
-        if self.embed.reads is not Rows:
+        if not self.embed.is_text:
             yield ("embed", "kind"), "a generative model needs embed.kind: tokens"
 
 

@@ -138,7 +138,7 @@ class EncoderDecoder(Model):
             yield ("decoder",), "no layer has a cross, so the decoder would ignore the source; add one"
         copies = self.joint and (self.source_embed or self.embed).reads is Rows
         yield from outer_problems(self.embed, self.head, self, self.vocabs.target, copies=copies)
-        if self.embed.reads is not Rows:
+        if not self.embed.is_text:
             yield ("embed", "kind"), "a generative model needs embed.kind: tokens"
         if self.source_embed is not None:
             found = self.source_embed.problems(self, self.vocabs.source)

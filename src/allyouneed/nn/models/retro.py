@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from allyouneed.nn.batch import Batch, Neighbours, Rows
+from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, Memory, MemoryBuilder, TokenLayout, WeightRecord
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.depth import Depth
@@ -30,7 +31,9 @@ from allyouneed.nn.models.base import (
 )
 from allyouneed.nn.models.stack import Stack, stack_cost
 from allyouneed.nn.observe import rename
+from allyouneed.nn.positions.rotary import Rotary
 from allyouneed.nn.states.base import States
+from allyouneed.nn.wiring.residual import BEFORE_NORM, PreNorm, Sandwich
 from allyouneed.nn.wiring.reversible import Reversible
 
 # tokens of some complete chunks -> for each the tokens of its neighbours, nearest first
@@ -41,11 +44,22 @@ class Retro(GenerativeModel):
     """Borgeaud et al. 2022, 2.4 and algorithm 1: the encoder runs on each neighbour (a chunk and its continuation)
     separately; decoder layers with a `cross` of kind `chunked-cross` attend to them. Encoder layers with a `cross`
     attend to the querying chunk, as it enters the decoder's first retrieval layer: E = ENCODER(RET(C_u), H_u).
-    Without neighbours it is a plain decoder."""
+    Without neighbours it is a plain decoder.
+
+    `encoder_width`, `querying: embedding`, `neighbour_positions: false` and rotary positions in all attentions are what
+    the public code does (RETRO-pytorch): one matrix of token vectors of the encoder's width, which a linear map takes
+    to the decoder's, as another one takes the encoded neighbours."""
 
     kind: Literal["retro"] = "retro"
     neighbours: Size = 2
     """Retrieved neighbours per chunk."""
+    encoder_width: Size | None = None
+    """Width of the neighbour encoder: that of the token vectors, `embed.inner`; default: the model's."""
+    querying: Literal["normed", "hidden", "embedding"] = "normed"
+    """What the encoder reads of the querying chunk: the input of the first retrieving attention, the same before its
+    norm (algorithm 1), or the chunk's embeddings (RETRO-pytorch)."""
+    neighbour_positions: bool = True
+    """Add the absolute positions of `embed` to neighbours too; false: to the text alone (RETRO-pytorch)."""
     encoder: Layers
     """The neighbour encoder's layers: a list of layers, or text over the names defined under `layers`."""
     decoder: Layers
@@ -66,6 +80,11 @@ class Retro(GenerativeModel):
         """Whether the encoder attends to the querying chunk."""
         return any(layer.cross is not None for layer in self.encoder)
 
+    @property
+    def encoder_common(self) -> Common:
+        """What the parts of the encoder have in common."""
+        return self if self.encoder_width is None else self.model_copy(update={"width": self.encoder_width})
+
     def build(self) -> RetroModel:
         return RetroModel(self)
 
@@ -73,15 +92,21 @@ class Retro(GenerativeModel):
         """FLOPs of a token of the text, including its share of the neighbours."""
         total = self.embed.cost(self, self.vocab) + stack_cost(self.decoder, self, length)
         each = self.neighbours * self.length  # tokens retrieved per chunk
-        encoder = stack_cost(self.encoder, self, self.length)
+        inside = self.encoder_common
+        encoder = stack_cost(self.encoder, inside, self.length)
+        if self.encoder_width is not None:
+            encoder += self.linear.cost(self.encoder_width, self.width, True)
+            if self.conditioned and self.querying != "embedding":
+                total += self.linear.cost(self.width, self.encoder_width, True)
         total += Cost(encoder.parameters, encoder.flops * each / self.chunk)  # an encoder has no decoding state
         for layer in self.encoder:
             if layer.cross is not None:  # its keys are those of the querying chunk
-                seen, counted = (layer.cross.cost(self, size, cross=True).flops for size in (self.chunk, self.length))
-                flops = (seen - counted) * each / self.chunk + layer.cross.source_flops(self)
+                seen, counted = (layer.cross.cost(inside, size, cross=True).flops for size in (self.chunk, self.length))
+                flops = (seen - counted) * each / self.chunk + layer.cross.source_flops(inside)
                 total += Cost(flops=flops * layer.repeat)
         if self.conditioned:
-            total += Cost(state_per_token=self.width)  # cached inputs of querying chunks
+            cached = inside.width if self.querying == "embedding" else self.width
+            total += Cost(state_per_token=cached)  # inputs of querying chunks
         for layer in self.decoder:
             if isinstance(layer.cross, ChunkedCross):
                 found, assumed = layer.cross.retrieval_cost(self, each), layer.cross.cost(self, length, cross=True)
@@ -90,7 +115,14 @@ class Retro(GenerativeModel):
         return total + self.head.cost(self, self.vocab, self.embed.vector(self), self.embed.ties)
 
     def problems(self) -> Iterator[Problem]:
-        yield from stack_problems("encoder", self.encoder, self, has_source=True, decodes=False)
+        for path, text in stack_problems("encoder", self.encoder, self.encoder_common, has_source=True, decodes=False):
+            part = self.encoder[int(path[1])].cross if path[2:] == ("cross", "positions") else None
+            if not isinstance(getattr(part, "positions", None), Rotary):  # a chunk and a neighbour both begin at 0
+                yield path, text
+        if self.encoder_width not in (None, self.embed.vector(self)):
+            text = f"must be the width of the token vectors, {self.embed.vector(self)}; set embed.inner to another one"
+            yield ("encoder_width",), text
+        yield from self._querying_problems()
         for number, layer in enumerate(self.encoder):
             if layer.cross is not None and not isinstance(layer.cross, Attention):
                 yield ("encoder", number, "cross", "kind"), "must be attention (to the querying chunk)"
@@ -110,8 +142,17 @@ class Retro(GenerativeModel):
             sizes = f"chunks of {' and '.join(map(str, sorted(chunks)))}" if chunks else "no layer with a chunked-cross"
             yield ("decoder",), f"{sizes}; all layers need chunked-cross of one chunk size"
         yield from outer_problems(self.embed, self.head, self, self.vocab)
-        if self.embed.reads is not Rows:
+        if not self.embed.is_text:
             yield ("embed", "kind"), "a generative model needs embed.kind: tokens"
+
+    def _querying_problems(self) -> Iterator[Problem]:
+        if self.querying != "normed" and not self.conditioned:
+            yield ("querying",), "no encoder layer reads the querying chunk; give one a cross, or remove it"
+        elif self.querying == "hidden":
+            first = next((layer for layer in self.decoder if layer.cross is not None), None)
+            if first is not None and not isinstance(first.wiring, PreNorm | Sandwich):
+                text = "the first retrieving layer has no norm before its attention; use wiring: pre-norm"
+                yield ("querying",), text
 
 
 class RetroModel(ModelModule):
@@ -124,9 +165,13 @@ class RetroModel(ModelModule):
     def __init__(self, config: Retro) -> None:
         super().__init__()
         self.config = config
-        self.embed = config.embed.build(config, config.vocab)
+        self.embed: Any = config.embed.build(config, config.vocab)
         depths = count_layers(config.encoder), count_layers(config.decoder)
-        self.encoder = Stack(config.encoder, config, Depth(*depths, "encoder"))
+        self.encoder = Stack(config.encoder, config.encoder_common, Depth(*depths, "encoder"))
+        inner, build = config.encoder_width, config.linear.build
+        narrows = inner is not None and config.conditioned and config.querying != "embedding"
+        self.widen = None if inner is None else build(inner, config.width, True)  # encoded neighbours
+        self.narrow = build(config.width, inner, True) if narrows and inner is not None else None  # querying chunks
         self.decoder = Stack(config.decoder, config, Depth(*depths, "decoder"))
         tied = self.embed.tokens.weight if config.embed.ties else None
         self.head = config.head.build(config, config.vocab, tied)
@@ -146,13 +191,16 @@ class RetroModel(ModelModule):
         rows = Rows(found.tokens.flatten(0, 2), lengths)
         layout: TokenLayout = self.embed.layout(rows)
         rename(self.embed, "neighbour_embed")
-        x = self.embed(rows, layout)
+        x = self.embed.vectors(rows, layout, self.config.neighbour_positions)
+        x = self.embed.project(x) if self.config.encoder_width is None else x
         chunk = None  # shared by all neighbours of the chunk
         if querying is not None:
             chunks_done = torch.arange(self.config.chunk, device=querying.device)[None]
+            querying = querying if self.narrow is None else self.narrow(querying)
             chunk = Memory(querying.flatten(0, 1), TokenLayout(chunks_done, start=0))
         hidden: Tensor = self.encoder(x, Context(layout, memory=chunk, inputs=x, record=record, losses=losses))
         real = torch.arange(length, device=lengths.device) < found.lengths[..., None]  # (batch, chunks, count, length)
+        hidden = hidden if self.widen is None else self.widen(hidden)
         memory = hidden.view(batch, chunks * count * length, -1)
         return neighbour_memory(memory, real.flatten(1).long(), chunks, self.config.chunk)
 
@@ -166,10 +214,24 @@ class RetroModel(ModelModule):
         layout: TokenLayout = self.embed.layout(target)
         if layout.packed and memory is not None:
             raise ValueError("retrieval does not support packed rows; use one text per row")
-        x = self.embed(target, layout)
+        x, vectors = self._embed_text(target, layout)
         given = {"memory": memory} if isinstance(memory, Retrieved) else {"memory_builder": memory}
-        hidden: Tensor = self.decoder(x, Context(layout, inputs=x, record=record, losses=losses, **given))
+        hidden: Tensor = self.decoder(x, Context(layout, inputs=vectors, record=record, losses=losses, **given))
         return hidden
+
+    def _embed_text(self, target: Rows, layout: TokenLayout) -> tuple[Tensor, Tensor]:
+        """The decoder's input, and the embeddings that an encoder may read, of its width."""
+        vectors = self.embed.vectors(target, layout)
+        x = self.embed.project(vectors)
+        return x, x if self.config.encoder_width is None else vectors
+
+    def _querying(self, x: Tensor, context: Context, vectors: Tensor | None) -> Tensor:
+        """What the encoder reads of the tokens whose first retrieving attention has the input x."""
+        if self.config.querying == "normed":
+            return x
+        read = context.memo[BEFORE_NORM] if self.config.querying == "hidden" else vectors
+        assert isinstance(read, Tensor)
+        return read
 
     def encode_source(
         self, given: object, record: WeightRecord | None = None, losses: list[Tensor] | None = None
@@ -183,7 +245,8 @@ class RetroModel(ModelModule):
         chunks = given.tokens.shape[1]
 
         def build_memory(x: Tensor, context: Context, _: object) -> Retrieved:
-            querying = scatter_by_position(x, context.queries, chunks * self.config.chunk)
+            read = self._querying(x, context, context.inputs)
+            querying = scatter_by_position(read, context.queries, chunks * self.config.chunk)
             return self.encode(given, context.record, context.losses, querying.unflatten(1, (chunks, -1)))
 
         return build_memory
@@ -229,15 +292,22 @@ class RetroModel(ModelModule):
                 states.add_neighbours(chunks_done, self.encode(found))
             return advance(self.embed, self.decoder, new, states, last)
 
+        text: list[Tensor] = []
+
+        def embed(rows: Rows, layout: TokenLayout) -> Tensor:
+            x, vectors = self._embed_text(rows, layout)
+            text.append(vectors)
+            return x
+
         def build_memory(x: Tensor, context: Context, state: object) -> Retrieved | None:
             assert isinstance(state, RetrievedKeyValues)
-            read, size = state.append_inputs(x, context), self.config.chunk
+            read, size = state.append_inputs(self._querying(x, context, text[0]), context), self.config.chunk
             if chunks_done:
                 querying = torch.stack([read[row, u * size : (u + 1) * size] for row, u in chunks_done])[:, None]
                 states.add_neighbours(chunks_done, self.encode(found, querying=querying))
             return states.memory
 
-        return advance(self.embed, self.decoder, new, states, last, memory_builder=build_memory)
+        return advance(embed, self.decoder, new, states, last, memory_builder=build_memory)
 
     def _retrieve(self, new: Rows, states: RetroStates) -> tuple[list[tuple[int, int]], Neighbours]:
         """(row, chunk) of the chunks that new tokens complete, and their neighbours, one chunk per row."""

@@ -69,7 +69,7 @@ class TwoTowers(Model):
                 yield (name, "head", "kind"), "a tower needs head.kind: pooled"
             elif (head.width or getattr(self, name).width) != self.width:
                 yield (name, "head", "width"), f"must be {self.width}, the width of the joint space"
-        if self.text.embed.reads is not Rows:
+        if not self.text.embed.is_text:
             yield ("text", "embed", "kind"), "the text tower needs embed.kind: tokens"
         for name, field in Common.model_fields.items():
             if name != "width" and getattr(self, name) != field.get_default():

@@ -19,6 +19,7 @@ from allyouneed.nn.depth import Depth, deepnorm_factors
 from allyouneed.nn.dropout import Dropout
 
 Call = Callable[[Tensor], Tensor]  # a sub-layer with its context and state filled in, or a norm with its context
+BEFORE_NORM = "input of the last norm"  # in `Context.memo`
 Step = Callable[..., Any]  # (stream, sub-layer, its norms…) -> stream
 
 
@@ -89,6 +90,8 @@ class ResidualModule(nn.Module):
     def forward(self, stream: Any, calls: Sequence[Call], context: Context) -> Any:
         branches: list[Call] = [partial(self.branch, number, call) for number, call in enumerate(calls)]
         norms: list[Call] = [partial(context.call, norm) for norm in self.norms]
+        if context.memory_builder is not None:
+            norms = [partial(_keep_input, context, norm) for norm in self.norms]
         return self.config.run(stream, branches, norms, self.depth)
 
     def branch(self, number: int, call: Call, x: Tensor) -> Tensor:
@@ -100,6 +103,13 @@ class ResidualModule(nn.Module):
         if self.scale_start is not None:
             for scale in self.scales:
                 nn.init.constant_(scale, self.scale_start)
+
+
+def _keep_input(context: Context, norm: nn.Module, x: Tensor) -> Tensor:
+    """norm(x); a builder of memory may read x (models/retro.py)."""
+    context.memo[BEFORE_NORM] = x
+    normed: Tensor = context.call(norm, x)
+    return normed
 
 
 class LayerScaled(Residual):

@@ -34,6 +34,7 @@ from allyouneed.nn.ops.attention.dense import (
 from allyouneed.nn.ops.attention.select import select_attention
 from allyouneed.nn.patterns.core import Causal, Full, KVWindow, Pattern
 from allyouneed.nn.positions.relative import Heads, NoRelative, Relative, RelativeModule
+from allyouneed.nn.positions.rotary import RotaryModule
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.kv_cache import CrossKVCache, KVCache, KVState
 from allyouneed.nn.states.window import WindowKVCache, window_slots
@@ -398,6 +399,13 @@ class CrossAttention(MultiHeadAttention):
         k, v = map(self.split, both)
         return (k if self.k_norm is None else self.k_norm(k, context)), v
 
+    def rotate(self, x: Tensor, positions: Tensor, side: int) -> Tensor:
+        """Queries (side 0) or keys (1), rotated by their positions if this attention has rotary ones (RETRO)."""
+        if not isinstance(self.relative, RotaryModule):
+            return x
+        tables = self.relative.tables(positions, torch.promote_types(x.dtype, torch.float32))
+        return self.relative.rotate(x, tables[side])
+
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         memory = context.memory
         assert memory is not None, "cross-attention needs encoder memory"
@@ -412,6 +420,7 @@ class CrossAttention(MultiHeadAttention):
         if isinstance(state, CrossKVCache) and state.keys is not None and state.values is not None:
             return state.keys, state.values
         k, v = self.source(memory.hidden, context)
+        k = self.rotate(k, memory.layout.positions, 1)
         if isinstance(state, CrossKVCache):
             state.keys, state.values, state.end = k, v, k.shape[2]
         return k, v
@@ -420,6 +429,7 @@ class CrossAttention(MultiHeadAttention):
         """Attend to these keys and values; rows of x may be several beams of each."""
         q = self.split(self.q(x))
         q = self.scores.prepare(q if self.q_norm is None else self.q_norm(q, context))
+        q = self.rotate(q, context.queries.positions, 0)
         beams = q.shape[0] // k.shape[0]
         if beams == 1:
             return self.attend_and_project(q, k, v, context, memory.layout)

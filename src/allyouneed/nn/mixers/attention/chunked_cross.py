@@ -6,8 +6,11 @@ tokens of the next chunk ("attending chunk"), so nothing leaks. The first m − 
 get zeros.
 
 The positions of the memory select the chunk: positions u·m … u·m + m − 1 belong to chunk u. A model of kind `retro`
-stores encoded neighbours there; in a translation model the memory is the source itself, with the same lag. The paper
-adds relative positions to these scores; here the encoder encodes positions within a neighbour.
+stores encoded neighbours there; in a translation model the memory is the source itself, with the same lag.
+
+The paper adds relative positions to these scores (appendix B.1.2): a neighbour begins where its chunk begins, so that
+token i' of a neighbour of chunk u stands at position u·m + i'. `positions: rotary` rotates queries and keys by these
+positions; without it, only the encoder knows positions within a neighbour.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ from allyouneed.nn.mixers.attention.attention import Attention, CrossAttention, 
 from allyouneed.nn.norms import Norm
 from allyouneed.nn.observe import observe, show
 from allyouneed.nn.ops.attention.dense import AttentionFn, DenseAttention, ScoreMod, attention_weights
+from allyouneed.nn.positions.relative import NoRelative, Relative
+from allyouneed.nn.positions.rotary import Rotary
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.kv_cache import CrossKVCache, KVCache
 from allyouneed.nn.sublayer import Mixer, SubLayer
@@ -75,6 +80,8 @@ class ChunkedCross(Mixer):
     """Features of each head (d_k); default: width / heads, which must then be an integer."""
     chunk: Size
     """Tokens of a chunk (m)."""
+    positions: Relative = NoRelative()
+    """Positions of the text and of neighbours, which begin where their chunk begins: `rotary`, or none."""
     qk_norm: Norm | None = None
     """Norm of queries and keys, per head; default: none."""
     null: bool = False
@@ -92,7 +99,7 @@ class ChunkedCross(Mixer):
     def attention(self) -> Attention:
         """Attention of the same sizes over the whole memory."""
         sizes = {"heads": self.heads, "kv_heads": self.kv_heads, "head_width": self.head_width}
-        return Attention(qk_norm=self.qk_norm, bias=self.bias, dropout=self.dropout, **sizes)
+        return Attention(positions=self.positions, qk_norm=self.qk_norm, bias=self.bias, dropout=self.dropout, **sizes)
 
     def build(self, common: Common) -> SubLayer:
         raise TypeError("chunked cross-attention needs retrieved memory; use it as a cross")
@@ -121,6 +128,8 @@ class ChunkedCross(Mixer):
         return self.attention.source_flops(common)
 
     def problems(self, common: Common) -> list[tuple[str, str]]:
+        if not isinstance(self.positions, NoRelative | Rotary):
+            return [("positions", "supports rotary only; use it or remove positions")]
         return self.attention.problems(common)
 
 
@@ -175,6 +184,7 @@ class ChunkedCrossAttention(CrossAttention):
             return torch.zeros_like(x)
         q = self.split(self.q(x))
         q = self.scores.prepare(q if self.q_norm is None else self.q_norm(q, context))
+        q = self.rotate(q, context.queries.positions, 0)
         if memory is None:
             return self.with_null(q, None, None, None, context)
         k, v = self.keys_and_values(memory, context, state)
@@ -226,15 +236,23 @@ class ChunkedCrossAttention(CrossAttention):
 
     def keys_and_values(self, memory: Memory, context: Context, state: State | None) -> tuple[Tensor, Tensor]:
         if not isinstance(state, RetrievedKeyValues):
-            return self.source(memory.hidden, context)
+            return self.project_memory(memory, 0, context)
         if state.keys is None or state.values is None:
-            state.keys, state.values = self.source(memory.hidden, context)
+            state.keys, state.values = self.project_memory(memory, 0, context)
         elif state.end < memory.hidden.shape[1]:
-            k, v = self.source(memory.hidden[:, state.end :], context)
+            k, v = self.project_memory(memory, state.end, context)
             state.keys = torch.cat((state.keys[:, :, : state.end], k), 2)
             state.values = torch.cat((state.values[:, :, : state.end], v), 2)
         state.end = memory.hidden.shape[1]
         return state.keys, state.values
+
+    def project_memory(self, memory: Memory, start: int, context: Context) -> tuple[Tensor, Tensor]:
+        """Keys and values of the memory from `start` on."""
+        k, v = self.source(memory.hidden[:, start:], context)
+        positions = memory.layout.positions
+        if isinstance(memory, Retrieved):  # those of the chunk; a neighbour has two chunks' tokens
+            positions = positions + torch.arange(positions.shape[1], device=positions.device) % (2 * self.chunk)
+        return self.rotate(k, positions[:, start:], 1), v
 
     def record_weights(self, q: Tensor, k: Tensor, context: Context, memory: Memory, score_mod: ScoreMod) -> None:
         request = None if context.record is None else context.record.get(self)
