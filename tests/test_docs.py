@@ -43,7 +43,7 @@ from allyouneed.train import Recipe, load_recipe
 from allyouneed.train.schedule import Schedule
 from foreign_folders import write_strangers
 from parameter_count import parameter_count
-from toy_texts import chats, comparisons, documents, labelled, scored, tagged
+from toy_texts import chats, comparisons, documents, impressions, labelled, scored, sentence, tagged
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -68,6 +68,7 @@ SMALL_MODELS = {
     "gpt2": "set=[width=16, 'decoder[0].repeat=1', 'decoder[0].mixer.heads=2', 'decoder[0].channel.hidden=32']",
     "t5": "set=[width=16, 'encoder[0].repeat=1', 'decoder[0].repeat=1']",
 }
+SMALL_MODELS["behavior"] = "set=[width=16, 'encoder[0].mixer.heads=2', 'head.hidden=[8]']"
 SMALL_MODELS["transformer-xl"] = SMALL_MODELS["gpt2"]
 WORDS = {"机器": "machine", "学习": "learning", "很": "very", "有趣": "interesting", "句子": "sentence", "好": "good"}
 
@@ -123,6 +124,8 @@ def is_recipe(tree: dict[str, Any]) -> bool:
 
 def small(tree: dict[str, Any]) -> list[str]:
     """Overrides that let a recipe finish within seconds."""
+    if isinstance(tree.get("task"), dict) and tree["task"]["kind"] == "ppo":
+        return ["steps=2", "task.batch=4", "task.max_length=5"]
     if "start" in tree or "retrieval" in tree:  # these bring their own tokenizer and a small model
         return SMALL
     found = [*SMALL, "tokenizer.vocab=300"]
@@ -181,7 +184,8 @@ def _write_data(path: Path, task: Any) -> None:
 
 
 TOYS = {"text": documents, "labelled": labelled, "tagged": tagged, "scored": scored}
-TOYS |= {"chats": chats, "comparisons": comparisons}
+TOYS |= {"chats": chats, "comparisons": comparisons, "log": impressions}
+TOYS |= {"prompts": lambda count, dice: "".join(sentence(dice) + "\n" for _ in range(count))}
 
 
 def run(words: list[str], folder: Path) -> None:

@@ -93,6 +93,9 @@ def loss_of(model, batch):
         total, _ = model.head.loss(model(batch, losses), labels, 0.1)
         return total / (labels != IGNORE).sum() + sum(losses)
     scores = model.logits(batch)
+    if scores.dim() == 1:  # log-odds
+        clicks = torch.randint(0, 2, scores.shape, generator=dice).to(scores.dtype)
+        return torch.nn.functional.binary_cross_entropy_with_logits(scores, clicks)
     if model.config.kind == "two-towers":
         labels = torch.arange(len(scores))
     else:

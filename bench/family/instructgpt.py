@@ -26,7 +26,7 @@ import torch
 import allyouneed as ayn
 from allyouneed.data.files.chats import write_chats
 from allyouneed.nn.batch import Rows
-from allyouneed.tasks.dpo import answer_log_probs
+from allyouneed.tasks.feedback.dpo import answer_log_probs
 from allyouneed.train.ppo import PPOOptions, ppo
 
 HELLO = ("Hey", "Hi", "Hello", "Good day")  # worth 0, 1, 2, 3

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from allyouneed.infer.browser.browser import Browser as Browser
     from allyouneed.infer.predictors.base import EvaluationResult, Predictor
     from allyouneed.infer.predictors.classifier import Classifier as Classifier
+    from allyouneed.infer.predictors.click_predictor import ClickPredictor as ClickPredictor
     from allyouneed.infer.predictors.embedder import Embedder as Embedder
     from allyouneed.infer.predictors.fill_mask import MaskFiller as MaskFiller
     from allyouneed.infer.predictors.fill_spans import SpanFiller as SpanFiller
@@ -124,6 +125,10 @@ def load(folder: Folderlike, device: str = "cpu", *, task: Literal["tagging"], d
 def load(
     folder: Folderlike, device: str = "cpu", *, task: Literal["similarity", "contrastive"], dtype: str | None = None
 ) -> Embedder: ...
+@overload
+def load(
+    folder: Folderlike, device: str = "cpu", *, task: Literal["click"], dtype: str | None = None
+) -> ClickPredictor: ...
 @overload
 def load(
     folder: Folderlike, device: str = "cpu", *, task: Literal["transcription"], dtype: str | None = None

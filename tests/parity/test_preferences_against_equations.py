@@ -8,7 +8,7 @@ from torch.nn.functional import logsigmoid
 
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.tasks.chat import ChatItems
-from allyouneed.tasks.preference import ComparisonItems
+from allyouneed.tasks.feedback.preference import ComparisonItems
 from allyouneed.train.prepare import RunFolder, prepare
 from allyouneed.train.progress import Reporter
 from parity import TOLERANCE

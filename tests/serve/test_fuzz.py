@@ -37,6 +37,7 @@ VALID: dict[str, dict[str, Any]] = {
     "/v1/tasks/fill-mask": {"model": "masked", "inputs": ["a <mask>"], "top": 1},
     "/v1/tasks/tagging": {"model": "tagger", "inputs": ["a"]},
     "/v1/tasks/similarity": {"model": "embedder", "inputs": [["a", "b"]]},
+    "/v1/tasks/click": {"model": "click", "inputs": [{"items": ["a"], "item": "b"}]},
     "/v1/tasks/image-classification": {"model": "classifier", "inputs": ["aaaa"]},
     "/embed": {"model": "embedder", "inputs": "a", "normalize": True, "truncate": True},
     "/rerank": {"model": "embedder", "query": "a", "texts": ["b"]},

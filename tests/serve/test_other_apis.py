@@ -109,6 +109,9 @@ def test_tasks(client: httpx.Client, folders: dict[str, Path]) -> None:
     pairs = [TEXTS[:2], TEXTS[2:]]
     cosines = ayn.load(folders["embedder"]).similarity([tuple(pair) for pair in pairs])
     assert run("similarity", model="embedder", inputs=pairs) == pytest.approx(cosines, abs=1e-5)
+    rows = [{"items": ["a", "b"], "item": "c"}, {"items": [], "item": "?"}]
+    clicks = [one["probability"] for one in run("click", model="click", inputs=rows)]
+    assert clicks == pytest.approx(ayn.load(folders["click"]).predict_click(rows), abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -120,6 +123,11 @@ def test_tasks(client: httpx.Client, folders: dict[str, Path]) -> None:
         ("classification", {"model": "classifier", "inputs": ["dog " * 400]}, "256"),
         ("classification", {"model": "classifier", "inputs": ["a"] * 2049}, "the limit is 2048"),
         ("classification", {"model": "classifier", "inputs": ["a"], "labels": ["b"]}, "labels"),
+        ("classification", {"model": "classifier", "inputs": [{"a": 1}]}, "found an object"),
+        ("click", {"model": "click", "inputs": ["a"]}, "expected objects"),
+        ("click", {"model": "click", "inputs": [{"items": []}]}, "row 0: no 'item' (columns: items, item)"),
+        ("click", {"model": "click", "inputs": [{"items": ["a"] * 10_001, "item": "b"}]}, "the limit is 10000"),
+        ("click", {"model": "lm", "inputs": [{"items": [], "item": "a"}]}, "cannot predict clicks"),
         ("nothing", {"inputs": ["a"]}, "task"),
     ],
 )

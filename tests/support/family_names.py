@@ -6,6 +6,7 @@ CHINESE = {
     "additive scores": "加性打分",
     "ALiBi": "线性偏置注意力",
     "BART": "去噪自编码预训练",
+    "Behavior Sequence Transformer": "行为序列 Transformer",
     "BigBird": "稀疏注意力（随机、窗口、全局）",
     "BitNet b1.58": "三值权重 Transformer",
     "CLIP": "图文对比学习",
@@ -70,6 +71,7 @@ CHINESE = {
 # system -> its page in docs/family/
 PAGES = {
     "Adaptive Span": "adaptive-span",
+    "Behavior Sequence Transformer": "behavior-sequence",
     "CTC translation": "mask-predict",
     "Document Transformer": "document",
     "FLASH": "flash",

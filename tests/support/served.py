@@ -19,6 +19,7 @@ import torch
 
 from allyouneed import build
 from allyouneed.data.tokenizers.base import Tokenizer, TokenizerConfig, Vocabularies, train
+from allyouneed.data.tokenizers.values import train_values
 from allyouneed.folder import Folder
 from allyouneed.serve.app import create_app
 from allyouneed.serve.gate import Gate
@@ -28,7 +29,7 @@ from allyouneed.serve.settings import Settings
 from allyouneed.serve.workers.api_process import create_api
 from allyouneed.serve.workers.engine_process import EngineServer
 from infer_fixtures import TEXT
-from toy_texts import BOTH, DECODER, ENCODER
+from toy_texts import BEHAVIOR, BOTH, DECODER, ENCODER
 
 BOTH_SERVERS = pytest.mark.parametrize("server", ["one_process", "api_process"], indirect=True)
 BOTH_WAYS = pytest.mark.parametrize("split", [False, True], ids=["one_process", "api_process"])
@@ -49,6 +50,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {  # m
         {"labels": ["neg", "pos"]},
     ),
     "masked": (ENCODER, {"kind": "masked-lm"}, {}),
+    "click": (BEHAVIOR, {"kind": "click"}, {}),
     "tagger": (ENCODER | {"head": {"kind": "tags", "labels": 3}}, {"kind": "tagging"}, {"labels": ["O", "B-X", "I-X"]}),
 }
 
@@ -61,7 +63,10 @@ def tiny_tokenizer(masked: bool = False) -> Tokenizer:
 def write_folder(path: Path, kind: str, seed: int = 0, max_tokens: int = 256) -> Path:
     """A model of this kind with random weights, decisive ones."""
     model, task, more = KINDS[kind]
-    tokenizer = tiny_tokenizer(kind == "masked")
+    if kind == "click":
+        tokenizer = train_values(TokenizerConfig(), [f"item={letter}" for letter in "abcdef" * 2])
+    else:
+        tokenizer = tiny_tokenizer(kind == "masked")
     torch.manual_seed(seed)
     module = build(model | {"vocab": tokenizer.size})
     with torch.no_grad():

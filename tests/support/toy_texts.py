@@ -39,6 +39,12 @@ BOTH = BODY | {
 LANGUAGES = ENCODER | {"embed": {**BODY.get("embed", {}), "types": 2}}
 WHOLE = BOTH | {"decoder": [LAYER | {"cross": ATTENTION}]}
 SYNCHRONOUS = BOTH | {"decoder": [LAYER | {"mixer": {"kind": "synchronous", "heads": 2}, "cross": ATTENTION}]}
+BEHAVIOR = BODY | {
+    "kind": "encoder",
+    "embed": {"kind": "behavior"},
+    "encoder": [LAYER | {"wiring": "post-norm"}],
+    "head": {"kind": "click", "hidden": [16]},
+}
 PERMUTED = BODY | {
     "kind": "encoder",
     "embed": {"asks": True},
@@ -137,8 +143,18 @@ def comparisons(count: int, dice: random.Random) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
+def impressions(count: int, dice: random.Random) -> str:
+    """A log of clicks: people click what is good."""
+    rows = ["items,item,place,click\n"]
+    for _ in range(count):
+        seen = " ".join(dice.choices("abcdefgh", k=dice.randint(0, 6)))
+        shown = dice.choice("abcdefgh")
+        rows.append(f"{seen},{shown},{dice.choice(PLACES)},{int(shown in 'aceg')}\n")
+    return "".join(rows)
+
+
 WRITERS = {"txt": documents, "labelled.tsv": labelled, "conll": tagged, "scored.tsv": scored, "pairs.tsv": translated}
-WRITERS |= {"chats.jsonl": chats, "comparisons.jsonl": comparisons}
+WRITERS |= {"chats.jsonl": chats, "comparisons.jsonl": comparisons, "log.csv": impressions}
 
 
 def write_all(folder: Path) -> Path:
@@ -175,6 +191,7 @@ RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "contrastive": ("pairs.tsv", {"task": "contrastive", "model": ENCODER}, {}),
     "chat": ("chats.jsonl", {"task": "chat", "model": DECODER}, {}),
     "preference": ("comparisons.jsonl", {"task": "preference", "model": DECODER}, {}),
+    "click": ("log.csv", {"task": "click", "model": BEHAVIOR}, {"features": ["place"]}),
     "dpo": ("comparisons.jsonl", {"task": "dpo", "model": DECODER}, {}),
 }
 

@@ -25,11 +25,13 @@ FALLS = {"similarity": 0.3, "contrastive": 0.6, "span-corruption": 0.6, "masked-
 FALLS |= {"permutation-lm": 0.6, "translation-lm": 0.6}
 # uses of models that come from elsewhere; nothing is trained for them here
 BROUGHT = {"seq2seq", "transcription", "image-classification", "image-text"}
+# it draws its own data in a loop of its own, and leaves a chat model behind: tests/train/test_ppo.py
+OWN_LOOP = {"ppo"}
 
 
 def test_every_task_is_tried_and_has_a_use() -> None:
     tried = {run.split()[0] for run in RUNS}
-    assert tried == set(Task.registry) == set(TASKS) - BROUGHT
+    assert tried == set(Task.registry) - OWN_LOOP == set(TASKS) - BROUGHT
 
 
 @pytest.mark.parametrize("run", RUNS)

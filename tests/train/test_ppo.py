@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 import allyouneed as ayn
+from allyouneed.cli import main
 from allyouneed.data.chat.template import BUILT_IN, FILE
 from allyouneed.errors import UserError
+from allyouneed.infer.predictors.reward import RewardModel
 from allyouneed.interop.save import build_folder
-from allyouneed.train.ppo import PPOOptions, advantages, ppo, surrogate, token_rewards
+from allyouneed.train.log import read_log
+from allyouneed.train.ppo import PPOOptions, PPOTuner, advantages, ppo, surrogate, token_rewards
 from toy_texts import DECODER
 
 
@@ -69,3 +73,94 @@ def test_a_policy_learns_what_is_rewarded(tmp_path: Path) -> None:
     assert again == history[:3]  # the seed decides
     with pytest.raises(UserError, match="needs prompts"):
         ppo(tmp_path / "start", short, [], tmp_path / "model")
+
+
+# --- as a command ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """start: a chat model; reward: a reward model; prompts.jsonl."""
+    folder = tmp_path_factory.mktemp("ppo")
+    torch.manual_seed(0)
+    tokenizer = ayn.train_tokenizer(["say a word"], 280)
+    scoring = DECODER | {"head": {"kind": "classes", "labels": 1, "pool": "last"}}
+    for name, tree, task in (("start", DECODER, "chat"), ("reward", scoring, "preference")):
+        made = build_folder(ayn.build(tree, vocab=tokenizer.size), tokenizer, task, [""] * (task == "preference"))
+        made.originals[FILE] = BUILT_IN["plain"].encode()
+        made.save(folder / name)
+    (folder / "prompts.jsonl").write_text('{"prompt": "say a word"}\n{"prompt": ""}\n{"prompt": "a word"}\n')
+    return folder
+
+
+def written(folders: Path, output: Path, **keys: Any) -> Path:
+    tree = {
+        "start": "start",
+        "task": {"kind": "ppo", "reward": "reward", "batch": 16, "beta": 0.01, "rate": 0.02, "max_length": 6},
+        "data": {"train": "prompts.jsonl", "valid": {"path": "prompts.jsonl"}},
+        "steps": 8,
+        "save": {"every": 2, "keep": 2},
+        "average": 0,
+        "device": "cpu",
+        "output": str(output),
+    }
+    path = folders / f"{output.name}.yaml"
+    path.write_text(yaml.safe_dump(tree | keys))
+    return path
+
+
+def rewards(run: Path) -> list[float]:
+    return [entry["reward"] for entry in read_log(run / "log.jsonl") if "reward" in entry]
+
+
+def test_a_recipe_raises_the_reward_and_resumes(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(RewardModel, "score", lambda _, prompts, texts: [-float(len(t.encode())) for t in texts])
+    recipe, run = written(folders, tmp_path / "whole"), tmp_path / "whole"
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", str(recipe)])
+    said = capsys.readouterr().err
+    assert not stopped.value.code and "training prompts: 3 read, 2 kept" in said and "step 8/8  reward" in said
+    found = rewards(run)
+    assert len(found) == 8 and sum(found[-3:]) > sum(found[:3]) + 2, found
+    tuned = ayn.load(run / "model")
+    assert isinstance(tuned.chat("a word"), str) and tuned.folder.task["kind"] == "chat"
+    assert "- trained on: 2 prompts, 128 answers in 8 steps" in (run / "model" / "README.md").read_text()
+    assert ayn.train(ayn.load_recipe(recipe)).already
+
+    real, rounds = PPOTuner.round, list[int]()
+
+    def killed(self: PPOTuner, step: int, prompts: Any) -> Any:
+        if step == 6 and not rounds:
+            rounds.append(step)
+            raise RuntimeError("killed")
+        return real(self, step, prompts)
+
+    monkeypatch.setattr(PPOTuner, "round", killed)
+    again = ayn.load_recipe(written(folders, tmp_path / "again"))
+    with pytest.raises(RuntimeError, match="killed"):
+        ayn.train(again)
+    assert ayn.train(again).steps == 8  # from the checkpoint after round 4
+    assert rewards(tmp_path / "again") == found and "resuming the run" in capsys.readouterr().err
+    for a, b in zip(ayn.load(tmp_path / "again/model").model.parameters(), tuned.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"task": "ppo"}, "task.reward: ppo requires it"),
+        ({"task": {"kind": "ppo", "reward": "nowhere"}}, "nowhere"),
+        ({"task": {"kind": "ppo", "reward": "start"}}, "is a model for chat, not a reward model"),
+        ({"start": None, "model": "gpt2"}, "ppo tunes a trained model; set 'start'"),
+        ({"schedule": {"kind": "constant", "peak": 0.1}}, "'schedule' has no effect on ppo; remove it"),
+        ({"data": {"train": "empty.jsonl"}}, "none of the training prompts is usable"),
+    ],
+    ids=str,
+)
+def test_impossible_recipes_are_refused(keys: dict[str, Any], said: str, folders: Path, tmp_path: Path) -> None:
+    (folders / "empty.jsonl").write_text('{"prompt": []}\n')
+    with pytest.raises(UserError) as caught:
+        ayn.train(ayn.load_recipe(written(folders, tmp_path / "run", **keys)))
+    assert said in str(caught.value)

@@ -1,10 +1,11 @@
-"""Commands that analyse texts: fill-mask, classify, tag, embed, similarity."""
+"""Commands that analyse texts: fill-mask, classify, tag, embed, similarity; score and predict-click."""
 
 from __future__ import annotations
 
 import heapq
+import json
 from array import array
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,6 +41,8 @@ from allyouneed.errors import UserError
 if TYPE_CHECKING:
     from allyouneed.infer.predictors.classifier import TextClass
     from allyouneed.infer.predictors.tagger import TaggedSentence
+
+TABLES = (".csv", ".tsv")  # files with a header
 
 
 @dataclass(frozen=True)
@@ -288,6 +291,44 @@ def score(
         blanks=False,
     )
     run(command, texts, files, as_json)
+
+
+def predict_click(
+    texts: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ROW", help="JSON objects, or a log (CSV, TSV, JSONL); default: JSON from stdin"),
+    ] = None,
+    *,
+    model: ModelOption,
+    as_json: JsonOption = False,
+    compute: ComputeOptions,
+    files: FileOptions,
+) -> None:
+    """Predict whether users click items: the probability for each row of a log."""
+    texts, files = file_arguments(texts, files)
+    clicks = predictor_with(model, compute, "predict_click", "predict clicks")
+    if files.input_ is not None and files.input_.suffix in TABLES:
+        check_not_input(files.input_, files.output)
+        texts, files = clicks.table_rows(files.input_), replace(files, input_=None)
+    command: TextCommand[TextResult] = TextCommand(
+        "predicting",
+        lambda rows, first: _pair_up(rows, clicks.predict_click(rows)),
+        lambda one: f"{one.found:.4f}\n",
+        lambda one: {"row": one.text, "probability": one.found},
+        parse=_object,
+        blanks=False,
+    )
+    run(command, texts, files, as_json)
+
+
+def _object(line: str) -> Any:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise UserError("expected a JSON object, a row of the log")
+    return found
 
 
 def _one_or_two(line: str) -> Any:

@@ -18,7 +18,7 @@ from allyouneed.nn.models.base import Model
 
 TokenizerLike = Tokenizer | Vocabularies | tuple[Tokenizer, Tokenizer] | Path | str | None
 # the task of a model by its head; that of a vocabulary head depends on the kind of the model
-BY_HEAD = {"classes": "classification", "tags": "tagging", "pooled": "similarity"}
+BY_HEAD = {"classes": "classification", "tags": "tagging", "pooled": "similarity", "click": "click"}
 BY_KIND = {"encoder-decoder": "translation", "encoder": "masked-lm", "two-towers": "image-text"}
 MAX_TOKENS = 256  # of a folder without another limit
 

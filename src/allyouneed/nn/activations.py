@@ -28,6 +28,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": _identity,
     "relu": nn.functional.relu,
     "relu-squared": _relu_squared,
+    "leaky-relu": nn.functional.leaky_relu,  # slope 0.01 below 0
     "elu": nn.functional.elu,
     "gelu": nn.functional.gelu,
     "gelu-tanh": partial(nn.functional.gelu, approximate="tanh"),  # GPT-2's gelu_new
@@ -42,6 +43,7 @@ Activation = Literal[
     "identity",
     "relu",
     "relu-squared",
+    "leaky-relu",
     "elu",
     "gelu",
     "gelu-tanh",

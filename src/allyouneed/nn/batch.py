@@ -28,6 +28,9 @@ class Rows:
     `chosen` (batch, time) bool: global tokens (Longformer).
     `order` (batch, time): factorisation order of a permutation language model, from 0; −1 − n for a query-stream token
     that predicts token number n (models/two_stream.py).
+    `ages` (batch, time): time from each item of a sequence to its end (embed/behavior.py).
+    `details` (batch, time, n): further ids of each token: side information of an item, then, of the last token, the
+    features of the whole sequence (heads/click.py).
     `mirrored`: row i + batch / 2 is a target of the same source as row i, written from right to left
     (mixers/attention/synchronous.py).
     `slots` (batch, time): 0 for tokens; 1 for slots of images, 2 for those of sounds (`MEDIA`), whose embedding is in
@@ -46,6 +49,8 @@ class Rows:
     mirrored: bool = False
     slots: Tensor | None = None
     vectors: Tensor | None = None
+    ages: Tensor | None = None
+    details: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.lengths is not None and self.segments is not None:

@@ -24,7 +24,8 @@ class TokenLayout:
     `positions` (batch or 1, time): position in the sentence. `segments` (batch, time) or None: index of the sentence in
     the row, 0 for padding; None: one sentence per row. `start`: first position if every row has positions start,
     start+1, …; otherwise None. `packed`: several sentences per row. `prompt`, `chosen`, `order`, `types` (batch, time):
-    optional marks of the batch, `mirrored`: how its rows belong together (see `Rows`).
+    optional marks of the batch, `mirrored`: how its rows belong together, `details` (batch, time, n): further ids (see
+    `Rows`).
     """
 
     positions: Tensor
@@ -36,6 +37,7 @@ class TokenLayout:
     order: Tensor | None = None
     types: Tensor | None = None
     mirrored: bool = False
+    details: Tensor | None = None
 
     @property
     def time(self) -> int:
@@ -52,7 +54,7 @@ class TokenLayout:
 
     @classmethod
     def of(cls, rows: Rows) -> TokenLayout:
-        layout = replace(cls._of(rows), mirrored=rows.mirrored)
+        layout = replace(cls._of(rows), mirrored=rows.mirrored, details=rows.details)
         return replace(layout, prompt=rows.prompt, chosen=rows.chosen, order=rows.order, types=rows.types)
 
     @classmethod
@@ -100,6 +102,7 @@ class TokenLayout:
             chosen=take(self.chosen),
             order=take(self.order),
             types=take(self.types),
+            details=take(self.details),
         )
 
     def join(self, other: TokenLayout, rows: tuple[int, int]) -> TokenLayout:
@@ -120,7 +123,7 @@ class TokenLayout:
 
     @property
     def _marks(self) -> tuple[Tensor | None, ...]:
-        return self.prompt, self.chosen, self.order, self.types
+        return self.prompt, self.chosen, self.order, self.types, self.details
 
     def at(self, columns: Tensor) -> TokenLayout:
         """Layout of the tokens at these columns (batch or 1, count), none of them padding."""

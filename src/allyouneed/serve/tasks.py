@@ -27,20 +27,29 @@ if TYPE_CHECKING:
 
 router = APIRouter(tags=["tasks"])
 Task = Literal[
-    "classification", "fill-mask", "tagging", "similarity", "image-classification", "image-text", "translation"
+    "classification",
+    "fill-mask",
+    "tagging",
+    "similarity",
+    "click",
+    "image-classification",
+    "image-text",
+    "translation",
 ]
 Pair = Annotated[list[Text], Field(min_length=2, max_length=2)]
+Row = dict[Text, Any]
+MOST_VALUES = 10_000  # of a row
 MOST_CANDIDATES = 1000
 TRANSLATION = ("source_lang", "target_lang", "format", "glossary", "glossary_id")
 FORMATS = ("text", "html", "md", "srt", "vtt", "po", "xml")
 
 
 class TaskRequest(RequestBody):
-    """`inputs`: texts; pairs of texts (similarity, classification); images in base64 (image-…). `top`: results per
-    input. `labels`: the texts to choose from (image-text). The others: of translation."""
+    """`inputs`: texts; pairs of texts (similarity, classification); images in base64 (image-…); rows of a log
+    (click). `top`: results per input. `labels`: the texts to choose from (image-text). The others: of translation."""
 
     model: Text | None = None
-    inputs: Annotated[list[Text | Pair], Field(min_length=1)]
+    inputs: Annotated[list[Text | Pair | Row], Field(min_length=1)]
     top: Annotated[Count, Field(le=MOST_CANDIDATES)] | None = None
     labels: list[Text] | None = None
     source_lang: Text | None = None
@@ -50,14 +59,26 @@ class TaskRequest(RequestBody):
     glossary_id: Text | None = None
 
     def texts(self) -> list[str]:
-        if pairs := [one for one in self.inputs if not isinstance(one, str)]:
-            raise ApiError(f"inputs: expected texts, found a list of {len(pairs[0])}", param="inputs")
+        if others := [one for one in self.inputs if not isinstance(one, str)]:
+            what = f"a list of {len(others[0])}" if isinstance(others[0], list) else "an object"
+            raise ApiError(f"inputs: expected texts, found {what}", param="inputs")
         return [one for one in self.inputs if isinstance(one, str)]
 
     def pairs(self) -> list[tuple[str, str]]:
-        if any(isinstance(one, str) for one in self.inputs):
+        pairs = [(one[0], one[1]) for one in self.inputs if isinstance(one, list)]
+        if len(pairs) < len(self.inputs):
             raise ApiError("inputs: expected pairs of texts, [[one, other], …]", param="inputs")
-        return [(one[0], one[1]) for one in self.inputs]
+        return pairs
+
+    def rows(self) -> list[dict[str, Any]]:
+        rows = [one for one in self.inputs if isinstance(one, dict)]
+        if len(rows) < len(self.inputs):
+            raise ApiError("inputs: expected objects, [{column: value, …}, …]", param="inputs")
+        for row in rows:
+            values = sum(len(value) if isinstance(value, list) else 1 for value in row.values())
+            if values > MOST_VALUES:
+                raise over_limit("values of a row", values, MOST_VALUES, "inputs")
+        return rows
 
 
 @router.post("/v1/tasks/{task}")
@@ -101,6 +122,8 @@ async def _translate(request: Request, body: TaskRequest, limits: Limits) -> Res
 
 async def _classify(model: ServedModel, body: TaskRequest, limits: Limits) -> list[Any]:
     predictor = model.offering("classify_full", "classify texts")
+    if any(isinstance(one, dict) for one in body.inputs):
+        raise ApiError("inputs: expected texts or pairs of texts, found an object", param="inputs")
     inputs = [one if isinstance(one, str) else tuple(one) for one in body.inputs]
     flat = [text for one in inputs for text in ([one] if isinstance(one, str) else one)]
     await count_tokens(predictor, flat, limits.model_copy(update={"texts": 2 * limits.texts}), "inputs")
@@ -140,6 +163,15 @@ async def _similarity(model: ServedModel, body: TaskRequest, limits: Limits) -> 
     await count_tokens(model.embedder, texts, limits.model_copy(update={"texts": 2 * limits.texts}), "inputs")
     vectors = await embed(model, texts)
     return [float(cosine_similarity(a, b, dim=0)) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
+
+
+async def _predict_click(model: ServedModel, body: TaskRequest, limits: Limits) -> list[Any]:
+    """Probabilities in the order of the rows."""
+    predictor, rows = model.offering("predict_click", "predict clicks"), body.rows()
+    for number, row in enumerate(rows):
+        predictor.read_row(row, number)
+    found = await model.compute("click", rows, predictor.predict_click)
+    return [{"probability": one} for one in found]
 
 
 async def _classify_image(model: ServedModel, body: TaskRequest, limits: Limits) -> list[Any]:
@@ -197,6 +229,7 @@ RUNNERS = {
     "fill-mask": _fill_mask,
     "tagging": _tag,
     "similarity": _similarity,
+    "click": _predict_click,
     "image-classification": _classify_image,
     "image-text": _match_image,
 }

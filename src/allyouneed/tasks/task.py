@@ -16,9 +16,10 @@ from allyouneed.config import Part
 from allyouneed.data.batches.encoding import Encoding
 from allyouneed.data.batches.packing import Batches, Items, PackedBatches, PaddedBatches
 from allyouneed.data.batches.store import Store
+from allyouneed.data.files.filters import Filters
 from allyouneed.data.files.readers import Files, Report
 from allyouneed.data.files.texts import TextFiles
-from allyouneed.data.tokenizers.base import Vocabularies
+from allyouneed.data.tokenizers.base import TokenizerConfig, Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import IGNORE, Batch
 from allyouneed.nn.context import TokenLayout
@@ -57,6 +58,9 @@ class Task(Part, slot="task", default="translation"):
     metrics: ClassVar[dict[str, bool]]  # name to whether higher is better; the first is the default
     decoding: ClassVar[dict[str, Any]] = {}  # default decoding options, if not beam search
     needs_start: ClassVar[bool] = False  # it tunes a trained model
+    default_steps: ClassVar[int] = 100_000  # of the paper's base model
+    required_keys: ClassVar[tuple[str, ...]] = ()  # of its own, which a recipe must set
+    unused_keys: ClassVar[tuple[str, ...]] = ()  # fields of a recipe without effect on it
     fills_rows: ClassVar[bool] = False  # an example may be as long as a row of the batch, by default
 
     @property
@@ -108,6 +112,14 @@ class Task(Part, slot="task", default="translation"):
         # in a causal stack only the last token has seen the whole text
         pool = {"pool": "last"} if model.get("kind") == "decoder" and self.heads[0] in POOLED else {}
         return {"kind": self.heads[0]} | pool
+
+    def complete(self, model: Mapping[str, Any], files: Sequence[Files]) -> Mapping[str, Any]:
+        """The model with the sizes that the columns of the training files determine."""
+        return model
+
+    def learn_vocabularies(self, config: TokenizerConfig, files: Sequence[Files], filters: Filters) -> Vocabularies:
+        """The tokenizers of a new model."""
+        return Vocabularies.train(config, files, filters, self.specials())
 
     @abstractmethod
     def encoding(self, vocabularies: Vocabularies, labels: Sequence[str], max_tokens: int | None) -> Encoding:

@@ -158,7 +158,7 @@ def _card_fields(trainer: Trainer, run: RunFolder, recipe_text: str, weights: st
         "kind": tree_of(trainer.config)["kind"],
         "parameters": trainer.config.cost().parameters,
         "licence": recipe.licence,
-        "origin": "" if recipe.start is None else _origin_line(recipe.start),
+        "origin": "" if recipe.start is None else origin_line(recipe.start),
         "task": recipe.task_kind,
         "labels": prepared.labels,
         "vocabulary": f"{' and '.join(f'{n:,}' for n in sizes)} tokens ({_tokenizer(trainer)})",
@@ -176,7 +176,7 @@ def _card_fields(trainer: Trainer, run: RunFolder, recipe_text: str, weights: st
     }
 
 
-def _origin_line(start: Path) -> str:
+def origin_line(start: Path) -> str:
     """The start model and its licence, from its card."""
     try:
         head = read_card(start).split("\n## ")[0]

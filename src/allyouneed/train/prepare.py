@@ -37,7 +37,7 @@ from allyouneed.infer.retrieval.neighbour_cache import with_neighbours
 from allyouneed.infer.retrieval.retriever import Retriever
 from allyouneed.interop.load import about, load, vocabularies, weight_files
 from allyouneed.tasks.causal_lm import DocumentItems
-from allyouneed.tasks.dpo import DPO, Reference, reference_path
+from allyouneed.tasks.feedback.dpo import DPO, Reference, reference_path
 from allyouneed.tasks.task import VALIDATION_SEED
 from allyouneed.train.backend import choose_backend
 from allyouneed.train.progress import Reporter
@@ -180,7 +180,9 @@ def _fixed_keys(tree: dict[str, Any]) -> dict[str, Any]:
     if isinstance(tree.get("model"), dict):
         kept["model"] = {key: value for key, value in tree["model"].items() if key != "vocab"}
     if isinstance(tree.get("task"), dict):  # what the data has, and what inference does with it
-        kept["task"] = {k: value for k, value in tree["task"].items() if k not in ("marked_terms", "reference")}
+        kept["task"] = {
+            k: value for k, value in tree["task"].items() if k not in ("marked_terms", "reference", "reward")
+        }
     kept["data"] = {key: value for key, value in tree["data"].items() if key in ("filters", "max_tokens", "sha256")}
     return kept
 
@@ -211,9 +213,10 @@ def resolve(recipe: Recipe, hashes: InputHashes) -> dict[str, Any]:
         if not meta.is_file():
             raise UserError(f"{meta.parent}: not an index (no meta.json); build one with `allyouneed index`")
         sums["index meta.json"] = hashes.sha256(meta)
-    if recipe.start is not None:
-        for file in weight_files(recipe.start):
-            sums[f"start {file.name}"] = hashes.sha256(file)
+    folders = {"start": recipe.start, "reward": getattr(recipe.task, "reward", None)}
+    for name, folder in folders.items():
+        for file in () if folder is None else weight_files(folder):
+            sums[f"{name} {file.name}"] = hashes.sha256(file)
     wrong = [name for name, expected in recipe.data.sha256.items() if sums.get(name) != expected]
     if wrong:
         raise UserError(
@@ -335,7 +338,7 @@ def _vocabularies(
         write_folder(run.tokenizer, lambda folder: _save_tokenizer(found, folder))
         return found
     report("learning the tokenizer")
-    found = Vocabularies.train(recipe.tokenizer, recipe.data.train, recipe.data.filters, recipe.task.specials())
+    found = recipe.task.learn_vocabularies(recipe.tokenizer, recipe.data.train, recipe.data.filters)
     for note in dict.fromkeys([*found.source.notes, *found.target.notes]):
         report(note)
     write_folder(run.tokenizer, lambda folder: _save_tokenizer(found, folder))

@@ -31,8 +31,6 @@ from allyouneed.train.schedule import Paper, Schedule
 
 __all__ = ["Recipe", "load_recipe", "parts", "tasks"]
 
-PAPER_STEPS = 100_000
-
 
 def _as_tuple(value: Any) -> Any:
     return (value,) if isinstance(value, str | Path | dict | Files) else value
@@ -159,7 +157,7 @@ class Recipe(Config):
     schedule: Schedule = Paper()
     """Learning rate by step."""
     steps: PositiveInt | None = None
-    """Updates to train; default: 100,000 (the paper's base model)."""
+    """Updates to train; default: 100,000 (the paper's base model), with ppo 100 rounds."""
     epochs: PositiveInt | None = None
     """Passes over the data, instead of `steps`."""
     accumulate: PositiveInt = 1
@@ -236,6 +234,13 @@ class Recipe(Config):
             raise ValueError("set either 'model' (new weights) or 'start' (a model folder to fine-tune)")
         if self.start is None and self.task.needs_start:
             raise ValueError(f"{self.task_kind} tunes a trained model; set 'start' (its folder) instead of 'model'")
+        for key in self.task.required_keys:
+            if getattr(self.task, key) is None:
+                raise ValueError(f"task.{key}: {self.task_kind} requires it")
+        for key in self.task.unused_keys:
+            field = Recipe.model_fields[key]
+            if getattr(self, key) != field.default:
+                raise ValueError(f"'{field.alias or key}' has no effect on {self.task_kind}; remove it")
         if self.start is not None and "tokenizer" in self.model_fields_set:
             raise ValueError("'start' has its own tokenizer; remove 'tokenizer'")
         if self.retrieval is not None and self.tokenizer != TokenizerConfig():
@@ -298,7 +303,7 @@ class Recipe(Config):
     @property
     def last_step(self) -> int | None:
         """The step to end at; None if set by `epochs`."""
-        return self.steps or (None if self.epochs else PAPER_STEPS)
+        return self.steps or (None if self.epochs else self.task.default_steps)
 
     def model_tree(self) -> dict[str, Any]:
         if self.start is not None:
@@ -320,7 +325,8 @@ class Recipe(Config):
             tree |= {"vocab": vocab}
         tree = self._with_separator(tree, vocabularies)
         head = self.task.head(tree, labels)
-        model: Model = parse(Model, tree if head is None else tree | {"head": head}, "model")  # type: ignore[type-abstract]
+        completed = self.task.complete(tree if head is None else tree | {"head": head}, self.data.train)
+        model: Model = parse(Model, completed, "model")  # type: ignore[type-abstract]
         kind = tree_of(model)["kind"]
         if kind not in self.task.kinds:
             wanted = " or ".join(self.task.kinds)
@@ -443,6 +449,8 @@ def _resolve_paths(tree: dict[str, Any], base: Path) -> dict[str, Any]:
     task = tree.get("task")
     if isinstance(task, dict) and str(task.get("template")).endswith(".jinja"):
         tree["task"] = task | {"template": anchor(task["template"])}
+    if isinstance(task, dict) and isinstance(task.get("reward"), str):
+        tree["task"] = tree["task"] | {"reward": anchor(task["reward"])}
     if isinstance(listed := _as_tuple(tree.get("plugins")), list | tuple):  # a module has no path
         tree["plugins"] = [anchor(name) if str(name).endswith(".py") else name for name in listed]
     if isinstance(found := tree.get("retrieval"), str | dict):

@@ -15,7 +15,8 @@ from allyouneed.data.batches.store import InputHashes
 from allyouneed.errors import UserError
 from allyouneed.extras import require
 from allyouneed.files import missing_folder
-from allyouneed.train.backend import choose_backend
+from allyouneed.tasks.feedback.ppo import PPOTask
+from allyouneed.train.backend import Backend, choose_backend
 from allyouneed.train.distributed.process_group import (
     ProcessGroup,
     is_peer_lost,
@@ -25,6 +26,7 @@ from allyouneed.train.distributed.process_group import (
 from allyouneed.train.dry_run import dry_run
 from allyouneed.train.finish import finish
 from allyouneed.train.loop import Trainer
+from allyouneed.train.ppo.run import PPORun
 from allyouneed.train.prepare import PreparedData, RunFolder, prepare, resolve
 from allyouneed.train.progress import Reporter
 from allyouneed.train.recipe import Recipe
@@ -92,6 +94,8 @@ def _train(
         scores = {name: row for name, row in done["scores"].items() if row}
         return Result(run.model, done["steps"], scores, already=True)
     backend = choose_backend(recipe)
+    if isinstance(recipe.task, PPOTask):
+        return _train_ppo(recipe, run, backend, reporter, processes, tree)
     layout = (
         ""
         if processes.is_single
@@ -123,9 +127,36 @@ def _train(
         reporter.print(f"stopped at step {stopped.step:,} and saved; run the same command again to resume")
         raise
     last = trainer.end()
-    text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, default_flow_style=None)
+    text = _recipe_text(tree)
     scores = processes.on_main(lambda: finish(trainer, last, run, text), "writing and scoring the model")
     return Result(run.model, trainer.state.step, scores)
+
+
+def _train_ppo(
+    recipe: Recipe,
+    run: RunFolder,
+    backend: Backend,
+    reporter: Reporter,
+    processes: ProcessGroup,
+    tree: dict[str, Any],
+) -> Result:
+    """PPO draws its own data, so it has a loop of its own."""
+    if not processes.is_single:
+        raise UserError("ppo runs in one process; start it without torchrun")
+    tuning = PPORun(recipe, run, backend, reporter)
+    if tuning.resumed:
+        reporter.print(f"resuming the run in {run.folder} after step {tuning.state.step:,}")
+    try:
+        tuning.train()
+    except Interrupted as stopped:
+        reporter.print(f"stopped at step {stopped.step:,} and saved; run the same command again to resume")
+        raise
+    scores = tuning.finish(_recipe_text(tree), tree["data"]["sha256"])
+    return Result(run.model, tuning.state.step, scores)
+
+
+def _recipe_text(tree: dict[str, Any]) -> str:
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, default_flow_style=None)
 
 
 def _open(

@@ -32,7 +32,7 @@ Ints = NDArray[np.int64]
 @dataclass(frozen=True)
 class FlatSide:
     """One side of a batch: the tokens of all sequences concatenated, special tokens included, and per-token `features`
-    (`prompt`, `types`, `slots`)."""
+    (`prompt`, `types`, `slots`), one or several numbers per token."""
 
     tokens: Ints
     features: dict[str, NDArray[Any]] = field(default_factory=dict)
@@ -251,8 +251,8 @@ class CellIndex:
     def scatter(self, values: NDArray[Any], empty: int) -> torch.Tensor:
         """Uses torch, which releases the GIL to the training thread."""
         given = torch.from_numpy(np.ascontiguousarray(values))
-        cells = torch.full((self.shape[0] * self.shape[1],), empty, dtype=given.dtype)
-        return cells.index_copy_(0, torch.from_numpy(self.indices), given).view(self.shape)
+        cells = torch.full((self.shape[0] * self.shape[1], *given.shape[1:]), empty, dtype=given.dtype)
+        return cells.index_copy_(0, torch.from_numpy(self.indices), given).view(*self.shape, *given.shape[1:])
 
 
 def _batch_of(sides: list[tuple[Rows, CellIndex]], flat: FlatBatch) -> Batch:

@@ -52,8 +52,8 @@ class TableFiles(Files):
 
 @dataclass(frozen=True)
 class Layout:
-    """How rows are read from a file: see `TableFiles`. `option`: the key that names columns, for messages. `blanks`: a
-    blank line is a row of empty cells, not a broken one."""
+    """How rows are read from a file: see `TableFiles`. `option`: the key that names columns, for messages; `several`:
+    there are several such keys. `blanks`: a blank line is a row of empty cells, not a broken one."""
 
     columns: Sequence[int | str] | None
     keys: Sequence[str]
@@ -61,6 +61,7 @@ class Layout:
     quotes: bool | None = None
     option: str = "columns"
     blanks: bool = False
+    several: bool = False
 
     @property
     def names(self) -> Sequence[str]:
@@ -215,6 +216,8 @@ def _resolve(file: Path, names: Sequence[str], layout: Layout) -> list[int] | No
     otherwise = "; if the first line is an example, set header: false" if layout.header is None else ""
     twice = sum(name.strip() == missing for name in names) > 1
     what = f"two columns are named {missing!r}" if twice else f"no column {missing!r}{near(missing, names)}"
+    if layout.several:
+        raise UserError(f"{file}: {what} (columns: {listed}); name yours with {layout.option}{otherwise}")
     raise UserError(f"{file}: {what} (columns: {listed}); name yours, e.g. {naming}{otherwise}")
 
 

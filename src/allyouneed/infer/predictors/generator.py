@@ -217,7 +217,7 @@ class Generator(ChatMethods, RetrievalPredictor):
         if self.folder.task["kind"] != "dpo":
             return super().prepare_items(items)
         from allyouneed.interop.load import load
-        from allyouneed.tasks.dpo import Reference, reference_path
+        from allyouneed.tasks.feedback.dpo import Reference, reference_path
 
         return Reference(load(reference_path(self.folder.task.get("reference")), self.device).model).apply(items)
 

@@ -53,6 +53,7 @@ TASKS = {
     "similarity": TaskEntry("embedder", "Embedder", ("embed", "similarity")),
     "contrastive": TaskEntry("embedder", "Embedder", ("embed", "similarity")),
     "transcription": TaskEntry("transcriber", "Transcriber", ("transcribe",)),
+    "click": TaskEntry("click_predictor", "ClickPredictor", ("predict-click",)),
     "image-classification": TaskEntry("image_classifier", "ImageClassifier", ("classify-image",)),
     "image-text": TaskEntry("image_matcher", "ImageMatcher", ("match-image",)),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from allyouneed.infer.predictors.classifier import Classifier
+from allyouneed.infer.predictors.click_predictor import ClickPredictor
 from allyouneed.infer.predictors.embedder import Embedder
 from allyouneed.infer.predictors.fill_mask import MaskFiller
 from allyouneed.infer.predictors.fill_spans import SpanFiller
@@ -29,6 +30,7 @@ class AnyPredictor(  # type: ignore[misc]  # its bases disagree on some methods;
     ImageClassifier,
     ImageMatcher,
     RewardModel,
+    ClickPredictor,
 ):
     """The predictor of a folder whose task is known only at run time: the methods of all tasks are offered. Name the
     task (`load(folder, task="classification")`) to get the type of its predictor alone."""

@@ -77,7 +77,7 @@ def widen_half(x: Tensor) -> Tensor:
 
 
 class ComparisonItems(Items):
-    """Prompt and preferred answer, prompt and other answer. `margins`: log-odds of a reference (tasks/dpo.py)."""
+    """Prompt and preferred answer, prompt and other answer. `margins`: log-odds of a reference (dpo.py)."""
 
     margins: NDArray[np.float32] | None = None
 

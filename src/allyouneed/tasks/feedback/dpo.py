@@ -16,7 +16,7 @@ from allyouneed.data.batches.packing import Items, PaddedBatches
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import IGNORE, Batch, Rows
 from allyouneed.nn.context import TokenLayout
-from allyouneed.tasks.preference import ComparisonItems, ComparisonTask, widen_half
+from allyouneed.tasks.feedback.preference import ComparisonItems, ComparisonTask, widen_half
 from allyouneed.tasks.task import BUDGET, Loss
 
 

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from allyouneed.config import Config
 from allyouneed.data.batches.packing import generator
 from allyouneed.data.chat.template import ChatTemplate, check_messages
 from allyouneed.errors import UserError
@@ -29,35 +28,14 @@ from allyouneed.infer.predictors.reward import RewardModel
 from allyouneed.interop.load import load
 from allyouneed.interop.save import save_folder
 from allyouneed.nn.batch import IGNORE, Batch, Rows
-from allyouneed.tasks.dpo import answer_labels
-from allyouneed.tasks.preference import widen_half
+from allyouneed.tasks.feedback.dpo import answer_labels
+from allyouneed.tasks.feedback.ppo import PPOSettings, PPOTask
+from allyouneed.tasks.feedback.preference import widen_half
 
-Share = Annotated[float, Field(ge=0, le=1)]
 
-
-class PPOOptions(Config):
-    steps: PositiveInt = 100
+class PPOOptions(PPOSettings):
+    steps: PositiveInt = PPOTask.default_steps
     """Rounds of drawing answers and learning from them."""
-    batch: PositiveInt = 32
-    """Prompts of a round."""
-    passes: PositiveInt = 2
-    """Updates on the answers of a round."""
-    beta: NonNegativeFloat = 0.05
-    """β: penalty per nat of divergence from the model it starts from."""
-    clip: PositiveFloat = 0.2
-    """ε: how far the probability ratio counts."""
-    discount: Share = 1.0
-    """γ of the advantages."""
-    decay: Share = 0.95
-    """λ of generalised advantage estimation."""
-    rate: PositiveFloat = 1e-4
-    """Learning rate of Adam."""
-    value_rate: PositiveFloat = 1e-2
-    """Learning rate of the value head, a linear map."""
-    max_length: PositiveInt = 64
-    """Longest answer in tokens."""
-    max_norm: PositiveFloat = 1.0
-    """Largest norm of the gradient."""
     seed: Annotated[int, Field(ge=0, lt=1 << 32)] = 1
     """Seed of prompts and samples."""
 
@@ -85,45 +63,64 @@ def ppo(
     if not prompts:
         raise UserError("ppo needs prompts to answer")
     options = options or PPOOptions()
-    folder, reference = load(policy, device), load(policy, device).model.eval()
-    tree: Any = folder.model.config
-    value = nn.Linear(tree.width, 1, device=device)
-    nn.init.zeros_(value.weight)
-    nn.init.zeros_(value.bias)
-    model: Any = folder.model
-    groups: list[dict[str, Any]] = [
-        {"params": list(model.parameters())},
-        {"params": list(value.parameters()), "lr": options.value_rate},
-    ]
-    optimiser = torch.optim.Adam(groups, lr=options.rate)
-    template, history = folder_template(folder), []
+    tuner, history = PPOTuner(policy, reward, options, options.seed, device), []
     for step in range(1, options.steps + 1):
-        picked = generator(options.seed, step).integers(len(prompts), size=options.batch)
-        messages = [check_messages(prompts[int(number)]) for number in picked]
-        round_ = draw(Generator(folder), template, reward, messages, options, step)
-        with torch.no_grad():
-            before = [part.detach() for part in log_probs_and_values(model, value, round_.rows)]
-            ref, _, _ = log_probs_and_values(reference, value, round_.rows)
-        real = before[2]
-        rewards = token_rewards(before[0], ref, real, round_.rewards.to(real.device), options.beta)
-        gains = advantages(rewards, before[1], real, options.discount, options.decay)
-        returns = gains + before[1]
-        whitened = (gains - gains[real].mean()) / (gains[real].std() + 1e-8)
-        for _ in range(options.passes):
-            now, values, _ = log_probs_and_values(model, value, round_.rows)
-            loss = surrogate(now, before[0], whitened, real, options.clip)
-            loss = loss + (values - returns)[real].square().mean()
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), options.max_norm)
-            optimiser.step()
-        away = ((before[0] - ref) * real).sum(1).mean()
-        history.append(PPOStep(step, float(round_.rewards.mean()), float(away), float(real.sum(1).float().mean())))
+        history.append(tuner.round(step, prompts))
         if on_step is not None:
             on_step(history[-1])
-    model.eval()
-    save_folder(folder, output)
+    save_folder(tuner.folder, output)
     return history
+
+
+class PPOTuner:
+    """Policy, reference, value head and optimisers. A round depends on them, the seed and its number alone."""
+
+    def __init__(
+        self, policy: Path | str, reward: RewardModel, settings: PPOSettings, seed: int, device: str | torch.device
+    ) -> None:
+        self.folder, self.reward, self.settings, self.seed = load(policy, device), reward, settings, seed
+        self.reference = load(policy, device).model.eval()
+        self.model: Any = self.folder.model
+        tree: Any = self.model.config
+        self.template = folder_template(self.folder)
+        self.value = nn.Linear(tree.width, 1, device=device)
+        nn.init.zeros_(self.value.weight)
+        nn.init.zeros_(self.value.bias)
+        self.optimiser = torch.optim.Adam(self.model.parameters(), lr=settings.rate)
+        self.value_optimiser = torch.optim.Adam(self.value.parameters(), lr=settings.value_rate)
+
+    def round(self, step: int, prompts: Sequence[Messages]) -> PPOStep:
+        """Draw answers to some of the prompts, and learn from their rewards."""
+        settings, model, value = self.settings, self.model, self.value
+        picked = generator(self.seed, step).integers(len(prompts), size=settings.batch)
+        drawn = self.draw([prompts[int(number)] for number in picked], step)
+        with torch.no_grad():
+            before = [part.detach() for part in log_probs_and_values(model, value, drawn.rows)]
+            ref, _, _ = log_probs_and_values(self.reference, value, drawn.rows)
+        real = before[2]
+        rewards = token_rewards(before[0], ref, real, drawn.rewards.to(real.device), settings.beta)
+        gains = advantages(rewards, before[1], real, settings.discount, settings.decay)
+        returns = gains + before[1]
+        whitened = (gains - gains[real].mean()) / (gains[real].std() + 1e-8)
+        for _ in range(settings.passes):
+            now, values, _ = log_probs_and_values(model, value, drawn.rows)
+            loss = surrogate(now, before[0], whitened, real, settings.clip)
+            loss = loss + (values - returns)[real].square().mean()
+            for optimiser in (self.optimiser, self.value_optimiser):
+                optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), settings.max_norm)
+            for optimiser in (self.optimiser, self.value_optimiser):
+                optimiser.step()
+        away = ((before[0] - ref) * real).sum(1).mean()
+        tokens = real.sum(1).float().mean()
+        return PPOStep(step, float(drawn.rewards.mean()), float(away), float(tokens))
+
+    def draw(self, prompts: Sequence[Messages], step: int) -> Round:
+        """One answer per prompt, drawn from the policy as it is now."""
+        messages = [check_messages(prompt) for prompt in prompts]
+        length = self.settings.max_length
+        return draw(Generator(self.folder), self.template, self.reward, messages, length, self.seed, step)
 
 
 @dataclass(frozen=True)
@@ -139,15 +136,16 @@ def draw(
     template: ChatTemplate,
     reward: RewardModel,
     messages: Sequence[Sequence[Any]],
-    options: PPOOptions,
+    max_length: int,
+    seed: int,
     step: int,
 ) -> Round:
     """One answer per prompt, drawn from the policy itself."""
     tokenizer = writer.tokenizer
     prompts = [template.prompt(chat) for chat in messages]
     decoding = writer.decoding_options(
-        {"method": "sample", "temperature": 1.0, "top_p": None, "loops": None, "max_length": options.max_length}
-        | {"seed": options.seed, "best": 1}
+        {"method": "sample", "temperature": 1.0, "top_p": None, "loops": None, "max_length": max_length}
+        | {"seed": seed, "best": 1}
     )
     answers = [found[0] for found in writer.engine.complete(prompts, decoding, None, step * len(prompts))]
     texts = [tokenizer.decode(answer.tokens) for answer in answers]
