@@ -201,14 +201,14 @@ async def _images(body: TaskRequest, limits: Limits) -> list[Any]:
     return await asyncio.to_thread(lambda: [read_image(text, limits) for text in texts])
 
 
-def read_image(text: str, limits: Limits) -> Any:
+def read_image(text: str, limits: Limits, param: str = "inputs") -> Any:
     """An image from base64, or from a data: URL. Other URLs and paths are not opened."""
     if text.startswith("data:"):
         text = text.partition(",")[2]
     try:
         raw = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise ApiError("inputs: an image must be base64 (URLs and paths are not opened)", param="inputs") from None
+        raise ApiError(f"{param}: an image must be base64 (URLs and paths are not opened)", param=param) from None
     try:
         from PIL import Image
     except ImportError:
@@ -216,12 +216,12 @@ def read_image(text: str, limits: Limits) -> Any:
     try:
         image = Image.open(io.BytesIO(raw), formats=("PNG", "JPEG", "WEBP", "BMP", "GIF"))
         if (pixels := image.width * image.height) > limits.image_pixels:
-            raise over_limit("pixels", pixels, limits.image_pixels, "inputs")
+            raise over_limit("pixels", pixels, limits.image_pixels, param)
         return image.convert("RGB")
     except ApiError:
         raise
     except Exception:
-        raise ApiError("inputs: not an image that can be read (PNG, JPEG, WebP, BMP, GIF)", param="inputs") from None
+        raise ApiError(f"{param}: not an image that can be read (PNG, JPEG, WebP, BMP, GIF)", param=param) from None
 
 
 RUNNERS = {

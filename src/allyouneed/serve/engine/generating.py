@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from allyouneed.serve.errors import ApiError
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from allyouneed.serve.engine.generation import Generation
     from allyouneed.serve.engine.text_models import EncodedPrompt, TextModel
     from allyouneed.serve.sampling import GenerationOptions
-    from allyouneed.serve.settings import Settings
+    from allyouneed.serve.settings import Limits, Settings
 
 
 class SequenceJob(Protocol):
@@ -56,6 +56,17 @@ class GeneratingModel(ABC):
     @abstractmethod
     def cancel(self, jobs: Sequence[Any]) -> None:
         """Of `submit`; no effect on those that have ended."""
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether chats may contain images; then `encode_pieces` replaces the template."""
+        return False
+
+    async def encode_pieces(
+        self, pieces: Callable[[Limits], Sequence[Any]], options: GenerationOptions
+    ) -> EncodedPrompt:
+        """A prompt of texts and images, of a model that `reads_images`."""
+        raise NotImplementedError
 
     async def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], options: GenerationOptions, extra: Mapping[str, Any]

@@ -7,6 +7,7 @@ import gc
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from allyouneed.infer.predictors.base import Predictor
 from allyouneed.infer.predictors.embedder import Embedder
 from allyouneed.infer.predictors.generating import GeneratingPredictor
 from allyouneed.infer.predictors.generator import Generator
+from allyouneed.infer.predictors.interleaved import InterleavedGenerator
 from allyouneed.infer.predictors.registry import TASKS, predictor
 from allyouneed.infer.predictors.seq2seq import Seq2Seq
 from allyouneed.infer.predictors.translator import Translator
@@ -37,10 +39,11 @@ from allyouneed.serve.engine.forward import CHUNK
 from allyouneed.serve.engine.generating import GeneratingModel
 from allyouneed.serve.engine.generation import Generation
 from allyouneed.serve.engine.loop import Call, CallCancelled, DecodingJob, EngineLoop, current_call
-from allyouneed.serve.engine.text_models import TextModel, text_model
+from allyouneed.serve.engine.text_models import EncodedPrompt, TextModel, text_model
 from allyouneed.serve.errors import ApiError, log_failure
 from allyouneed.serve.metrics import Metrics
-from allyouneed.serve.settings import Settings
+from allyouneed.serve.sampling import GenerationOptions
+from allyouneed.serve.settings import Limits, Settings
 
 T = TypeVar("T")
 CALLS = 256  # of predictors at once
@@ -140,7 +143,7 @@ class ServedModel(GeneratingModel):
     def description(self) -> dict[str, Any] | None:
         """What another process needs to encode prompts and decode answers (workers/remote_model.py). None: it cannot;
         only language models in folders are that simple."""
-        if not isinstance(self.predictor, Generator) or not self.path.is_dir():
+        if not isinstance(self.predictor, Generator) or self.reads_images or not self.path.is_dir():
             return None
         hash = self.predictor.folder.tokenizers.hash
         return {"tokenizer_hash": hash, "answers": self.predictor.answers, "max_model_len": self.max_model_len}
@@ -183,6 +186,25 @@ class ServedModel(GeneratingModel):
         for job in jobs:
             job.cancel()
         self.loop.wake()
+
+    @property
+    def reads_images(self) -> bool:
+        return isinstance(self.predictor, InterleavedGenerator)
+
+    async def encode_pieces(
+        self, pieces: Callable[[Limits], Sequence[Any]], options: GenerationOptions
+    ) -> EncodedPrompt:
+        reader = self.predictor
+        assert isinstance(reader, InterleavedGenerator)
+
+        def encode() -> EncodedPrompt:
+            try:
+                read = reader.read_prompt(pieces(self.settings.limits))
+            except UserError as error:
+                raise ApiError(str(error), param="messages") from None
+            return replace(self.text.encode(read.tokens, options), media=read.media)
+
+        return await asyncio.to_thread(encode)
 
     def wrong_task(self, what: str) -> ApiError:
         return ApiError(f"the model {self.name} (task {self.task}) cannot {what}", param="model", code="wrong_task")

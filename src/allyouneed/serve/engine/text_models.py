@@ -22,7 +22,7 @@ from allyouneed.infer.predictors.base import Predictor, group_by_length
 from allyouneed.infer.predictors.generator import Generator
 from allyouneed.infer.predictors.seq2seq import Seq2Seq
 from allyouneed.infer.predictors.translator import Translator, one_line
-from allyouneed.infer.request import Request
+from allyouneed.infer.request import Medium, Request
 from allyouneed.infer.translation.checks import drop_invalid
 from allyouneed.infer.translation.frames import Frame, default_frame
 from allyouneed.nn.batch import Batch, Rows
@@ -48,6 +48,7 @@ class EncodedPrompt:
     source: list[int] | None = None
     text: str | None = None
     frame: Frame | None = None
+    media: tuple[Medium, ...] = ()  # images and sounds in the prompt
 
 
 class TextModel(ABC):
@@ -131,6 +132,7 @@ class TextModel(ABC):
                 StopStrings(self.tokenizer, options.stop) if options.stop else None,
                 listener,
                 client=generation.client,
+                media=prompt.media,
             ),
             spec,
             lambda _: loop.post(queue, (number, None)),

@@ -18,6 +18,7 @@ from allyouneed.serve.responses import Events, event_stream, json_response, new_
 from allyouneed.serve.sampling import GenerationOptions, SamplingFields
 from allyouneed.serve.settings import Limits
 from allyouneed.serve.strict import Bool, Ignored, Int, RequestBody, Text
+from allyouneed.serve.tasks import read_image
 
 if TYPE_CHECKING:
     from allyouneed.serve.engine.logits_rules import TokenRecord
@@ -33,19 +34,48 @@ class TextPart(RequestBody):
     text: Text
 
 
+class ImageURL(RequestBody):
+    url: Annotated[Text, Field(description="a data: URL; no other is opened")]
+    detail: Ignored
+
+
+class ImagePart(RequestBody):
+    type: Literal["image_url"]
+    image_url: ImageURL
+
+
+Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+
+
 class Message(RequestBody):
     role: Annotated[Text, Field(min_length=1, max_length=64)]
-    content: Text | list[TextPart] | None = None
+    content: Text | list[Part] | None = None
     name: Text | None = None
     refusal: Ignored
     tool_calls: list[Any] | None = None
     tool_call_id: Text | None = None
 
     def plain(self) -> dict[str, Any]:
-        """As templates expect it: the content is a string."""
+        """As templates expect it: the content is a string, without images."""
         content = self.content
-        text = content if isinstance(content, str) else "".join(part.text for part in content or [])
+        parts = [] if isinstance(content, str) or content is None else content
+        text = content if isinstance(content, str) else "".join(p.text for p in parts if isinstance(p, TextPart))
         return {"role": self.role, "content": text} | ({} if self.name is None else {"name": self.name})
+
+    @property
+    def images(self) -> list[str]:
+        """URLs of the images in it."""
+        parts = self.content if isinstance(self.content, list) else []
+        return [part.image_url.url for part in parts if isinstance(part, ImagePart)]
+
+    def pieces(self, limits: Limits) -> list[Any]:
+        """Texts and images in order, for a model that reads both."""
+        if not isinstance(self.content, list):
+            return [self.content or ""]
+        return [
+            part.text if isinstance(part, TextPart) else {"image": read_image(part.image_url.url, limits, "messages")}
+            for part in self.content
+        ]
 
 
 class ResponseFormat(RequestBody):
@@ -116,8 +146,19 @@ class ChatCompletion:
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def _prompt(self, model: ServedModel) -> EncodedPrompt:
+        if model.reads_images:
+            return await model.encode_pieces(lambda limits: self._pieces(limits), self.options)
+        if any(message.images for message in self.body.messages):
+            raise ApiError(f"messages: the model {model.name} reads texts only; remove the images", param="messages")
         messages = [message.plain() for message in self.body.messages]
         return await model.encode_chat(messages, self.options, self.body.chat_template_kwargs or {})
+
+    def _pieces(self, limits: Limits) -> list[Any]:
+        """The contents of all messages, one after another: models that read images have no chat template."""
+        found: list[Any] = []
+        for message in self.body.messages:
+            found += [*(["\n"] if found else []), *message.pieces(limits)]
+        return found
 
     async def whole(self, registry: Any) -> dict[str, Any]:
         async with registry.use(self.body.model) as model:
