@@ -154,6 +154,8 @@ class Server:
 
     def stop(self) -> None:
         self.process.terminate()
+
+    def wait_for_end(self) -> None:
         self.process.wait(60)
 
 
@@ -276,10 +278,13 @@ def main() -> None:
             ratios += found if server.api or modes == [0] else []
             server.stop()
             if given.profile:
+                server.wait_for_end()
                 for file in sorted(server.probe.glob("profile-*")):
                     print(f"{file.name}, {server.api} API processes\n{file.read_text()[:6000]}")
-            shutil.rmtree(server.probe)
         load.close()
+        for server in servers:
+            server.wait_for_end()
+            shutil.rmtree(server.probe, ignore_errors=True)
     where = torch.cuda.get_device_name() if given.device == "cuda" else "CPU"
     what = "with API processes" if any(modes) else "in one process"
     print(f"\n{where}, torch {torch.__version__}; least ratio {what} {min(ratios):.2f} (required {REQUIRED}); ", end="")

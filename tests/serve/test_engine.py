@@ -17,8 +17,9 @@ import pytest
 
 from allyouneed.errors import UserError
 from allyouneed.infer.running_batch import RunningBatch
+from allyouneed.serve.engine import loop as engine_loop
 from allyouneed.serve.engine.forward import CHUNK, ForwardJob, ForwardQueue
-from allyouneed.serve.engine.loop import CROWD, CallCancelled, EngineLoop, TokenOutlet
+from allyouneed.serve.engine.loop import CROWD, MANY, CallCancelled, EngineLoop, TokenOutlet
 from allyouneed.serve.engine.registry import parse_folders
 from served import BOTH_WAYS, Running, served_client, until
 
@@ -134,6 +135,25 @@ def test_models_are_loaded_when_asked_for_and_the_least_recent_is_unloaded(
     with served_client(three, memory=size // 2, split=split) as (_, client):
         refused = client.post("/v1/completions", json={"prompt": "x"})
         assert refused.status_code == 503 and "limit" in refused.json()["error"]["message"]
+
+
+def test_after_many_answers_the_next_requests_are_read_together(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_loop, "PAUSE", 20.0)
+    monkeypatch.setattr(engine_loop, "LONGEST_WAIT", 20.0)
+    with served_client({"lm": folders["lm"]}) as (running, client), ThreadPoolExecutor(MANY) as pool:
+        client.post("/v1/completions", json=LONG | {"max_tokens": 1})
+        loop = running.model("lm").loop
+        scheduler, started = loop.schedulers[False], []
+        start = scheduler._start
+        monkeypatch.setattr(scheduler, "_start", lambda requests: (started.append(len(requests)), start(requests)))
+        until(lambda: not loop.sequences)
+        with loop.changed:
+            loop.ended_together = MANY  # as if so many had just ended
+        bodies = [LONG | {"prompt": f"x {n}", "max_tokens": 3} for n in range(MANY)]
+        answers = list(pool.map(lambda body: client.post("/v1/completions", json=body), bodies))
+        assert {answer.status_code for answer in answers} == {200} and started == [MANY]
 
 
 def test_names_of_folders(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ from allyouneed.serve.metrics import BlockTotals, Metrics
 CALL_SEQUENCES = 256  # of a call of a predictor that run or wait at once; a longer text waits for its own
 CALL_INPUTS = 32  # of a forward pass
 CROWD = 32  # streams whose tokens are delivered after every step; of more, less often
+MANY = 8  # answers that end together: their clients are likely to ask again together
+PAUSE, LONGEST_WAIT = 2e-3, 20e-3  # seconds: the next requests are waited for until none has come for, or as long as
 EVENT_SECONDS = 3e-4  # between two deliveries, for each stream: sending takes the event loop a third of it
 
 
@@ -124,6 +126,7 @@ class EngineLoop:
         self.outbox: list[tuple[Any, Any]] = []  # (queue, item)
         self.outlets: list[TokenOutlet] = []  # with tokens to deliver
         self.delivered = 0.0  # when all of them were
+        self.ended_together = 0  # answers that ended in the last step, after which none was left
         self.calls: deque[ForwardJob] = deque()
         self.changed = threading.Condition()
         self.stopping = False
@@ -275,6 +278,9 @@ class EngineLoop:
                     self.changed.wait()
                 if self.stopping:
                     break
+                if self.ended_together >= MANY:
+                    self._gather()
+                self.ended_together = 0
                 schedulers = list(self.schedulers.items())
             for exact, scheduler in schedulers:
                 self._step(exact, scheduler)
@@ -285,6 +291,17 @@ class EngineLoop:
                 self.forward.run_round()
             self._deliver()
         self._close()
+
+    def _gather(self) -> None:
+        """Many answers have ended, and the first of the next requests has come: wait a moment for the others, so that
+        their prompts are read together, not a few first while the rest waits for them."""
+        end = time.monotonic() + LONGEST_WAIT
+        while self.sequences < self.ended_together and not self.stopping and time.monotonic() < end:
+            before = self.sequences
+            self.changed.wait(PAUSE)
+            prompts = sum(len(s.request.prompt) for one in self.schedulers.values() for s in list(one.arrivals))
+            if self.sequences == before or prompts >= max(one.budget for one in self.schedulers.values()):
+                break
 
     def _step(self, exact: bool, scheduler: Scheduler) -> None:
         jobs = self.jobs[exact]
@@ -315,6 +332,7 @@ class EngineLoop:
                     ended.append(job)
             if ended:
                 self.jobs[exact] = [job for job in jobs if not job.state.finished]
+            self.ended_together = 0 if self.sequences else len(ended)
             waiting = sum(one.waiting for one in self.schedulers.values())
             running = self.sequences - waiting
         self.metrics.running.labels(self.name).set(max(0, running))
