@@ -1,5 +1,6 @@
-"""What all tests share: few threads, and property tests that draw the same examples on every run."""
+"""What all tests share: few threads, little garbage collection, property tests with the same examples on every run."""
 
+import gc
 import os
 
 import hypothesis
@@ -28,3 +29,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
         torch.set_num_threads(1)  # xdist runs a worker per core; the sizes here are too small to share out
         config.pluginmanager.register(infer_fixtures)
+        gc.disable()  # until all tests are collected
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay until the end. To look for garbage among them again and again would take a seventh of the
+    time of all tests."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    gc.enable()

@@ -17,7 +17,7 @@ from allyouneed.files import sha256, write_folder
 from allyouneed.folder import Folder
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.base import Model
-from any_part import CASES, MOST_CASES, tree
+from any_part import CASES, KIND_CASES, tree
 
 BATCH = Batch(Rows.of([[1, 2, 3], [4, 5, 6, 7, 8]]), Rows.of([[1, 2, 3, 4], [5, 6]]))
 
@@ -61,7 +61,7 @@ def said(path):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("name", MOST_CASES)
+@pytest.mark.parametrize("name", KIND_CASES)
 def test_a_loaded_model_gives_the_same_logits(name, tmp_path, vocabularies):
     model = build(CASES[name]).float()
     Folder(model, vocabularies).save(tmp_path / "model")

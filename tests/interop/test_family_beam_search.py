@@ -15,9 +15,12 @@ from allyouneed.infer.engine import Engine
 PROMPTS = [[1, 5, 7, 9, 3, 2, 11], [4, 8], [12]]
 END, STEPS, BEAM = 6, 8, 3
 WRITERS = [(family, name) for family, name in foreign.CASES if foreign.writes(family)]
+FIRSTS = list({family: (family, name) for family, name in reversed(WRITERS)}.values())
+# logits of every variant are compared elsewhere
+CASES = [case if case in FIRSTS else pytest.param(*case, marks=pytest.mark.slow) for case in WRITERS]
 
 
-@pytest.mark.parametrize("family, name", WRITERS, ids=lambda word: word.replace(" ", "-"))
+@pytest.mark.parametrize("family, name", CASES, ids=lambda word: word.replace(" ", "-"))
 def test_beam_search_finds_the_same(family, name, tmp_path):
     theirs = foreign.theirs(family, name, seed=1)
     with torch.no_grad():  # biases of about one would drown what a text says, and so would its last token alone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -34,9 +35,15 @@ def requests(count: int) -> list[tuple[Request, Decoding]]:
     return found
 
 
-@pytest.mark.parametrize(
-    "name", [name if n % 3 == 0 else pytest.param(name, marks=pytest.mark.slow) for n, name in enumerate(DECODES)]
-)
+def one_in(count: int, first: int) -> list[Any]:
+    """All kinds are tried in infer/test_promises.py, all options in `make test-all`."""
+    return [
+        name if number % count == first else pytest.param(name, marks=pytest.mark.slow)
+        for number, name in enumerate(DECODES)
+    ]
+
+
+@pytest.mark.parametrize("name", one_in(6, 0))
 def test_the_answer_does_not_depend_on_other_requests(name: str) -> None:
     engine = Engine(case(name), 1, 2, 0)
     cases = requests(6)
@@ -59,7 +66,7 @@ def test_the_answer_does_not_depend_on_other_requests(name: str) -> None:
     assert busy.idle and not busy.active
 
 
-@pytest.mark.parametrize("name", DECODES[::4])
+@pytest.mark.parametrize("name", one_in(12, 3))
 def test_nor_with_paged_states(name: str) -> None:
     engine, cases = Engine(case(name), 1, 2, 0), requests(6)
     pool = BlockPool(blocks=800, size=2)  # a source summed up is large beside a token

@@ -5,7 +5,7 @@ Every case is a model with one registered part in it; the judge is the sentence 
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from allyouneed.nn.batch import IGNORE, Batch, Rows
@@ -13,9 +13,11 @@ from any_part import (
     DECODER_CASES,
     LONGEST,
     MOST_CASES,
+    PAIRS,
     VOCAB,
     build,
     case,
+    case_logits,
     decodable,
     pack,
     pairs,
@@ -23,10 +25,9 @@ from any_part import (
     sentence,
     tree,
 )
-from property_tests import examples
+from property_tests import explicit
 
 every_case = pytest.mark.parametrize("name", MOST_CASES)
-few = examples(4, thorough=12)
 gap_lists = st.lists(st.integers(0, 3), min_size=5, max_size=5)
 row_lists = st.lists(st.integers(0, 2), min_size=5, max_size=5)
 
@@ -47,10 +48,18 @@ def check_causality(model, source, target, at, other):
 
 
 @pytest.mark.parametrize("name", DECODER_CASES)
-@few
+@explicit(thorough=12)
+@example(PAIRS[0][0], PAIRS[0][1], 4, PAIRS[2][1][:2])
 @given(sentence, sentence, st.integers(0, LONGEST), sentence)
 def test_a_future_token_changes_nothing_before_it(name, source, target, at, other):
-    check_causality(case(name), source, target, min(at, len(target)), other)
+    """Another end, perhaps longer or shorter; and as many rows as tokens, in each of which another one is changed."""
+    model = case(name)
+    check_causality(model, source, target, min(at, len(target)), other)
+    rows, size = torch.tensor(target).repeat(len(target) + 1, 1), len(target)
+    rows[range(size), range(size)] = rows[range(size), range(size)] % (VOCAB - 1) + 1
+    found = logits(model, Rows(rows), Rows(torch.tensor([source] * (size + 1))))
+    for position in range(size):
+        close(found[position, :position], found[-1, :position])
 
 
 @settings(max_examples=40)
@@ -71,21 +80,22 @@ sides = st.sampled_from(["right", "left"])
 
 
 @every_case
-@few
+@explicit(thorough=12)
+@example(PAIRS, 4, "left", "right", [1, 0, 1, 0], [0, 2, 3, 1], [2, 0, 1, 3])
 @given(pairs, st.integers(1, VOCAB - 1), sides, sides, row_lists, gap_lists, gap_lists)
 def test_neither_padding_nor_strangers_are_seen(
     name, pairs, pad, source_side, target_side, rows, source_gaps, target_gaps
 ):
     """One sentence a row, padded; then several sentences a row, with padding before, between and behind them."""
-    model, count = case(name), len(pairs)
-    alone = [reference_logits(model, pair) for pair in pairs]
-    source = Rows.of([s for s, _ in pairs], pad=pad, side=source_side)
-    target = Rows.of([t for _, t in pairs], pad=pad, side=target_side)
-    found = logits(model, target, source)
-    for row, expected in enumerate(alone):
-        size = len(expected)
-        close(found[row, :size] if target_side == "right" else found[row, -size:], expected)
-    assert found.isfinite().all()
+    model, count, alone = case(name), len(pairs), case_logits(name, pairs)
+    for source_side, target_side in ((source_side, target_side), (target_side, source_side)):
+        source = Rows.of([s for s, _ in pairs], pad=pad, side=source_side)
+        target = Rows.of([t for _, t in pairs], pad=pad, side=target_side)
+        found = logits(model, target, source)
+        for row, expected in enumerate(alone):
+            size = len(expected)
+            close(found[row, :size] if target_side == "right" else found[row, -size:], expected)
+        assert found.isfinite().all()
 
     source, _ = pack([s for s, _ in pairs], rows[:count], source_gaps[:count])
     target, places = pack([t for _, t in pairs], rows[:count], target_gaps[:count])
@@ -96,7 +106,8 @@ def test_neither_padding_nor_strangers_are_seen(
 
 
 @every_case
-@examples(2, thorough=6)
+@explicit(thorough=6)
+@example(PAIRS[1:], [1, 0, 1], [2, 0, 1])
 @given(pairs, row_lists, gap_lists)
 def test_packed_sentences_give_the_gradients_of_separate_ones(name, pairs, rows, gaps):
     model, count = case(name), len(pairs)
@@ -124,7 +135,7 @@ def loss(model, target, source, labels):
 
 
 @given(pairs)
-@few
+@settings(max_examples=4)
 def test_the_order_of_rows_does_not_matter(pairs):
     model = case("wiring pre-norm")
     found = logits(model, Rows.of([t for _, t in pairs]), Rows.of([s for s, _ in pairs]))

@@ -5,7 +5,7 @@ The judge is always the whole sentence at once, all by itself, with no state.
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from allyouneed.nn.batch import Rows
@@ -13,20 +13,20 @@ from any_part import (
     CASES,
     DECODER_CASES,
     LONGEST,
+    PAIRS,
     STATE_CASES,
     VOCAB,
     build,
     case,
+    case_logits,
     decodable,
     pairs,
     reference_logits,
     sentence,
     tree,
 )
-from property_tests import examples
+from property_tests import examples, explicit
 
-every_case = pytest.mark.parametrize("name", DECODER_CASES)
-few = examples(4, thorough=12)
 
 
 def close(found, expected, tolerance=1e-6):
@@ -66,15 +66,17 @@ def check_tempos(model, pairs, cuts, side="right", alone=None):
         close(torch.cat(logits), expected)
 
 
-@every_case
-@few
+@pytest.mark.parametrize("name", DECODER_CASES)
+@explicit(thorough=12)
+@example(PAIRS, [0, 4, 1, 3], "left")
 @given(pairs, st.lists(st.integers(0, 4), min_size=1, max_size=4).filter(any), st.sampled_from(["right", "left"]))
 def test_chunk_after_chunk_and_token_by_token_equal_whole(name, pairs, cuts, side):
-    """Chunks of unequal lengths in one batch; a row may also get nothing and wait."""
-    model = case(name)
-    alone = [reference_logits(model, pair) for pair in pairs]
+    """Chunks of unequal lengths in one batch, where a row may also get nothing and wait; tokens; the first row alone,
+    in chunks and tokens."""
+    model, alone = case(name), case_logits(name, pairs)
     check_tempos(model, pairs, cuts, side, alone)
     check_tempos(model, pairs, [1], alone=alone)
+    check_tempos(model, pairs[:1], [4, 1, 3, 1], alone=alone[:1])
 
 
 @settings(max_examples=40)
@@ -105,7 +107,7 @@ moves = st.lists(
 
 
 @pytest.mark.parametrize("name", STATE_CASES)
-@few
+@examples(4, thorough=12)
 @given(
     st.lists(st.tuples(sentence, st.lists(st.integers(1, VOCAB - 1), min_size=1, max_size=4)), min_size=1, max_size=3),
     moves,

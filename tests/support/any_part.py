@@ -322,6 +322,9 @@ def _slow_unless(wanted: list[str], begins: tuple[str, ...]) -> list[Any]:
 
 # For tests of everything else: of the mixers in an encoder, one of each kind; most repeat the decoder's.
 MOST_CASES = _slow_unless(first_of_each_kind(("encoder mixer",)), ("encoder mixer",))
+# For tests of what is done with a whole model (stored, quantized): of mixers, one of each kind in each place.
+_MIXERS = ("mixer", "encoder mixer", "cross mixer")
+KIND_CASES = _slow_unless(first_of_each_kind(_MIXERS), _MIXERS)
 # For long tests of states: one of each kind of mixer; `make test-all` tries every option.
 _STATEFUL = ("mixer", "cross mixer")
 STATE_CASES = [
@@ -345,6 +348,13 @@ Pair = tuple[list[int], list[int]]  # source, target
 
 sentence = st.lists(st.integers(1, VOCAB - 1), min_size=1, max_size=LONGEST)
 pairs = st.lists(st.tuples(sentence, sentence), min_size=1, max_size=5)
+# the example that every case is tried with: one token, as many as there may be, and lengths between
+PAIRS: list[Pair] = [
+    ([3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1, 8, 2, 8, 1, 8, 4]),
+    ([8], [5]),
+    ([6, 6, 2, 10], [9, 3, 10, 1, 7, 4, 6]),
+    ([7, 2, 9, 9, 1, 4, 3], [1, 6, 6, 3]),
+]
 
 
 def reference_logits(model: nn.Module, pair: Pair) -> Tensor:
@@ -353,6 +363,16 @@ def reference_logits(model: nn.Module, pair: Pair) -> Tensor:
     with torch.no_grad():
         memory = model.encode(Rows(torch.tensor([source])))
         return model.head(model.decode(Rows(torch.tensor([target])), memory))[0]
+
+
+def case_logits(name: str, pairs: list[Pair]) -> list[Tensor]:
+    """The reference for each pair; of `PAIRS`, which several tests use, computed once."""
+    return _logits_of_pairs(name) if pairs is PAIRS else [reference_logits(case(name), pair) for pair in pairs]
+
+
+@functools.cache
+def _logits_of_pairs(name: str) -> list[Tensor]:
+    return [reference_logits(case(name), pair) for pair in PAIRS]
 
 
 def pack(sentences: Sequence[Sequence[int]], rows: Sequence[int], gaps: Sequence[int], pad: int = 7) -> tuple:

@@ -109,7 +109,7 @@ def test_casting_the_model_does_not_round_steps() -> None:
     torch.testing.assert_close(found, expected.bfloat16())
 
 
-@pytest.mark.parametrize("name", anypart.MOST_CASES)
+@pytest.mark.parametrize("name", anypart.KIND_CASES)
 def test_meta_models_are_quantized_like_real_ones(name: str) -> None:
     """A folder holds what a meta model of its config expects."""
     model = to_int8(anypart.build(CASES[name]).float())

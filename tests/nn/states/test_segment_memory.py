@@ -25,9 +25,9 @@ def model_of(mixer):
     return build(parse(Model, {"kind": "decoder", "vocab": 11, "width": 12, "decoder": [layer]}))
 
 
-def batches(count, begins=(0,)):
+def batches(count, begins=(0,), size=5):
     dice = torch.Generator().manual_seed(0)
-    return [Batch(Rows(torch.randint(1, 11, (2, 5), generator=dice)), begins=n in begins) for n in range(count)]
+    return [Batch(Rows(torch.randint(1, 11, (2, size), generator=dice)), begins=n in begins) for n in range(count)]
 
 
 @pytest.mark.parametrize("name", MIXERS)
@@ -36,10 +36,10 @@ def test_a_restored_memory_continues_exactly(name):
     model = model_of(MIXERS[name])
     straight, first, second = SegmentMemory(model), SegmentMemory(model), SegmentMemory(model)
     # more tokens than a window or a tail holds; some mixers have few positions
-    given = batches(8 if name.startswith(("synthesizer", "tensorized")) else 40)
+    given = batches(10, size=4 if name.startswith(("synthesizer", "tensorized")) else 20)
     expected = [straight.run(batch, None)[0] for batch in given]
     for number, batch in enumerate(given):
-        if number in (3, 7, 37):
+        if number in (1, 3, 9):
             tensors, tree = first.export()
             second.restore({k: v.clone() for k, v in tensors.items()}, json.loads(json.dumps(tree)))
             first, second = second, SegmentMemory(model)
