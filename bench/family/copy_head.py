@@ -14,10 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-import allyouneed as ayn
-from allyouneed.train import load_recipe, train
+from common import train_translator, write_pairs
 
 PICTURE = Path(__file__).parents[2] / "docs/family/pictures/copy.svg"
 SEEN, PAIRS, TESTS, STEPS = 300, 4000, 200, 700
@@ -57,29 +54,21 @@ def model(copies: bool) -> dict[str, Any]:
 
 
 def fit(folder: Path, data: list[tuple[str, str]], names: list[str], copies: bool) -> Any:
-    for split, some in (("train", data), ("valid", data[:20])):
-        (folder / f"{split}.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in some), encoding="utf-8")
     # read by the tokenizer alone: an epoch never samples pairs of this weight
-    (folder / "names.tsv").write_text("".join(f"{' '.join([one] * 20)}\t{one}\n" for one in names), encoding="utf-8")
-    splits: dict[str, Any] = {split: [{"path": str(folder / f"{split}.tsv")}] for split in ("train", "valid")}
-    splits["train"].append({"path": str(folder / "names.tsv"), "weight": 1e-9})
-    recipe = {
-        "data": splits | {"max_tokens": 96},
-        "tokenizer": {"vocab": 1500},
-        "model": model(copies),
-        "batch": {"rows": 4, "row": 96},
-        "schedule": {"kind": "inverse-sqrt", "peak": 0.003, "warmup": 100},
-        "steps": STEPS,
-        "save": {"every": STEPS, "keep": 1},
-        "validate": {"every": STEPS, "sentences": 1},
-        "average": 0,
-        "device": "cpu",
-        "precision": "fp32",
-        "output": str(folder / ("copy" if copies else "plain")),
+    unread = write_pairs(folder / "names.tsv", ((" ".join([one] * 20), one) for one in names)) | {"weight": 1e-9}
+    splits = {
+        "train": [write_pairs(folder / "train.tsv", data), unread],
+        "valid": [write_pairs(folder / "valid.tsv", data[:20])],
     }
-    path = folder / "recipe.yaml"
-    path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    return ayn.load(train(load_recipe(path)).model)
+    return train_translator(
+        folder / ("copy" if copies else "plain"),
+        STEPS,
+        splits | {"max_tokens": 96},
+        tokenizer={"vocab": 1500},
+        model=model(copies),
+        batch={"rows": 4, "row": 96},
+        schedule={"kind": "inverse-sqrt", "peak": 0.003, "warmup": 100},
+    )
 
 
 def exact(translator: Any, tests: list[tuple[str, str]]) -> float:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from common import CHAT_MODEL, short_run
 
 import allyouneed as ayn
 from allyouneed.data.files.chats import write_chats
@@ -35,20 +36,6 @@ SYLLABLES = [a + b for a in "bdfgklmnprstvz" for b in "aeiou"]
 WRONG = 0.25  # of the rejected answers greet somebody else
 BEST_OF = (1, 2, 4, 8, 16)
 PICTURE = Path(__file__).resolve().parents[2] / "docs" / "family" / "pictures" / "instructgpt.svg"
-
-ATTENTION = {
-    "wiring": "pre-norm",
-    "mixer": {"kind": "attention", "heads": 4, "pattern": "causal"},
-    "channel": {"kind": "ffn", "hidden": 256},
-}
-BEFORE = {"wiring": "pre-norm", "mixer": {"kind": "convolution", "size": 3, "sees": "past", "separable": True}}
-MODEL = {
-    "kind": "decoder",
-    "vocab": 1,
-    "width": 128,
-    "embed": {"positions": "none"},
-    "decoder": [BEFORE, ATTENTION, BEFORE, ATTENTION],
-}
 
 
 def answer(name: str, style: tuple[int, int]) -> str:
@@ -87,20 +74,16 @@ def write_data(folder: Path, dice: random.Random, names: list[str]) -> None:
 
 
 def train(folder: Path, name: str, task: Any, data: dict[str, str], steps: int, rate: float, **keys: Any) -> Any:
-    recipe = {
-        "task": task,
-        "data": {split: str(folder / file) for split, file in data.items()},
-        "batch": {"rows": 16, "row": 64},
-        "schedule": {"kind": "constant", "peak": rate, "warmup": 20},
-        "steps": steps,
-        "average": 0,
-        "validate": {"every": steps, "sentences": 0},
-        "save": {"every": steps, "keep": 1},
-        "precision": "fp32",
-        "device": "cpu",
-        "output": str(folder / name),
-    }
-    return ayn.train(recipe | keys)
+    return short_run(
+        folder / name,
+        steps,
+        task=task,
+        data={split: str(folder / file) for split, file in data.items()},
+        batch={"rows": 16, "row": 64},
+        schedule={"kind": "constant", "peak": rate, "warmup": 20},
+        validate={"every": steps, "sentences": 0},
+        **keys,
+    )
 
 
 def divergence(model: Any, reference: Any, chats: list[tuple[str, str]]) -> float:
@@ -127,7 +110,7 @@ def main(folder: Path) -> None:
     start = str(folder / "supervised/model")
     both = {"train": "train.jsonl", "valid": "valid.jsonl"}
     data = {"train": "chats.jsonl"}
-    train(folder, "supervised", "chat", data, 300, 0.003, model=MODEL, tokenizer={"vocab": 330})
+    train(folder, "supervised", "chat", data, 300, 0.003, model=CHAT_MODEL, tokenizer={"vocab": 330})
     judged = train(folder, "reward", "preference", both, 250, 0.001, start=start)
     train(folder, "dpo", {"kind": "dpo", "beta": 0.5}, both, 120, 0.0001, start=start)
     reward, supervised = ayn.load(folder / "reward/model"), ayn.load(start)

@@ -15,10 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-import allyouneed as ayn
-from allyouneed.train import load_recipe, train
+from common import train_translator, write_pairs
 
 PICTURE = Path(__file__).parents[2] / "docs/family/pictures/mask-predict.svg"
 PAIRS, TESTS, STEPS = 3000, 200, 500
@@ -51,26 +48,20 @@ def model(kind: str) -> dict[str, Any]:
 
 
 def fit(folder: Path, name: str, kind: str, pairs: Pairs) -> Any:
-    for split, some in (("train", pairs), ("valid", pairs[:20])):
-        (folder / f"{split}.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in some), encoding="utf-8")
-    recipe = {
-        "data": {split: {"path": str(folder / f"{split}.tsv")} for split in ("train", "valid")} | {"max_tokens": 32},
-        "tokenizer": {"vocab": 320},
-        "task": kind,
-        "model": model(kind),
-        "batch": {"rows": 12 if kind == "ctc-translation" else 6, "row": 64},  # of CTC, copies of the source
-        "schedule": {"kind": "inverse-sqrt", "peak": 0.004, "warmup": 100},
-        "steps": STEPS,
-        "save": {"every": STEPS, "keep": 1},
-        "validate": {"every": STEPS, "sentences": 1},
-        "average": 0,
-        "device": "cpu",
-        "precision": "fp32",
-        "output": str(folder / name),
+    splits = {
+        "train": write_pairs(folder / "train.tsv", pairs),
+        "valid": write_pairs(folder / "valid.tsv", pairs[:20]),
     }
-    path = folder / "recipe.yaml"
-    path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    return ayn.load(train(load_recipe(path)).model)
+    return train_translator(
+        folder / name,
+        STEPS,
+        splits | {"max_tokens": 32},
+        tokenizer={"vocab": 320},
+        task=kind,
+        model=model(kind),
+        batch={"rows": 12 if kind == "ctc-translation" else 6, "row": 64},  # of CTC, copies of the source
+        schedule={"kind": "inverse-sqrt", "peak": 0.004, "warmup": 100},
+    )
 
 
 def measure(translator: Any, tests: list[tuple[int, int, int]], **options: Any) -> tuple[float, float]:

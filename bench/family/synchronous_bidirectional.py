@@ -18,10 +18,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-import allyouneed as ayn
-from allyouneed.train import load_recipe, train
+from common import train_translator, write_pairs
 
 PICTURE = Path(__file__).parents[2] / "docs/family/pictures/synchronous-bidirectional.svg"
 DIGITS, BASE, PAIRS, TESTS, STEPS = 4, 3, 2500, 100, 300
@@ -45,27 +42,20 @@ def model(synchronous: bool) -> dict[str, Any]:
 
 
 def fit(folder: Path, name: str, synchronous: bool, pairs: Pairs) -> Any:
-    for split, some in (("train", pairs), ("valid", pairs[:20])):
-        (folder / f"{split}.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in some), encoding="utf-8")
-    steps = 2 * STEPS if synchronous else STEPS  # it learns both directions with the same weights
-    recipe = {
-        "data": {split: {"path": str(folder / f"{split}.tsv")} for split in ("train", "valid")} | {"max_tokens": 32},
-        "tokenizer": {"vocab": 280},
-        "task": "synchronous-translation" if synchronous else "translation",
-        "model": model(synchronous),
-        "batch": {"rows": 4, "row": 64},
-        "schedule": {"kind": "constant", "peak": 0.003, "warmup": 50},
-        "steps": steps,
-        "save": {"every": steps, "keep": 1},
-        "validate": {"every": steps, "sentences": 1},
-        "average": 0,
-        "device": "cpu",
-        "precision": "fp32",
-        "output": str(folder / name),
+    splits = {
+        "train": write_pairs(folder / "train.tsv", pairs),
+        "valid": write_pairs(folder / "valid.tsv", pairs[:20]),
     }
-    path = folder / "recipe.yaml"
-    path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    return ayn.load(train(load_recipe(path)).model)
+    return train_translator(
+        folder / name,
+        2 * STEPS if synchronous else STEPS,  # it learns both directions with the same weights
+        splits | {"max_tokens": 32},
+        tokenizer={"vocab": 280},
+        task="synchronous-translation" if synchronous else "translation",
+        model=model(synchronous),
+        batch={"rows": 4, "row": 64},
+        schedule={"kind": "constant", "peak": 0.003, "warmup": 50},
+    )
 
 
 def main() -> None:

@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from common import CHAT_MODEL, short_run
+
 import allyouneed as ayn
 from allyouneed.data.files.chats import write_chats
 from allyouneed.infer.browser.agent import choose
@@ -30,20 +32,6 @@ CARELESS = 0.3
 SAMPLES = (1, 2, 4, 8)
 PICTURE = Path(__file__).resolve().parents[2] / "docs" / "family" / "pictures" / "webgpt.svg"
 
-ATTENTION = {
-    "wiring": "pre-norm",
-    "mixer": {"kind": "attention", "heads": 4, "pattern": "causal"},
-    "channel": {"kind": "ffn", "hidden": 256},
-}
-# a short convolution shows each token those before it, so that attention learns to copy within minutes
-BEFORE = {"wiring": "pre-norm", "mixer": {"kind": "convolution", "size": 3, "sees": "past", "separable": True}}
-MODEL = {
-    "kind": "decoder",
-    "vocab": 1,
-    "width": 128,
-    "embed": {"positions": "none"},
-    "decoder": [BEFORE, ATTENTION, BEFORE, ATTENTION],
-}
 Fact = tuple[str, str, str]  # kind, name, value
 
 
@@ -110,19 +98,16 @@ def record(folder: Path, dice: random.Random, names: list[str], worlds: int) -> 
 
 
 def train(folder: Path, name: str, task: str, data: str, steps: int, row: int, **keys: Any) -> Any:
-    recipe = {
-        "task": task,
-        "data": {"train": str(folder / data)},
-        "batch": {"rows": 16, "row": row},
-        "schedule": {"kind": "constant", "peak": 0.003, "warmup": 50},
-        "steps": steps,
-        "average": 0,
-        "save": {"every": steps, "keep": 1},
-        "precision": "fp32",
-        "device": "cpu",
-        "output": str(folder / name),
-    }
-    return ayn.load(ayn.train(recipe | keys).model)
+    run = short_run(
+        folder / name,
+        steps,
+        task=task,
+        data={"train": str(folder / data)},
+        batch={"rows": 16, "row": row},
+        schedule={"kind": "constant", "peak": 0.003, "warmup": 50},
+        **keys,
+    )
+    return ayn.load(run.model)
 
 
 def main(folder: Path) -> None:
@@ -130,7 +115,7 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"{a}{b}n".capitalize() for a, b in dice.sample([(a, b) for a in SYLLABLES for b in SYLLABLES], 150)]
     record(folder, dice, names, worlds=100)
-    new = {"model": MODEL, "tokenizer": {"vocab": 900}}
+    new = {"model": CHAT_MODEL, "tokenizer": {"vocab": 900}}
     policy = train(folder, "policy", "chat", "sessions.jsonl", steps=320, row=256, **new)
     closed = train(folder, "closed", "chat", "answers.jsonl", steps=120, row=64, **new)
     reward = train(folder, "reward", "preference", "comparisons.jsonl", 90, 128, start=str(folder / "policy/model"))

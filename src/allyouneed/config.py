@@ -227,10 +227,15 @@ def preset_names() -> list[str]:
     return sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 
+@cache
+def _shipped_preset(name: str) -> Any:
+    return read_tree(PRESETS / f"{name}.yaml")
+
+
 def preset_tree(name: str) -> dict[str, Any]:
     """The tree of a preset or of a bundled model (by name), or of a YAML file (by path)."""
     if name in preset_names():
-        tree = read_tree(PRESETS / f"{name}.yaml")
+        tree = copy.deepcopy(_shipped_preset(name))
     elif models.is_bundled(name):
         tree = read_tree(models.shipped(name) / "config.json")["model"]
     elif name.endswith((".yaml", ".yml", ".json")):

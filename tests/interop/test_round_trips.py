@@ -8,7 +8,6 @@ import parity as judge
 from allyouneed.interop.families import FAMILIES, matching_families
 
 
-
 @pytest.fixture(scope="module", params=foreign.CASES, ids=lambda case: "-".join(case).replace(" ", "-"))
 def saved(request, tmp_path_factory):
     """A table, a model of theirs, and its config and weights as they save them."""

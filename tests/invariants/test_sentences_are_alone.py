@@ -88,13 +88,13 @@ def test_neither_padding_nor_strangers_are_seen(
 ):
     """One sentence a row, padded; then several sentences a row, with padding before, between and behind them."""
     model, count, alone = case(name), len(pairs), case_logits(name, pairs)
-    for source_side, target_side in ((source_side, target_side), (target_side, source_side)):
-        source = Rows.of([s for s, _ in pairs], pad=pad, side=source_side)
-        target = Rows.of([t for _, t in pairs], pad=pad, side=target_side)
+    for first, second in ((source_side, target_side), (target_side, source_side)):
+        source = Rows.of([s for s, _ in pairs], pad=pad, side=first)
+        target = Rows.of([t for _, t in pairs], pad=pad, side=second)
         found = logits(model, target, source)
         for row, expected in enumerate(alone):
             size = len(expected)
-            close(found[row, :size] if target_side == "right" else found[row, -size:], expected)
+            close(found[row, :size] if second == "right" else found[row, -size:], expected)
         assert found.isfinite().all()
 
     source, _ = pack([s for s, _ in pairs], rows[:count], source_gaps[:count])

@@ -28,7 +28,6 @@ from any_part import (
 from property_tests import examples, explicit
 
 
-
 def close(found, expected, tolerance=1e-6):
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
 

@@ -57,11 +57,16 @@ def small(preset: str) -> tuple[Any, Batch]:
     return model, batch_for(model.config)
 
 
+@cache
+def shrunk_tree(preset: str) -> dict[str, Any]:
+    return tree_of(shrink(parse(Model, preset_tree(preset))), full=True)  # type: ignore[type-abstract]
+
+
 def unlike_presets(*keys: str) -> list[str]:
     """Presets that differ in more than size; with keys (`mixer`, `wiring`, …), in the kinds of these parts."""
     seen: dict[str, str] = {}
     for name in preset_names():
-        tree = tree_of(shrink(parse(Model, preset_tree(name))), full=True)  # type: ignore[type-abstract]
+        tree = shrunk_tree(name)
         found = str(tree) if not keys else str((tree["kind"], sorted(set(_kinds(tree, keys)))))
         seen.setdefault(found, name)
     return list(seen.values())

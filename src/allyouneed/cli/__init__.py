@@ -143,12 +143,6 @@ def _broken_pipe() -> TextIO:
     return open(write, "w", encoding="utf-8", buffering=1)
 
 
-def _text_with_hyphen(args: Sequence[str]) -> str | None:
-    """The first argument that was probably meant as a text: `- buy milk`."""
-    options = args[: list(args).index("--")] if "--" in args else args
-    return next((arg for arg in options if arg.startswith("-") and not arg.startswith("--") and " " in arg), None)
-
-
 def memory_asked_for(error: MemoryError | RuntimeError) -> str | None:
     """` (4.00 GB asked for at once)` where memory ran out; None for any other error."""
     found = re.search(r"(?:tried|unable) to allocate (\d+ bytes|[\d.]+ ?[KMGTPE]i?B)", str(error), re.IGNORECASE)
@@ -172,11 +166,6 @@ def main(args: Sequence[str] | None = None) -> None:
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # UTF-8 whatever the locale
     try:
         app(args, prog_name="allyouneed")
-    except SystemExit as error:
-        if error.code == 2 and (text := _text_with_hyphen(sys.argv[1:] if args is None else args)):
-            hint = f"note: {text!r} begins with a hyphen and is read as an option; put -- before the texts"
-            print(printable(hint), file=sys.stderr)
-        raise
     except UserError as error:
         message = str(error)
     except OSError as error:

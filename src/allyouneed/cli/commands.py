@@ -22,6 +22,8 @@ from allyouneed.cli.messages import quieted
 from allyouneed.cli.options import PluginOption, QuietOption
 from allyouneed.errors import UserError
 
+UsageError: type[Any] = typer.BadParameter.__bases__[0]  # click's, which new releases of Typer contain
+
 Function = Callable[..., None]
 Effect = Callable[[Any], AbstractContextManager[None]]
 BOOLEANS = {"true", "false", "yes", "no", "on", "off"}
@@ -40,6 +42,28 @@ def _without_type(params: list[Any]) -> list[Any]:
     return params
 
 
+def _text_with_hyphen(args: list[str]) -> str | None:
+    """The first argument that was probably meant as a text: `- buy milk`."""
+    options = args[: args.index("--")] if "--" in args else args
+    return next((arg for arg in options if arg.startswith("-") and not arg.startswith("--") and " " in arg), None)
+
+
+@contextmanager
+def _wrong_usage_is_one_message(ctx: Any, args: list[str]) -> Iterator[None]:
+    """In place of Typer's usage, hint and panel. A group without a command still prints its help."""
+    text = _text_with_hyphen(args)  # parsing takes arguments away
+    try:
+        yield
+    except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            raise
+        usage = ctx.get_usage().replace("Usage:", "usage:").replace("{", "").replace("}", "")
+        message = " ".join(f"{error.format_message().removesuffix('.')}; {usage} (--help explains it)".split())
+        if text is not None:
+            message += f"\nnote: {text!r} begins with a hyphen and is read as an option; put -- before the texts"
+        raise UserError(message) from None
+
+
 class Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_type(super().get_params(ctx))
@@ -53,12 +77,21 @@ class Command(TyperCommand):
                 raise UserError(
                     f"{flag} {value}: {flag} is a flag and takes no value; remove {value!r} (a text goes after `--`)"
                 )
-        return super().parse_args(ctx, args)
+        with _wrong_usage_is_one_message(ctx, args):
+            return super().parse_args(ctx, args)
 
 
 class Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_type(super().get_params(ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with _wrong_usage_is_one_message(ctx, args):
+            return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        with _wrong_usage_is_one_message(ctx, args):
+            return super().resolve_command(ctx, args)
 
 
 class App(typer.Typer):

@@ -196,16 +196,12 @@ class PathFileOptions(FileOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodingOptions:
-    """Options of every command that generates text; None: as the model's folder says."""
+class SearchOptions:
+    """How tokens are chosen; None: as the model's folder says."""
 
     method: MethodOption = None
     beam: BeamOption = None
-    best: BestOption = None
     length_penalty: PenaltyOption = None
-    loops: LoopsOption = None
-    draft: DraftOption = None
-    ahead: AheadOption = None
     temperature: TemperatureOption = None
     top_k: TopKOption = None
     top_p: TopPOption = None
@@ -215,6 +211,16 @@ class DecodingOptions:
     def given(self) -> dict[str, Any]:
         """The options that were given, `draft` as the name that was given."""
         return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) not in (None, [])}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingOptions(SearchOptions):
+    """Options of every command that generates text."""
+
+    best: BestOption = None
+    loops: LoopsOption = None
+    draft: DraftOption = None
+    ahead: AheadOption = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from torch import Tensor, nn
 
@@ -12,6 +12,7 @@ from allyouneed.config import Part
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
+from allyouneed.nn.patterns.core import Pattern
 from allyouneed.nn.states.base import State
 
 
@@ -93,6 +94,22 @@ class Mixer(Part, slot="token mixer"):
     def cross_problems(self, common: Common) -> list[tuple[str, str]]:
         """Further problems when used as a cross."""
         return []
+
+
+class HasPattern(Protocol):
+    @property
+    def pattern(self) -> Pattern: ...
+
+
+class AttendsByPattern:
+    """Of a mixer with a field `pattern`: whether it can decode, and what makes it attend to later tokens."""
+
+    @property
+    def causal(self: HasPattern) -> bool:
+        return self.pattern.decodes
+
+    def leak(self: HasPattern) -> str | None:
+        return self.pattern.leak()
 
 
 class Channel(Part, slot="channel mixer"):

@@ -27,6 +27,7 @@ from allyouneed.infer.speculative.acceptance import is_accepted, resample
 from allyouneed.infer.speculative.decode import DraftStats, SpeculativeHypothesis, total_stats
 from allyouneed.infer.speculative.drafts import Draft, DraftModel, LookupIndex, PromptLookup
 from allyouneed.nn.batch import Batch, Rows
+from property_tests import THOROUGH
 from toy_models import BOS, EOS, PAD, VOCAB, random_model
 
 GREEDY = Decoding(method="greedy", max_length=30)
@@ -90,7 +91,7 @@ def test_greedy_generates_the_same_tokens_with_any_draft(mixer: str) -> None:
     engine = engine_of(of_kind(mixer))
     asked = [*prompts(4), [BOS, *[7, 8, 9, 11] * 5]]
     right: dict[str, float] = {}
-    for way in WAYS if mixer in LAYERS else WAYS[:1]:
+    for way in WAYS if mixer == "kv" or (THOROUGH and mixer in LAYERS) else WAYS[:1]:
         expected = engine.complete(asked, way)
         for name, draft in drafts(engine, ahead=1 + len(way.method)).items():
             found = engine.complete(asked, way, draft=draft)
@@ -103,7 +104,7 @@ def test_greedy_generates_the_same_tokens_with_any_draft(mixer: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS + SAMPLES)
 def test_with_a_source(sources: list[list[int]], way: Decoding) -> None:
-    engine = engine_of(random_model().double())
+    engine, sources = engine_of(random_model().double()), sources[:9]
     expected = engine.generate(sources, way)
     for name, draft in drafts(engine).items():
         found = engine.generate(sources, way, draft=draft)

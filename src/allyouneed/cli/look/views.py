@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,18 +16,11 @@ from allyouneed.cli.look import look_app
 from allyouneed.cli.messages import show_status
 from allyouneed.cli.options import (
     MODEL,
-    BeamOption,
     ComputeOptions,
     FromOption,
     LengthOption,
-    MethodOption,
-    MinPOption,
-    PenaltyOption,
-    SeedOption,
-    TemperatureOption,
+    SearchOptions,
     ToOption,
-    TopKOption,
-    TopPOption,
     TranslatorOption,
     option,
 )
@@ -46,24 +39,13 @@ InputArgument = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswerOptions:
+class AnswerOptions(SearchOptions):
     """How the answer of a view is decoded; None: as the model folder says."""
 
     to: ToOption = None
     source: FromOption = None
     target: TargetOption = None
-    method: MethodOption = None
-    beam: BeamOption = None
-    length_penalty: PenaltyOption = None
     tokens: LengthOption = None
-    temperature: TemperatureOption = None
-    top_k: TopKOption = None
-    top_p: TopPOption = None
-    min_p: MinPOption = None
-    seed: SeedOption = None
-
-    def given(self) -> dict[str, Any]:
-        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
 
 
 @look_app.command("use")

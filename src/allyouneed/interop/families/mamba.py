@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
 from allyouneed.interop.hf.config_writer import ModelTree
 from allyouneed.interop.hf.transforms import add_prefix, chain, match_head, remove_prefix, untie_head
 from allyouneed.interop.hf.weight_table import Family, HfConfig, TensorTransform
+
+ReadTree = Callable[[HfConfig], dict[str, Any]]
+WriteConfig = Callable[[ModelTree], HfConfig]
 
 # training-only options, choices of their implementation, other names of sizes, and sizes that follow from others
 IGNORED_KEYS = (
@@ -102,15 +108,20 @@ def hf_config(ours: ModelTree) -> HfConfig:
 
 
 FLAT = TensorTransform(lambda tensor, config: tensor[:, 0], lambda tensor, config: tensor[:, None])  # one input each
-PREPARE = chain(add_prefix("backbone."), untie_head("lm_head.weight", "backbone.embeddings.weight"))
 
-FAMILY = Family(
-    "mamba",
-    tree,
-    LINES + OWN_LINES,
-    ignore=["lm_head.weight"],
-    transforms={"flat": FLAT},
-    prepare=PREPARE,
-    hf_config=hf_config,
-    finish=remove_prefix("backbone."),
-)
+
+def mamba_family(name: str, tree: ReadTree, lines: str, hf_config: WriteConfig) -> Family:
+    """A family with the weights that Mamba and Mamba-2 share, and those of `lines`."""
+    return Family(
+        name,
+        tree,
+        LINES + lines,
+        ignore=["lm_head.weight"],
+        transforms={"flat": FLAT},
+        prepare=chain(add_prefix("backbone."), untie_head("lm_head.weight", "backbone.embeddings.weight")),
+        hf_config=hf_config,
+        finish=remove_prefix("backbone."),
+    )
+
+
+FAMILY = mamba_family("mamba", tree, OWN_LINES, hf_config)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from allyouneed.interop.families.mamba import FLAT, IGNORED_KEYS, LINES, PREPARE, config_fields, convolution, decoder
+from allyouneed.interop.families.mamba import IGNORED_KEYS, config_fields, convolution, decoder, mamba_family
 from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
 from allyouneed.interop.hf.config_writer import ModelTree
-from allyouneed.interop.hf.transforms import remove_prefix
-from allyouneed.interop.hf.weight_table import Family, HfConfig
+from allyouneed.interop.hf.weight_table import HfConfig
 
 DEFAULTS = {
     "expand": 2,
@@ -64,13 +63,4 @@ def hf_config(ours: ModelTree) -> HfConfig:
     }
 
 
-FAMILY = Family(
-    "mamba2",
-    tree,
-    LINES + OWN_LINES,
-    ignore=["lm_head.weight"],
-    transforms={"flat": FLAT},
-    prepare=PREPARE,
-    hf_config=hf_config,
-    finish=remove_prefix("backbone."),
-)
+FAMILY = mamba_family("mamba2", tree, OWN_LINES, hf_config)

@@ -26,12 +26,12 @@ from allyouneed.nn.patterns.core import Full, Pattern
 from allyouneed.nn.positions.relative import Heads, NoRelative
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.kv_cache import KVState
-from allyouneed.nn.sublayer import Channel, Mixer, SubLayer
+from allyouneed.nn.sublayer import AttendsByPattern, Channel, Mixer, SubLayer
 
 Size = Annotated[int, Field(gt=0)]
 
 
-class MSSA(Mixer):
+class MSSA(AttendsByPattern, Mixer):
     """Multi-head subspace self-attention, eq. 11–12: MSSA(Z) = [U_1 … U_K] [SSA(Z|U_1); …; SSA(Z|U_K)], SSA(Z|U) = UᵀZ
     softmax((UᵀZ)ᵀ(UᵀZ)); decoding caches UᵀZ, half the size of a KV cache.
 
@@ -50,13 +50,6 @@ class MSSA(Mixer):
     """Output map: separate with bias (the authors' code), or tied to the subspaces (eq. 11)."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout on the attention weights."""
-
-    @property
-    def causal(self) -> bool:
-        return self.pattern.decodes
-
-    def leak(self) -> str | None:
-        return self.pattern.leak()
 
     def sizes(self, common: Common) -> Heads:
         width = self.head_width or max(1, common.width // self.heads)

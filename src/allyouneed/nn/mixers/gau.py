@@ -27,7 +27,7 @@ from allyouneed.nn.states.base import State
 from allyouneed.nn.states.kv_cache import KVCache, KVState
 from allyouneed.nn.states.recurrent import Carry, Recurrent, recurrent_cost
 from allyouneed.nn.states.window import WindowKVCache
-from allyouneed.nn.sublayer import Mixer, SubLayer
+from allyouneed.nn.sublayer import AttendsByPattern, Mixer, SubLayer
 
 Size = Annotated[int, Field(gt=0)]
 
@@ -62,7 +62,7 @@ class _Gated(Mixer):
         return total if self.bias is None else total + self.bias.cost(self.head, common, length)
 
 
-class GAU(_Gated):
+class GAU(AttendsByPattern, _Gated):
     """U, V, Z = silu(W x); Q = γ_q ⊙ Z + β_q, K = γ_k ⊙ Z + β_k; out = W_o (U ⊙ (A V)), A = relu(Q Kᵀ / n + bias)²: one
     head, no softmax (eq. 3, 4). It replaces attention and feed-forward network: a layer needs no channel mixer."""
 
@@ -71,13 +71,6 @@ class GAU(_Gated):
     kind: Literal["gau"] = "gau"
     pattern: Pattern = Full()
     """Which keys each query may attend to, as text: `causal & window(256)`."""
-
-    @property
-    def causal(self) -> bool:
-        return self.pattern.decodes
-
-    def leak(self) -> str | None:
-        return self.pattern.leak()
 
     def build(self, common: Common) -> SubLayer:
         return GAUModule(self, common)

@@ -21,12 +21,12 @@ from allyouneed.nn.mixers.branches import NestedStates
 from allyouneed.nn.mixers.lightweight import DynamicConvolution, LightweightConvolution
 from allyouneed.nn.patterns.core import Full, Pattern
 from allyouneed.nn.states.base import State
-from allyouneed.nn.sublayer import Mixer, SubLayer
+from allyouneed.nn.sublayer import AttendsByPattern, Mixer, SubLayer
 
 Size = Annotated[int, Field(gt=0)]
 
 
-class LSRA(Mixer):
+class LSRA(AttendsByPattern, Mixer):
     """Figure 3: [attention(x_left), convolution(x_right)]. The convolution covers `size` positions around a token, or
     the past if the attention is causal; both have `heads` heads."""
 
@@ -47,13 +47,6 @@ class LSRA(Mixer):
     """Whether the linear maps have a bias."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout on the weights of attention and convolution."""
-
-    @property
-    def causal(self) -> bool:
-        return self.pattern.decodes
-
-    def leak(self) -> str | None:
-        return self.pattern.leak()
 
     @property
     def halves(self) -> dict[str, Mixer]:

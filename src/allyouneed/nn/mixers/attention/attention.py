@@ -38,7 +38,7 @@ from allyouneed.nn.positions.rotary import RotaryModule
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.kv_cache import CrossKVCache, KVCache, KVState
 from allyouneed.nn.states.window import WindowKVCache, window_slots
-from allyouneed.nn.sublayer import Mixer, SubLayer
+from allyouneed.nn.sublayer import AttendsByPattern, Mixer, SubLayer
 
 Size = Annotated[int, Field(gt=0)]
 
@@ -60,7 +60,7 @@ def _all_or_each(value: Any, _: Any) -> bool | Biases:
     return value if isinstance(value, bool) else Biases.model_validate(value)
 
 
-class Attention(Mixer):
+class Attention(AttendsByPattern, Mixer):
     """MultiHead(Q, K, V) = Concat(head_1, …, head_h) W^O, head_i = softmax(Q_i K_i^T / √head_width) V_i (eq. 1).
 
     `kv_heads: 1` is multi-query attention (Shazeer 2019, 3); a value between 1 and heads is grouped-query attention
@@ -100,13 +100,6 @@ class Attention(Mixer):
     """Dropout on the attention weights; none in the paper."""
     cache: Literal["keys", "hidden"] = "keys"
     """What decoding caches: keys and values, or hidden states, projected again in every segment (Transformer-XL)."""
-
-    @property
-    def causal(self) -> bool:
-        return self.pattern.decodes
-
-    def leak(self) -> str | None:
-        return self.pattern.leak()
 
     @property
     def biases(self) -> Biases:

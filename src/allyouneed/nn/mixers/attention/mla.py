@@ -20,10 +20,10 @@ from allyouneed.nn.positions.relative import Heads, NoRelative, Relative
 from allyouneed.nn.positions.rotary import Rotary
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.kv_cache import KVState
-from allyouneed.nn.sublayer import Mixer, SubLayer
+from allyouneed.nn.sublayer import AttendsByPattern, Mixer, SubLayer
 
 
-class LatentAttention(Mixer):
+class LatentAttention(AttendsByPattern, Mixer):
     """MLA (DeepSeek-AI 2024, "DeepSeek-V2", 2.1.2-2.1.3). The latent c = W^DKV h of a token h (eq. 9) gives each head a
     key W^UK c (eq. 10) and a value W^UV c (eq. 11); a rotary key W^KR h, shared by all heads, is concatenated (eq.
     15-16). Queries come from their own latent (eq. 12-14) or, without `query_rank`, from h.
@@ -57,13 +57,6 @@ class LatentAttention(Mixer):
     """Whether the projections into latents and the output have a bias."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout on the attention weights."""
-
-    @property
-    def causal(self) -> bool:
-        return self.pattern.decodes
-
-    def leak(self) -> str | None:
-        return self.pattern.leak()
 
     @property
     def score_heads(self) -> Heads:

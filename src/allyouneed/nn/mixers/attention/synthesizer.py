@@ -22,12 +22,12 @@ from allyouneed.nn.patterns.core import Full, Pattern
 from allyouneed.nn.positions.relative import Heads, RelativeModule
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.kv_cache import KVState
-from allyouneed.nn.sublayer import Mixer, SubLayer
+from allyouneed.nn.sublayer import AttendsByPattern, Mixer, SubLayer
 
 Size = Annotated[int, Field(gt=0)]
 
 
-class Synthesizer(Mixer):
+class Synthesizer(AttendsByPattern, Mixer):
     """Y = softmax(B) G(X), G a linear map to values (eq. 2-6); B_ij, for query i and position j < `length`, is
 
         dense              (W_2 σ(W_1 x_i))_j with σ = ReLU
@@ -62,13 +62,6 @@ class Synthesizer(Mixer):
     """Whether the linear maps have a bias."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout on the attention weights."""
-
-    @property
-    def causal(self) -> bool:
-        return self.pattern.decodes
-
-    def leak(self) -> str | None:
-        return self.pattern.leak()
 
     @property
     def dense(self) -> bool:

@@ -23,12 +23,12 @@ from allyouneed.nn.ops.unpack import unpack_rows
 from allyouneed.nn.patterns.core import Full, Pattern
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.kv_cache import KVCache, KVState
-from allyouneed.nn.sublayer import Mixer, SubLayer
+from allyouneed.nn.sublayer import AttendsByPattern, Mixer, SubLayer
 
 Size = Annotated[int, Field(gt=0)]
 
 
-class Tensorized(Mixer):
+class Tensorized(AttendsByPattern, Mixer):
     """Multi-linear attention (3.1-3.2): a block-term tensor decomposition of `blocks` single-block attentions,
 
         T_c[i, j, k] = Σ_r g_cr Q_ir K_jr V_kr                Q, K, V of `rank` features, shared by all blocks
@@ -47,13 +47,6 @@ class Tensorized(Mixer):
     """Longest sentence (N); W^O has its square as inputs."""
     pattern: Pattern = Full()
     """Which tokens each query is combined with, as text: `causal`."""
-
-    @property
-    def causal(self) -> bool:
-        return self.pattern.decodes
-
-    def leak(self) -> str | None:
-        return self.pattern.leak()
 
     def build(self, common: Common) -> SubLayer:
         return TensorizedModule(self, common)
