@@ -217,6 +217,8 @@ def parts() -> Iterator[None]:
 
 # --- code blocks --------------------------------------------------------------------------------------------
 
+MAKERS = ("train", "index", "import", "export", "quantize")  # what they write is used by later commands of a page
+
 
 @every_page
 def test_every_command_runs(
@@ -224,7 +226,10 @@ def test_every_command_runs(
 ) -> None:
     monkeypatch.setattr("allyouneed.lab.benchmark.subprocess", warm_python)
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    elsewhere = [words for earlier in PAGES[: PAGES.index(page)] for words in commands(earlier)]
     for words in commands(page):
+        if words in elsewhere and words[1] not in MAKERS:
+            continue
         if words[0] == "make":
             assert words[1] in targets
         elif words[0] == "allyouneed":

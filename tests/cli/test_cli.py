@@ -92,7 +92,7 @@ def refused(ask):
 
 
 def warm_shell(*args, **more):
-    return warm_python.run([*COMMAND, *map(str, args)], capture_output=True, env=ENVIRONMENT, timeout=60, **more)
+    return warm_python.run([*COMMAND, *map(str, args)], capture_output=True, env=ENVIRONMENT, timeout=300, **more)
 
 
 # --- the command itself ---------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_exit_codes_and_streams_of_a_process(polyglot):
     """Output is UTF-8 whatever the locale."""
     plain = ENVIRONMENT | {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     args = [*COMMAND, "translate", "-m", str(polyglot), "--to", "zh", "--json", "4 June 1998"]
-    good = subprocess.run(args, capture_output=True, env=plain, timeout=60)
+    good = subprocess.run(args, capture_output=True, env=plain, timeout=300)
     assert (good.returncode, good.stderr) == (0, b"") and good.stdout.endswith(b"\n")
     assert "月" in json.loads(good.stdout.decode("utf-8"))["translation"]
     bad = warm_shell("translate", "-m", "nowhere", "x")
@@ -450,7 +450,7 @@ def test_the_input_file_is_never_overwritten(ask, model, tmp_path):
 def test_a_full_disk_is_one_message(model):
     with open("/dev/full", "w") as full:
         command = [*COMMAND, "translate", "-m", str(model), "x"]
-        found = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=ENVIRONMENT, timeout=60)
+        found = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=ENVIRONMENT, timeout=300)
     assert (found.returncode, found.stderr) == (2, b"allyouneed: the output: No space left on device\n")
 
 
@@ -463,7 +463,7 @@ def test_a_closed_output_pipe_is_not_an_error_message(model, tmp_path):
     process.stdout.close()
     said = process.stderr.read().splitlines()  # a model this small has its troubles, and notes say so
     assert all(line.startswith(b"note: ") for line in said), said
-    assert process.wait(60) == 1
+    assert process.wait(300) == 1
 
 
 def test_a_pipe_is_answered_line_by_line(model, truth):
@@ -480,7 +480,7 @@ def test_a_pipe_is_answered_line_by_line(model, truth):
             found = process.stdout.readline().decode()
             assert found.endswith("\n") and found.strip() == (found.strip() if expected is None else expected), text
         watchdog.cancel()
-        assert process.stdout.read() == b"" and process.wait(60) == 0
+        assert process.stdout.read() == b"" and process.wait(300) == 0
 
 
 def interrupt(process, when):
@@ -490,7 +490,7 @@ def interrupt(process, when):
         assert process.poll() is None and time.monotonic() < end, "it ended before it could be interrupted"
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    return process.communicate(timeout=60)[1].decode()
+    return process.communicate(timeout=300)[1].decode()
 
 
 def test_ctrl_c_while_translating_keeps_the_old_file_and_the_finished_lines(model, tmp_path):
