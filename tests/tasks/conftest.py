@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from allyouneed.train import train
+from allyouneed.train import Recipe, train
+from allyouneed.train.prepare import PreparedData, RunFolder, prepare
+from allyouneed.train.progress import Reporter
 from toy_texts import Listener, recipe, write_all
 
 
 @pytest.fixture(scope="session")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_all(tmp_path_factory.mktemp("texts"))
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory, texts: Path) -> Callable[[str], tuple[Recipe, PreparedData]]:
+    """prepared("tagging"): the recipe of that run and its data, for tests that only read them."""
+
+    @cache
+    def make(name: str) -> tuple[Recipe, PreparedData]:
+        given = recipe(tmp_path_factory.mktemp("prepared"), texts, name)
+        return given, prepare(given, RunFolder(given.output), Reporter(Listener().console))
+
+    return make
 
 
 @pytest.fixture(scope="session")

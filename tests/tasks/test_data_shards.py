@@ -44,10 +44,10 @@ def asked(batch: Batch) -> list[float]:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_the_shards_of_a_batch_are_the_batch(run: str, texts: Path, tmp_path: Path):
+def test_the_shards_of_a_batch_are_the_batch(run: str, prepared: Any):
     """The last batch of an epoch too, in which some readers have no sentence."""
-    prepared = prepared_for(run, texts, tmp_path)
-    for batches in (prepared.train, PaddedBatches(prepared.train.items, 512, 1)):
+    _, data = prepared(run)
+    for batches in (data.train, PaddedBatches(data.train.items, 512, 1)):
         whole = list(batches.batches(1))
         assert len(whole) > 1
         for readers in (2, 3, 4):

@@ -13,13 +13,15 @@ from allyouneed.folder import Folder
 from allyouneed.infer.predictors.registry import TASKS
 from allyouneed.nn.batch import Batch
 from allyouneed.tasks.task import Task
+from allyouneed.train import Recipe
 from allyouneed.train.log import read_log
 from allyouneed.train.prefetch import count_labels
-from allyouneed.train.prepare import RunFolder, prepare
+from allyouneed.train.prepare import PreparedData, RunFolder, prepare
 from allyouneed.train.progress import Reporter
 from toy_texts import ENCODER, RUNS, Listener, recipe
 
 Trained = Callable[[str], tuple[Path, str]]
+Prepared = Callable[[str], tuple[Recipe, PreparedData]]
 # a run's last loss must be under this part of its first
 FALLS = {"similarity": 0.3, "contrastive": 0.6, "span-corruption": 0.6, "masked-lm": 0.6, "masked-lm words": 0.6}
 FALLS |= {"permutation-lm": 0.6, "translation-lm": 0.6}
@@ -50,14 +52,13 @@ def test_it_trains_and_the_loss_falls(run: str, trained: Trained) -> None:
 
 
 @pytest.mark.parametrize("run", [name for name in RUNS if name != "contrastive"])
-def test_packed_and_padded_the_loss_is_the_same(run: str, texts: Path, tmp_path: Path) -> None:
+def test_packed_and_padded_the_loss_is_the_same(run: str, prepared: Prepared) -> None:
     """Of contrastive it cannot be: who is in the batch is what it is about."""
-    given = recipe(tmp_path, texts, run)
-    prepared = prepare(given, RunFolder(given.output), Reporter(Listener().console))
-    model = given.model_for(prepared.vocabularies, prepared.labels).build().eval()
-    padded = PaddedBatches(prepared.train.items, 512, given.seed)
+    given, data = prepared(run)
+    model = given.model_for(data.vocabularies, data.labels).build().eval()
+    padded = PaddedBatches(data.train.items, 512, given.seed)
     totals = []
-    for batches in (prepared.train, padded):
+    for batches in (data.train, padded):
         with torch.no_grad():
             losses = [given.task.loss(model, batch) for batch in batches.batches(1)]
         assert int(sum(loss.tokens for loss in losses)) == sum(map(count_labels, batches.batches(1)))
@@ -66,11 +67,10 @@ def test_packed_and_padded_the_loss_is_the_same(run: str, texts: Path, tmp_path:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_batches_are_a_function_of_seed_epoch_and_number(run: str, texts: Path, tmp_path: Path) -> None:
-    given = recipe(tmp_path, texts, run)
-    prepared = prepare(given, RunFolder(given.output), Reporter(Listener().console))
-    whole = list(prepared.train.batches(2))
-    later = next(prepared.spare.batches(2, start_step=len(whole) - 1))
+def test_batches_are_a_function_of_seed_epoch_and_number(run: str, prepared: Prepared) -> None:
+    _, data = prepared(run)
+    whole = list(data.train.batches(2))
+    later = next(data.spare.batches(2, start_step=len(whole) - 1))
     assert torch.equal(later.rows.tokens, whole[-1].rows.tokens)
     assert later.labels is not None and whole[-1].labels is not None and torch.equal(later.labels, whole[-1].labels)
 
