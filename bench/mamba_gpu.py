@@ -12,6 +12,7 @@ and mamba_ssm (Python files alone: its kernels for Mamba-2 are Triton). The peer
 CUDA extension: --selective-scan, a folder with its sources (csrc/selective_scan), builds it first; without it the peer
 runs its own plain loop over tokens. Which of the two ran is printed. The peer's short convolution is its Triton one.
 
+Of the tile configurations of mamba_ssm's Triton kernels (about 200 in all), the first --configs of each are tried.
 A peer that would take longer than LONGEST seconds for one pass, judged by a shorter one, is left out.
 """
 
@@ -78,6 +79,19 @@ def build_selective_scan(source: Path) -> None:
     built = load("selective_scan_cuda", sources, extra_cuda_cflags=flags, extra_include_paths=[str(folder)])
     sys.modules["selective_scan_cuda"] = built
     print(f"mamba_ssm's selective scan built in {time.perf_counter() - start:.0f} s", flush=True)
+
+
+def limit_configs(count: int) -> None:
+    """The peer's kernels try so many of their tile configurations instead of all, of which each takes about a second to
+    compile."""
+    from fla.layers import mamba2  # noqa: F401  # imports them
+
+    for name, module in list(sys.modules.items()):
+        for part in vars(module).values() if name.startswith("mamba_ssm.ops.triton") else ():
+            while part is not None:
+                if isinstance(getattr(part, "configs", None), list):
+                    part.configs = part.configs[:count]
+                part = getattr(part, "fn", None)
 
 
 # --- one layer --------------------------------------------------------------------------------------------------------
@@ -258,6 +272,7 @@ def main() -> None:
     parser.add_argument("--peer-path", type=Path, help="a folder with the packages of the peer")
     parser.add_argument("--selective-scan", type=Path, help="sources of mamba_ssm's CUDA extension")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes on CPU")
+    parser.add_argument("--configs", type=int, default=2, help="tile configurations that the peer tries; 0: all")
     parser.add_argument("--only", choices=["mamba", "mamba2"], help="one of the two")
     given = parser.parse_args()
     sizes = TINY if given.tiny else Sizes()
@@ -269,6 +284,8 @@ def main() -> None:
     import fla
     import triton
 
+    if given.configs:
+        limit_configs(given.configs)
     name = torch.cuda.get_device_name() if sizes.device == "cuda" else "CPU"
     print(f"{name}, torch {torch.__version__}, triton {triton.__version__}, fla {fla.__version__}")
     for kind in ("mamba", "mamba2") if given.only is None else (given.only,):
