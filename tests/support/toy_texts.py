@@ -30,6 +30,13 @@ TWICE = BODY | {
     "first": [LAYER | {"mixer": {"kind": "gated-retention", "heads": 2}}],
     "second": [{"wiring": "pre-norm", "cross": ATTENTION | {"pattern": "causal"}, "channel": LAYER["channel"]}],
 }
+INTERLEAVED = DECODER | {
+    "kind": "interleaved",
+    "image": {
+        "encoder": {"width": 8, "embed": {"kind": "patches", "image": 8, "patch": 4}, "encoder": [LAYER]},
+        "resampler": {"kind": "attentive-pooling", "slots": 2, "heads": 2},
+    },
+}
 PREFIX = BODY | {"kind": "decoder", "decoder": [LAYER | {"mixer": ATTENTION | {"pattern": "causal | prompt"}}]}
 BOTH = BODY | {
     "kind": "encoder-decoder",
@@ -143,6 +150,15 @@ def comparisons(count: int, dice: random.Random) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
+def pieces(count: int, dice: random.Random) -> str:
+    """Texts in pieces, each with an answer, a Chinese word; tests/tasks/test_interleaved.py has images and sounds."""
+    lines = []
+    for _ in range(count):
+        who, what = dice.choice(list(WHO)), dice.choice(list(WHAT))
+        lines.append(json.dumps({"pieces": [f"{who} ", {"text": what}], "answer": WHO[who]}) + "\n")
+    return "".join(lines)
+
+
 def impressions(count: int, dice: random.Random) -> str:
     """A log of clicks: people click what is good."""
     rows = ["items,item,place,click\n"]
@@ -154,7 +170,7 @@ def impressions(count: int, dice: random.Random) -> str:
 
 
 WRITERS = {"txt": documents, "labelled.tsv": labelled, "conll": tagged, "scored.tsv": scored, "pairs.tsv": translated}
-WRITERS |= {"chats.jsonl": chats, "comparisons.jsonl": comparisons, "log.csv": impressions}
+WRITERS |= {"chats.jsonl": chats, "comparisons.jsonl": comparisons, "log.csv": impressions, "pieces.jsonl": pieces}
 
 
 def write_all(folder: Path) -> Path:
@@ -189,6 +205,7 @@ RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"columns": [1, 2, 0]},
     ),
     "contrastive": ("pairs.tsv", {"task": "contrastive", "model": ENCODER}, {}),
+    "interleaved": ("pieces.jsonl", {"task": "interleaved", "model": INTERLEAVED}, {}),
     "chat": ("chats.jsonl", {"task": "chat", "model": DECODER}, {}),
     "preference": ("comparisons.jsonl", {"task": "preference", "model": DECODER}, {}),
     "click": ("log.csv", {"task": "click", "model": BEHAVIOR}, {"features": ["place"]}),
