@@ -21,6 +21,7 @@ erf, tanh, exp = torch.erf, torch.tanh, torch.exp
 EQUATIONS = {
     "identity": lambda x: x,
     "relu": lambda x: x.clamp(min=0),
+    "leaky-relu": lambda x: torch.where(x > 0, x, 0.01 * x),
     "relu-squared": lambda x: x.clamp(min=0) ** 2,
     "elu": lambda x: torch.where(x > 0, x, exp(x) - 1),
     "gelu": lambda x: x / 2 * (1 + erf(x / math.sqrt(2))),
