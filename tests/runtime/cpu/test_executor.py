@@ -110,14 +110,14 @@ def test_results_are_bit_identical_across_batches_and_thread_counts() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 8])
-@pytest.mark.parametrize("mixer", [None, "mla"])
+@pytest.mark.parametrize("mixer", [None, "mla", "additive"])
 def test_paged_caches_give_the_same_numbers(size: int, mixer: str | None) -> None:
     """Rows that share blocks, write to them and change places: the same bits, also where torch computes a part."""
-    model: Any = language_model() if mixer is None else mixed_model()
+    model: Any = language_model() if mixer is None else mixed_model(mixer)
     executor = cpu_executor(model)
     if not isinstance(executor, CpuExecutor):
         return
-    assert bool(executor.decoder.calls) == (mixer is not None)
+    assert bool(executor.decoder.calls) == (mixer == "additive")
     pool = BlockPool(60, size)
     plain = executor.start(3)
     paged = PagedStates(executor.start(3), pool)
@@ -134,17 +134,18 @@ def test_paged_caches_give_the_same_numbers(size: int, mixer: str | None) -> Non
     assert not pool.used
 
 
-def mixed_model() -> Any:
-    """A language model with a native layer and one whose mixer torch computes."""
+def mixed_model(mixer: str) -> Any:
+    """A language model with attention in one layer and another mixer in the next; torch computes additive scores."""
     torch.manual_seed(0)
     mla = {"kind": "mla", "kv_rank": 9, "nope_width": 9, "rope_width": 4, "value_width": 9}
+    other = mla if mixer == "mla" else {"kind": "attention", "scores": "additive"}
     layers = [
         {
             "wiring": "pre-norm",
             "mixer": mixer | {"heads": 4, "pattern": "causal"},
             "channel": {"kind": "ffn", "hidden": 48},
         }
-        for mixer in ({"kind": "attention"}, mla)
+        for mixer in ({"kind": "attention"}, other)
     ]
     return parse(Model, {"kind": "decoder", "vocab": 31, "width": 32, "decoder": layers}).build().eval()  # type: ignore[type-abstract]
 

@@ -90,17 +90,17 @@ def with_one_other_mixer(mixer: dict) -> nn.Module:
     return parse(Model, tree).build().eval()  # type: ignore[type-abstract]
 
 
-OTHERS = {
-    "retention": {"kind": "retention", "heads": 4},
-    "alibi": {"kind": "attention", "heads": 4, "pattern": "causal", "positions": "alibi"},
-    "window": {"kind": "attention", "heads": 4, "pattern": "causal & window(3)"},
-    "rwkv": {"kind": "rwkv"},
+CALLED = {
+    "transformer-xl": {"kind": "attention", "heads": 4, "pattern": "causal", "positions": "transformer-xl"},
+    "additive": {"kind": "attention", "heads": 4, "pattern": "causal", "scores": "additive"},
+    "infini": {"kind": "infini", "heads": 4, "segment": 3},
+    "performer": {"kind": "performer", "heads": 4},
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", CALLED)
 def test_one_such_layer_among_others_is_the_only_call(name: str) -> None:
-    model = with_one_other_mixer(OTHERS[name])
+    model = with_one_other_mixer(CALLED[name])
     executor = cpu_executor(model)
     if not isinstance(executor, CpuExecutor):
         return

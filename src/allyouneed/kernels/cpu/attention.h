@@ -9,40 +9,81 @@
 
 namespace {
 
-void rotate(float* x, const float* cosines, int planes) {  // nn/positions/rotary.py: features i and i + planes
-    const float* sines = cosines + planes;
-    for (int i = 0; i < planes; i++) {
-        float a = x[i], b = x[i + planes];
-        x[i] = a * cosines[i] - b * sines[i];
-        x[i + planes] = b * cosines[i] + a * sines[i];
-    }
-}
+// Where the keys and values of one row and head are, by position.
+struct Contiguous {
+    float *keys, *values;
+    int64_t key_time, value_time;
+    float* key(int64_t p) const { return keys + p * key_time; }
+    float* value(int64_t p) const { return values + p * value_time; }
+};
 
-struct Contiguous {  // where the keys of one row and head are in a cache, in floats
-    int64_t begin, time;
-    int64_t operator()(int64_t t) const { return begin + t * time; }
+struct Ring {  // nn/states/window.py: the first positions, then the most recent ones
+    float *keys, *values;
+    int64_t key_time, value_time, first, ring;
+    int64_t slot(int64_t p) const { return p < first ? p : first + (p - first) % ring; }
+    float* key(int64_t p) const { return keys + slot(p) * key_time; }
+    float* value(int64_t p) const { return values + slot(p) * value_time; }
 };
 
 struct Paged {
+    float *keys, *values;
     const int32_t* table;
-    int64_t begin, block, time;
+    int64_t block, key_time, value_block, value_time;
     int shift;
-    int64_t operator()(int64_t t) const {
-        return begin + table[t >> shift] * block + (t & ((int64_t(1) << shift) - 1)) * time;
+    int64_t inside(int64_t p) const { return p & ((int64_t(1) << shift) - 1); }
+    float* key(int64_t p) const { return keys + table[p >> shift] * block + inside(p) * key_time; }
+    float* value(int64_t p) const { return values + table[p >> shift] * value_block + inside(p) * value_time; }
+};
+
+struct Seen {  // the positions that a query sees: all up to `first`, then a gap
+    int count, first, gap;
+    int64_t operator()(int i) const { return i < first ? i : i + gap; }
+};
+
+// What is added to q·k of one head and query at `position`, before the softmax.
+struct ScoreTerms {
+    const float* bias = nullptr;  // by key position
+    const uint8_t* mask = nullptr;
+    const float *relative_keys = nullptr, *relative_values = nullptr;
+    int distance = 0, position = 0;
+    float cap = 0;
+    bool any() const { return bias || mask || relative_keys || cap != 0; }
+    int vector_of(int64_t p) const {
+        return int(std::clamp<int64_t>(p - position, -distance, distance)) + distance;
     }
 };
 
-// softmax(q·k · scale) v of one query over `keys` keys; `weights` has room for four more.
+void add_terms(const ScoreTerms& terms, const Seen& seen, const float* q, int width, float scale, float* scores) {
+    if (terms.relative_keys) {
+        float dots[2 * MAX_DISTANCE + 1];
+        for (int n = 0; n <= 2 * terms.distance; n++) dots[n] = dot(q, terms.relative_keys + n * width, width) * scale;
+        for (int i = 0; i < seen.count; i++) scores[i] += dots[terms.vector_of(seen(i))];
+    }
+    if (terms.bias)
+        for (int i = 0; i < seen.count; i++) scores[i] += terms.bias[seen(i)];
+    if (terms.cap != 0)
+        for (int i = 0; i < seen.count; i += LANES) {
+            const __mmask16 inside = tail(seen.count - i);
+            const __m512 cap = _mm512_set1_ps(terms.cap), some = _mm512_maskz_loadu_ps(inside, scores + i);
+            _mm512_mask_storeu_ps(scores + i, inside, _mm512_mul_ps(cap, tanh_(_mm512_div_ps(some, cap))));
+        }
+    if (terms.mask)
+        for (int i = 0; i < seen.count; i++)
+            if (!terms.mask[seen(i)]) scores[i] = -INFINITY;
+}
+
+// softmax(q·k · scale + …) v of one query; `weights` has room for four more keys.
 template <typename Place>
-void attend(const float* q, const Cache& cache, const Place& at, int keys, int width, float scale, float* weights,
-            float* out) {
-    if (!keys) {
-        std::memset(out, 0, width * sizeof(float));
+void attend(const float* q, const Place& at, const Seen& seen, int width, int value_width, float scale,
+            const ScoreTerms& terms, float* weights, float* out) {
+    const int keys = seen.count;
+    if (keys <= 0) {
+        std::memset(out, 0, value_width * sizeof(float));
         return;
     }
     for (int t = 0; t < keys; t += 4) {
         const float* k[4];
-        for (int n = 0; n < 4; n++) k[n] = cache.keys + at(std::min(t + n, keys - 1));
+        for (int n = 0; n < 4; n++) k[n] = at.key(seen(std::min(t + n, keys - 1)));
         __m512 sums[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
         for (int i = 0; i < width; i += LANES) {
             __mmask16 inside = tail(width - i);
@@ -54,33 +95,39 @@ void attend(const float* q, const Cache& cache, const Place& at, int keys, int w
         __m128 dots = four_sums(sums[0], sums[1], sums[2], sums[3]);
         _mm_storeu_ps(weights + t, _mm_mul_ps(dots, _mm_set1_ps(scale)));
     }
+    if (terms.any()) add_terms(terms, seen, q, width, scale, weights);
     __m512 high = _mm512_set1_ps(-INFINITY), total = _mm512_setzero_ps();
     for (int t = 0; t < keys; t += LANES)
         high = _mm512_max_ps(high, _mm512_mask_loadu_ps(high, tail(keys - t), weights + t));
-    const __m512 top = _mm512_set1_ps(_mm512_reduce_max_ps(high));
+    const float most = _mm512_reduce_max_ps(high);
+    if (most == -INFINITY) {  // no key is allowed
+        std::memset(out, 0, value_width * sizeof(float));
+        return;
+    }
+    const __m512 top = _mm512_set1_ps(most);
     for (int t = 0; t < keys; t += LANES) {
         __mmask16 inside = tail(keys - t);
         __m512 some = exponential(_mm512_sub_ps(_mm512_maskz_loadu_ps(inside, weights + t), top));
         total = _mm512_mask_add_ps(total, inside, total, some);
         _mm512_mask_storeu_ps(weights + t, inside, some);
     }
-    const __m512 share = _mm512_set1_ps(1 / _mm512_reduce_add_ps(total));
-    for (int i = 0; i < width; i += 4 * LANES) {  // four registers of features at a time, odd and even keys apart
+    const float share = 1 / _mm512_reduce_add_ps(total);
+    for (int i = 0; i < value_width; i += 4 * LANES) {  // four registers of features at a time, odd and even keys apart
         __mmask16 inside[4];
         __m512 even[4], odd[4];
 #pragma GCC unroll 4
         for (int n = 0; n < 4; n++) {
-            inside[n] = tail(std::max(0, width - i - n * LANES));
+            inside[n] = tail(std::max(0, value_width - i - n * LANES));
             even[n] = odd[n] = _mm512_setzero_ps();
         }
         for (int t = 0; t < keys; t += 2) {
-            const float* v = cache.values + at(t) + i;
+            const float* v = at.value(seen(t)) + i;
             const __m512 one = _mm512_set1_ps(weights[t]);
 #pragma GCC unroll 4
             for (int n = 0; n < 4; n++)
                 even[n] = _mm512_fmadd_ps(one, _mm512_maskz_loadu_ps(inside[n], v + n * LANES), even[n]);
             if (t + 1 == keys) break;
-            v = cache.values + at(t + 1) + i;
+            v = at.value(seen(t + 1)) + i;
             const __m512 next = _mm512_set1_ps(weights[t + 1]);
 #pragma GCC unroll 4
             for (int n = 0; n < 4; n++)
@@ -88,72 +135,82 @@ void attend(const float* q, const Cache& cache, const Place& at, int keys, int w
         }
 #pragma GCC unroll 4
         for (int n = 0; n < 4; n++) {
-            __m512 sum = _mm512_mul_ps(_mm512_add_ps(even[n], odd[n]), share);
+            __m512 sum = _mm512_mul_ps(_mm512_add_ps(even[n], odd[n]), _mm512_set1_ps(share));
             _mm512_mask_storeu_ps(out + i + n * LANES, inside[n], sum);
         }
     }
+    if (!terms.relative_values) return;
+    float by_vector[2 * MAX_DISTANCE + 1] = {};
+    for (int t = 0; t < keys; t++) by_vector[terms.vector_of(seen(t))] += weights[t];
+    for (int n = 0; n <= 2 * terms.distance; n++)
+        if (by_vector[n] != 0)
+            add_scaled(out, terms.relative_values + int64_t(n) * value_width, by_vector[n] * share, value_width);
 }
 
-// The tokens of one row, for the query heads that share a key head.
+// The tokens of one row, for the query heads that share a key head. The register holds queries, keys and values.
 template <typename Place>
-void attend_row(const Instruction& o, const Pass& pass, const Cache& cache, const Place& at, int row, int head,
-                float* weights) {
+void attend_row(const Instruction& o, const Pass& pass, const Place& at, int row, int head, float* weights) {
     const AttentionArgs& args = o.attention;
-    const int heads = args.heads, kv_heads = args.kv_heads, width = args.head_width, from = args.keys;
-    const int planes = args.planes, shared = heads / kv_heads;  // query heads per key head
+    const int heads = args.heads, kv_heads = args.kv_heads, width = args.head_width, values = args.value_width;
+    const int shared = heads / kv_heads, from = args.keys;  // query heads per key head
     const int start = from == CACHED ? pass.starts[row] : 0;
-    const int64_t stride = pass.widths[o.input];
-    float* x = pass.registers[o.input];
-    for (int i = 0; i < pass.lengths[row]; i++) {
-        float* token = x + (int64_t(row) * pass.time + i) * stride;
-        float *k = token + (heads + head) * width, *v = token + (heads + kv_heads + head) * width;
-        if (planes) {
-            const int64_t line = int64_t(start + i) * 2 * planes;
-            for (int h = head * shared; h < (head + 1) * shared; h++)
-                rotate(token + h * width, pass.tables[args.table] + line, planes);
-            rotate(k, pass.tables[args.table + 1] + line, planes);
+    if (from == CACHED)
+        for (int i = 0; i < pass.lengths[row]; i++) {
+            const float* token = input_of(o, pass, int64_t(row) * pass.time + i);
+            const float *k = token + (heads + head) * width, *v = token + (heads + kv_heads) * width + head * values;
+            std::memcpy(at.key(start + i), k, width * sizeof(float));
+            if (at.keys != at.values) std::memcpy(at.value(start + i), v, values * sizeof(float));
         }
-        if (from == CACHED) {
-            std::memcpy(cache.keys + at(start + i), k, width * sizeof(float));
-            std::memcpy(cache.values + at(start + i), v, width * sizeof(float));
-        }
-    }
+    ScoreTerms terms;
+    terms.relative_keys = args.relative_keys, terms.relative_values = args.relative_values;
+    terms.distance = args.distance, terms.cap = args.cap;
+    if (args.mask >= 0) terms.mask = pass.masks[args.mask].allowed + row * pass.masks[args.mask].row;
     for (int i = 0; i < pass.time; i++) {
         const int64_t t = int64_t(row) * pass.time + i;
-        const int keys = i >= pass.lengths[row] ? 0
-                         : from == CACHED       ? start + i + 1
-                         : from == SOURCE       ? pass.sources[row / pass.group]
-                                                : pass.lengths[row];
-        for (int h = head * shared; h < (head + 1) * shared; h++)
-            attend(x + t * stride + h * width, cache, at, keys, width, args.scale, weights,
-                   pass.registers[o.output] + (t * heads + h) * width);
+        const int position = start + i;
+        Seen seen{0, 0, 0};
+        if (i < pass.lengths[row])
+            seen.count = from == CACHED   ? position + 1
+                         : from == SOURCE ? pass.sources[row / pass.group]
+                                          : pass.lengths[row];
+        if (args.recent && from == CACHED) {
+            seen.first = args.first, seen.gap = std::max(0, position + 1 - args.recent - args.first);
+            seen.count -= seen.gap;
+        }
+        terms.position = position;
+        for (int h = head * shared; h < (head + 1) * shared; h++) {
+            if (args.bias >= 0)
+                terms.bias = pass.tables[args.bias] + int64_t(h) * (2 * pass.positions - 1) + pass.positions - 1 - position;
+            attend(input_of(o, pass, t) + h * width, at, seen, width, values, args.scale, terms, weights,
+                   output_of(o, pass, t) + h * values);
+        }
     }
 }
 
-void attention(const Instruction& o, const Pass& pass, int thread) {
+void attention(const Instruction& o, const Pass& pass, int task, int thread) {
     const AttentionArgs& args = o.attention;
     const int heads = args.heads, kv_heads = args.kv_heads, width = args.head_width, from = args.keys;
-    const int64_t stride = pass.widths[o.input];
-    float* x = pass.registers[o.input];
-    float* weights = pass.scratch + 2 * pass.rows * pass.time + int64_t(thread) * pass.longest;
-    Cache cache{};
-    if (from == SELF)
-        cache = {x + heads * width, x + (heads + kv_heads) * width, pass.time * stride, width, stride};
-    else
-        cache = pass.caches[args.cache];
-    Share tasks(pass.rows * kv_heads, thread, pass.threads);
-    for (int task = tasks.begin; task < tasks.end; task++) {
-        const int row = task / kv_heads, head = task % kv_heads;
-        if (from == CACHED && pass.block_table) {
-            const int32_t* table = pass.block_table + int64_t(row) * pass.blocks;
-            const Paged at{table, head * cache.head, cache.row, cache.time, pass.shift};
-            attend_row(o, pass, cache, at, row, head, weights);
-        } else {
-            const int64_t line = from == SOURCE ? row / pass.group : row;
-            const Contiguous at{line * cache.row + head * cache.head, cache.time};
-            attend_row(o, pass, cache, at, row, head, weights);
-        }
+    float* weights = pass.scratch + 2 * int64_t(pass.most_rows) + int64_t(thread) * pass.longest;
+    const int row = task / kv_heads, head = task % kv_heads;
+    if (from == SELF) {
+        const int64_t stride = pass.widths[o.input];
+        float* first = (float*)input_of(o, pass, int64_t(row) * pass.time);
+        const Contiguous at{first + (heads + head) * width,
+                            first + (heads + kv_heads) * width + head * args.value_width, stride, stride};
+        return attend_row(o, pass, at, row, head, weights);
     }
+    const Cache& cache = pass.caches[args.cache];
+    float *keys = cache.keys + head * cache.head, *values = cache.values + head * cache.value_head;
+    if (from == CACHED && pass.block_table && !args.ring) {
+        const int32_t* table = pass.block_table + int64_t(row) * pass.blocks;
+        const Paged at{keys, values, table, cache.row, cache.time, cache.value_row, cache.value_time, pass.shift};
+        return attend_row(o, pass, at, row, head, weights);
+    }
+    const int64_t line = from == SOURCE ? row / pass.group : row;
+    keys += line * cache.row, values += line * cache.value_row;
+    if (args.ring)
+        attend_row(o, pass, Ring{keys, values, cache.time, cache.value_time, args.first, args.ring}, row, head, weights);
+    else attend_row(o, pass, Contiguous{keys, values, cache.time, cache.value_time}, row, head, weights);
 }
 
 }  // namespace

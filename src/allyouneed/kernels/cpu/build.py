@@ -29,7 +29,7 @@ from torch import Tensor
 from allyouneed.torch_private import has_vnni
 
 SOURCE = Path(__file__).with_name("interpreter.cpp")
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno", "-w")
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-pthread", "-fno-math-errno", "-w")
 CHECKSUM = 64  # hex digits at the end of the library: the SHA-256 of everything before them
 TIMEOUT = 300  # seconds to wait for the compiler, which runs at low priority
 
@@ -168,7 +168,7 @@ def cache_folder() -> Path:
 def library_path() -> Path:
     """The file built from these sources with these flags for this processor."""
     sources = [SOURCE, *sorted(SOURCE.parent.glob("*.h"))]
-    key = (*(source.read_text("utf-8") for source in sources), *FLAGS, compiler(), str(openmp_library()), cpu_flags())
+    key = (*(source.read_text("utf-8") for source in sources), *FLAGS, compiler(), cpu_flags())
     digest = hashlib.sha256("\n".join(key).encode()).hexdigest()[:24]
     return cache_folder() / f"interpreter-{digest}.so"
 
@@ -178,10 +178,9 @@ def start_build(library: Path) -> subprocess.Popen[bytes]:
     library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     refuse_foreign(library.parent)
     object_file, shared = (str(library.with_suffix(f".{os.getpid()}.{end}")) for end in ("o", "so"))
-    openmp = openmp_library()
     steps = (
         [compiler(), *FLAGS, "-c", str(SOURCE), "-o", object_file],
-        [compiler(), "-shared", object_file, "-o", shared, "-lgomp" if openmp is None else str(openmp)],
+        [compiler(), "-shared", object_file, "-o", shared, "-pthread"],
         ["chmod", "go-w", shared],
         ["sync", shared],
         ["mv", shared, str(library)],  # atomic: other processes may be building or loading it
@@ -193,15 +192,6 @@ def start_build(library: Path) -> subprocess.Popen[bytes]:
     none = subprocess.DEVNULL
     command = ["sh", "-c", f"umask 077; {script}; code=$?; rm -f {shlex.quote(object_file)}; exit $code"]
     return subprocess.Popen(command, start_new_session=True, stdin=none, stdout=none, stderr=none)
-
-
-def openmp_library() -> Path | None:
-    """The OpenMP library that torch has loaded; a second one would compete with it for the cores."""
-    for line in Path("/proc/self/maps").read_text("utf-8").splitlines():
-        path = line.split(maxsplit=5)[-1]
-        if "/libgomp" in path:
-            return Path(path)
-    return None
 
 
 def cpu_flags() -> str:

@@ -2,20 +2,24 @@
 #pragma once
 
 #include <cmath>
+#include <cstring>
 
 #include "simd.h"
 
 namespace {
 
+inline int position_of(const Pass& pass, int t) {  // 0 of padding
+    const int row = t / pass.time, i = t % pass.time;
+    return i < pass.lengths[row] ? pass.starts[row] + i : 0;
+}
+
 void embed(const Instruction& o, const Pass& pass, int t) {
     const EmbedArgs& args = o.embed;
-    const int width = args.width;
+    const int width = o.width;
     const int64_t token = pass.tokens[t];
-    const int position = pass.starts[t / pass.time] + t % pass.time;
-    const bool padding = t % pass.time >= pass.lengths[t / pass.time];
     const float* added =
-        args.positions < 0 ? nullptr : pass.tables[args.positions] + int64_t(padding ? 0 : position) * width;
-    float* out = pass.registers[o.output] + int64_t(t) * width;
+        args.positions < 0 ? nullptr : pass.tables[args.positions] + int64_t(position_of(pass, t)) * width;
+    float* out = output_of(o, pass, t);
     if (args.format == INT8) {
         const int8_t* weight = (const int8_t*)args.weight + token * width;
         const float step = args.step[token];
@@ -32,13 +36,10 @@ void embed(const Instruction& o, const Pass& pass, int t) {
     for (int i = 0; i < width; i++) out[i] = out[i] * args.scale + (added ? added[i] : 0);
 }
 
-void norm(const Instruction& o, const Pass& pass, int t) {
-    const int width = o.norm.width;
-    const float* x = pass.registers[o.input] + int64_t(t) * width;
-    float* out = pass.registers[o.output] + int64_t(t) * width;
-    const float *weight = o.norm.weight, *bias = o.norm.bias;
+void norm_group(const NormArgs& args, const float* x, float* out, int width) {
+    const float *weight = args.weight, *bias = args.bias;
     float mean = 0, square = 0;
-    if (o.norm.centred) {
+    if (args.centred) {
         __m512 sum = _mm512_setzero_ps();
         for (int i = 0; i < width; i += LANES) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(tail(width - i), x + i));
         mean = _mm512_reduce_add_ps(sum) / width;
@@ -50,7 +51,7 @@ void norm(const Instruction& o, const Pass& pass, int t) {
         sum = _mm512_fmadd_ps(some, some, sum);
     }
     square = _mm512_reduce_add_ps(sum) / width;
-    __m512 scale = _mm512_set1_ps(1 / std::sqrt(square + o.norm.eps)), offset = _mm512_set1_ps(o.norm.offset);
+    __m512 scale = _mm512_set1_ps(1 / std::sqrt(square + args.eps)), offset = _mm512_set1_ps(args.offset);
     for (int i = 0; i < width; i += LANES) {
         __mmask16 inside = tail(width - i);
         __m512 some = _mm512_mul_ps(_mm512_sub_ps(_mm512_maskz_loadu_ps(inside, x + i), middle), scale);
@@ -60,29 +61,71 @@ void norm(const Instruction& o, const Pass& pass, int t) {
     }
 }
 
+void norm(const Instruction& o, const Pass& pass, int t) {
+    const float* x = input_of(o, pass, t);
+    float* out = output_of(o, pass, t);
+    const int width = o.width / o.norm.groups;
+    for (int group = 0; group < o.norm.groups; group++) norm_group(o.norm, x + group * width, out + group * width, width);
+}
+
+void softmax(const Instruction& o, const Pass& pass, int t) {
+    const int width = o.width / o.softmax.groups;
+    for (int group = 0; group < o.softmax.groups; group++) {
+        const float* x = input_of(o, pass, t) + group * width;
+        float* out = output_of(o, pass, t) + group * width;
+        __m512 high = _mm512_set1_ps(-INFINITY), total = _mm512_setzero_ps();
+        for (int i = 0; i < width; i += LANES)
+            high = _mm512_max_ps(high, _mm512_mask_loadu_ps(high, tail(width - i), x + i));
+        const __m512 top = _mm512_set1_ps(_mm512_reduce_max_ps(high));
+        for (int i = 0; i < width; i += LANES) {
+            const __mmask16 inside = tail(width - i);
+            const __m512 some = exponential(_mm512_sub_ps(_mm512_maskz_loadu_ps(inside, x + i), top));
+            total = _mm512_mask_add_ps(total, inside, total, some);
+            _mm512_mask_storeu_ps(out + i, inside, some);
+        }
+        const float share = 1 / _mm512_reduce_add_ps(total);
+        for (int i = 0; i < width; i++) out[i] *= share;
+    }
+}
+
+void rotate(const Instruction& o, const Pass& pass, int t) {  // nn/positions/rotary.py
+    const RotateArgs& args = o.rotate;
+    const int planes = args.planes;
+    const float* cosines = pass.tables[args.table] + int64_t(position_of(pass, t)) * 2 * planes;
+    const float* sines = cosines + planes;
+    const int step = args.interleaved ? 2 : 1, apart = args.interleaved ? 1 : planes;
+    for (int head = 0; head < args.heads; head++) {
+        float* x = output_of(o, pass, t) + head * args.head_width;
+        for (int i = 0; i < planes; i++) {
+            float a = x[i * step], b = x[i * step + apart];
+            x[i * step] = a * cosines[i] - b * sines[i];
+            x[i * step + apart] = b * cosines[i] + a * sines[i];
+        }
+    }
+}
+
 void elementwise(const Instruction& o, const Pass& pass, int t) {
-    const int width = pass.widths[o.output];
-    const float* a = pass.registers[o.input] + int64_t(t) * pass.widths[o.input];
-    float* out = pass.registers[o.output] + int64_t(t) * width;
+    const int width = o.width;
+    const float *a = input_of(o, pass, t), *b = o.other < 0 ? nullptr : other_of(o, pass, t);
+    float* out = output_of(o, pass, t);
     for (int i = 0; i < width; i += LANES) {
         __mmask16 inside = tail(width - i);
         __m512 x = _mm512_maskz_loadu_ps(inside, a + i);
         if (o.kind == ADD) {
-            const float* b = pass.registers[o.other] + int64_t(t) * width;
             x = _mm512_add_ps(x, _mm512_maskz_loadu_ps(inside, b + i));
         } else if (o.kind == SCALE) {
             const float* factors = o.scale.factors;
             x = _mm512_mul_ps(x, factors ? _mm512_maskz_loadu_ps(inside, factors + i) : _mm512_set1_ps(o.scale.factor));
         } else if (o.kind == ACTIVATE) {
             x = activate(x, o.activate.activation);
-        } else {  // GATE: activation(first half) * second half
-            x = _mm512_mul_ps(activate(x, o.activate.activation), _mm512_maskz_loadu_ps(inside, a + width + i));
-        }
+        } else if (o.kind == GATE) {
+            x = _mm512_mul_ps(activate(x, o.activate.activation), _mm512_maskz_loadu_ps(inside, b + i));
+        } else if (o.kind == LERP) {  // from `other` to `input`
+            const __m512 y = _mm512_maskz_loadu_ps(inside, b + i);
+            x = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(inside, o.scale.factors + i), _mm512_sub_ps(x, y), y);
+        }  // COPY: as it is
         _mm512_mask_storeu_ps(out + i, inside, x);
     }
 }
-
-// A thread runs consecutive instructions of this kind without waiting for the others.
-bool is_tokenwise(const Instruction& o) { return o.kind != LINEAR && o.kind != ATTENTION; }
 
 }  // namespace

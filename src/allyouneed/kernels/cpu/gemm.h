@@ -28,6 +28,22 @@ void quantize_token(const float* x, int inputs, uint8_t* quantized, float* step,
     }
 }
 
+// BitNet (nn/linear/bitlinear.py): −128 … 127 of the largest absolute value, shifted to 0 … 255.
+void quantize_symmetric(const float* x, int inputs, uint8_t* quantized, float* step, float* zero) {
+    __m512 high = _mm512_set1_ps(1e-5f);
+    for (int i = 0; i < inputs; i += LANES)
+        high = _mm512_max_ps(high, _mm512_abs_ps(_mm512_maskz_loadu_ps(tail(inputs - i), x + i)));
+    const float peak = _mm512_reduce_max_ps(high);
+    *zero = 128, *step = peak * (1.0f / 127);
+    const __m512 factor = _mm512_set1_ps(127 / peak);
+    for (int i = 0; i < inputs; i += LANES) {
+        const __m512 some = _mm512_mul_ps(_mm512_maskz_loadu_ps(tail(inputs - i), x + i), factor);
+        __m512i whole = _mm512_add_epi32(_mm512_cvtps_epi32(some), _mm512_set1_epi32(128));
+        whole = _mm512_max_epi32(whole, _mm512_setzero_si512());
+        _mm_storeu_si128((__m128i*)(quantized + i), _mm512_cvtusepi32_epi8(whole));
+    }
+}
+
 // Integer dot products of ROWS tokens with TILE_OUTPUTS outputs. Weights are packed: (outputs / TILE_OUTPUTS,
 // inputs / QUAD, TILE_OUTPUTS, QUAD). Not inlined: the compiler would spill the sums for what follows the call.
 template <int ROWS>
@@ -59,7 +75,7 @@ __attribute__((noinline)) void int8_dot(const int8_t* weights, int quads, const 
 
 template <int ROWS>
 inline void int8_tile(const LinearArgs& args, int block, const uint8_t* quantized, int64_t stride, const float* steps,
-                      float* out) {
+                      float* out, int64_t out_stride) {
     const int quads = (args.inputs + QUAD - 1) / QUAD;
     __m512i sums[ROWS * 4];
     const int8_t* weights = (const int8_t*)args.weight + int64_t(block) * quads * QUAD * TILE_OUTPUTS;
@@ -75,7 +91,7 @@ inline void int8_tile(const LinearArgs& args, int block, const uint8_t* quantize
             __m512i zeros = _mm512_mullo_epi32(row_sums, _mm512_set1_epi32(int(steps[2 * r + 1])));
             __m512 sum = _mm512_cvtepi32_ps(_mm512_sub_epi32(sums[4 * r + j], zeros));
             __m512 result = _mm512_fmadd_ps(sum, _mm512_mul_ps(step, _mm512_set1_ps(steps[2 * r])), bias);
-            _mm512_mask_storeu_ps(out + int64_t(r) * args.outputs + n, inside, activate(result, args.activation));
+            _mm512_mask_storeu_ps(out + r * out_stride + n, inside, activate(result, args.activation));
         }
     }
 }
@@ -97,24 +113,31 @@ inline void in_tiles(int tokens, Next next) {
     }
 }
 
-void int8_linear(const Instruction& o, const Pass& pass, int thread) {
+inline int64_t quantized_stride(const LinearArgs& args) { return (args.inputs + QUAD - 1) / QUAD * QUAD + SLACK; }
+
+// The input of an INT8 product, of one token; of experts, of the rows that stand in its register.
+void quantize(const Instruction& o, const Pass& pass, int t) {
     const LinearArgs& args = o.linear;
-    const int tokens = pass.rows * pass.time, width = pass.widths[o.input];
-    const float* x = pass.registers[o.input];
-    float *out = pass.registers[o.output], *steps = pass.scratch;
-    const int stride = (args.inputs + QUAD - 1) / QUAD * QUAD + SLACK;
-    Share mine(tokens, thread, pass.threads);
-    for (int t = mine.begin; t < mine.end; t++)
-        quantize_token(x + int64_t(t) * width, args.inputs, pass.quantized + int64_t(t) * stride, steps + 2 * t,
-                       steps + 2 * t + 1);
-#pragma omp barrier
-    Share blocks((args.outputs + TILE_OUTPUTS - 1) / TILE_OUTPUTS, thread, pass.threads);
-    for (int block = blocks.begin; block < blocks.end; block++) {
-        int t = 0;
-        in_tiles(tokens, [&](auto rows) {
+    const int64_t stride = quantized_stride(args);
+    const int rows = args.experts ? args.top : 1;
+    for (int k = 0; k < rows; k++) {
+        const int64_t row = int64_t(t) * rows + k;
+        (args.symmetric ? quantize_symmetric : quantize_token)(
+            input_of(o, pass, t) + k * args.inputs, args.inputs, pass.quantized + row * stride,
+            pass.scratch + 2 * row, pass.scratch + 2 * row + 1);
+    }
+}
+
+// `blocks` of outputs of the tokens from `begin` to `end`.
+void int8_product(const LinearArgs& args, const Pass& pass, int first, int last, int begin, int end, float* out,
+                  int64_t out_stride) {
+    const int64_t stride = quantized_stride(args);
+    for (int block = first; block < last; block++) {
+        int t = begin;
+        in_tiles(end - begin, [&](auto rows) {
             constexpr int ROWS = decltype(rows)::value;
-            int8_tile<ROWS>(args, block, pass.quantized + int64_t(t) * stride, stride, steps + 2 * t,
-                            out + int64_t(t) * args.outputs);
+            int8_tile<ROWS>(args, block, pass.quantized + t * stride, stride, pass.scratch + 2 * t,
+                            out + t * out_stride, out_stride);
             t += ROWS;
         });
     }
@@ -147,29 +170,89 @@ __attribute__((noinline)) void float_dot(const Number* const* weights, int input
 }
 
 template <typename Number>
-void float_linear(const Instruction& o, const Pass& pass, int thread) {
-    const int inputs = o.linear.inputs, outputs = o.linear.outputs, tokens = pass.rows * pass.time;
-    const Number* weights = (const Number*)o.linear.weight;
-    const float *bias = o.linear.bias, *x = pass.registers[o.input];
-    const int64_t stride = pass.widths[o.input];
-    float* out = pass.registers[o.output];
-    Share mine((outputs + 3) / 4, thread, pass.threads);
-    for (int n = 4 * mine.begin; n < std::min(outputs, 4 * mine.end); n += 4) {
+void float_product(const LinearArgs& args, int first, int last, int begin, int end, const float* x, int64_t stride,
+                   float* out, int64_t out_stride) {
+    const int inputs = args.inputs, outputs = args.outputs;
+    const Number* weights = (const Number*)args.weight;
+    for (int n = 4 * first; n < std::min(outputs, 4 * last); n += 4) {
         const Number* weight_rows[4];
         for (int j = 0; j < 4; j++) weight_rows[j] = weights + int64_t(std::min(n + j, outputs - 1)) * inputs;
         const __mmask8 inside = tail(std::min(4, outputs - n));
-        const __m128 added = bias ? _mm_maskz_loadu_ps(inside, bias + n) : _mm_setzero_ps();
-        int t = 0;
-        in_tiles(tokens, [&](auto rows) {
+        const __m128 added = args.bias ? _mm_maskz_loadu_ps(inside, args.bias + n) : _mm_setzero_ps();
+        int t = begin;
+        in_tiles(end - begin, [&](auto rows) {
             constexpr int ROWS = decltype(rows)::value;
             __m128 sums[ROWS];
-            float_dot<ROWS>(weight_rows, inputs, x + int64_t(t) * stride, stride, sums);
+            float_dot<ROWS>(weight_rows, inputs, x + t * stride, stride, sums);
             for (int r = 0; r < ROWS; r++) {
-                __m512 all = activate(_mm512_castps128_ps512(_mm_add_ps(sums[r], added)), o.linear.activation);
-                _mm_mask_storeu_ps(out + int64_t(t + r) * outputs + n, inside, _mm512_castps512_ps128(all));
+                __m512 all = activate(_mm512_castps128_ps512(_mm_add_ps(sums[r], added)), args.activation);
+                _mm_mask_storeu_ps(out + (t + r) * out_stride + n, inside, _mm512_castps512_ps128(all));
             }
             t += ROWS;
         });
+    }
+}
+
+// --- a product in chunks ----------------------------------------------------------------------------------------------
+
+struct LinearChunks {  // of `per` blocks of outputs each, in every group or expert
+    int blocks, per, chunks, parts;
+
+    LinearChunks(const LinearArgs& args, int tokens) {
+        const int size = args.format == INT8 ? TILE_OUTPUTS : 4;  // outputs of a block
+        const int64_t bytes = args.format == INT8 ? 1 : args.format == FLOAT32 ? 4 : 2;
+        parts = std::max(1, std::max(args.groups, args.experts));
+        blocks = (args.outputs + size - 1) / size;
+        const int64_t work = size * args.inputs * (bytes + tokens / 8) + 1;  // of a block, about, in bytes read
+        per = std::max<int64_t>(1, (48 << 10) / work);
+        per = std::max(per, (blocks + 255) / 256);  // a chunk's number has 16 bits, and there may be many parts
+        chunks = (blocks + per - 1) / per;
+    }
+    int total() const { return std::min(chunks * parts, 0xffff); }
+};
+
+// The weights, steps and biases of one group or expert.
+inline LinearArgs part_of(const LinearArgs& args, int part) {
+    LinearArgs one = args;
+    const int64_t outputs = args.outputs;
+    const int64_t inputs = args.format == INT8 ? (args.inputs + QUAD - 1) / QUAD * QUAD : args.inputs;
+    const int64_t padded = args.format == INT8 ? (outputs + TILE_OUTPUTS - 1) / TILE_OUTPUTS * TILE_OUTPUTS : outputs;
+    const int64_t bytes = args.format == INT8 ? 1 : args.format == FLOAT32 ? 4 : 2;
+    one.weight = (const char*)args.weight + part * padded * inputs * bytes;
+    if (args.step) one.step = args.step + part * outputs;
+    if (args.sums) one.sums = args.sums + part * outputs;
+    if (args.bias) one.bias = args.bias + part * outputs;
+    return one;
+}
+
+inline const int32_t* first_rows(const Instruction& o, const Pass& pass) {  // of each expert, as ROUTE wrote them
+    return (const int32_t*)pass.registers[o.other] + 2 * o.linear.top;
+}
+
+void linear_blocks(const Instruction& o, const Pass& pass, const LinearArgs& args, int part, int first, int last) {
+    const int tokens = pass.rows * pass.time;
+    const float* x = pass.registers[o.input] + o.input_at + int64_t(part) * args.input_step;
+    float* out = pass.registers[o.output] + o.output_at + int64_t(part) * args.output_step;
+    int64_t stride = pass.widths[o.input], out_stride = pass.widths[o.output];
+    int begin = 0, end = tokens;
+    if (args.experts) {
+        stride = args.inputs, out_stride = args.outputs;
+        begin = first_rows(o, pass)[part], end = first_rows(o, pass)[part + 1];
+        if (begin == end) return;
+    }
+    if (args.format == INT8) int8_product(args, pass, first, last, begin, end, out, out_stride);
+    else if (args.format == FLOAT32) float_product<float>(args, first, last, begin, end, x, stride, out, out_stride);
+    else float_product<uint16_t>(args, first, last, begin, end, x, stride, out, out_stride);
+}
+
+void linear(const Instruction& o, const Pass& pass, int chunk) {
+    const LinearChunks plan(o.linear, pass.rows * pass.time);
+    const int total = plan.total();
+    for (int n = chunk; n < plan.chunks * plan.parts; n += total) {
+        const int part = n / plan.chunks, first = n % plan.chunks * plan.per;
+        const int last = std::min(plan.blocks, first + plan.per);
+        if (plan.parts == 1) linear_blocks(o, pass, o.linear, 0, first, last);
+        else linear_blocks(o, pass, part_of(o.linear, part), part, first, last);
     }
 }
 

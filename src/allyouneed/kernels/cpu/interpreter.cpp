@@ -4,7 +4,6 @@
 // The numbers of a token depend neither on the other tokens of the pass nor on the number of threads: every sum is
 // computed in the same order. The code needs neither torch nor Python, so it compiles in seconds (build.py).
 
-#include <omp.h>
 #include <sys/mman.h>
 
 #include <cstdlib>
@@ -12,32 +11,139 @@
 
 #include "attention.h"
 #include "elementwise.h"
+#include "experts.h"
 #include "gemm.h"
+#include "pool.h"
+#include "recurrent.h"
 
 namespace {
+
+bool is_stateful(int kind) { return kind >= LOAD; }  // one new token of every row
 
 // 0; 1: a token id is outside the vocabulary; 2: lengths exceed the room for tokens, keys or attention weights.
 int32_t check(const Pass& pass) {
     const int tokens = pass.rows * pass.time, room = pass.longest - 4;  // keys are read in fours
+    bool single = pass.time == 1;
     for (int row = 0; row < pass.rows; row++) {
         if (pass.lengths[row] < 0 || pass.lengths[row] > pass.time || pass.starts[row] < 0) return 2;
         if (pass.block_table && pass.starts[row] + pass.lengths[row] > int64_t(pass.blocks) << pass.shift) return 2;
+        single = single && pass.lengths[row] == 1;
     }
     for (int n = 0; n < pass.count; n++) {
         const Instruction& o = pass.instructions[n];
+        if (is_stateful(o.kind) && !single) return 2;
         if (o.kind == EMBED)
             for (int t = 0; t < tokens; t++)
                 if (pass.tokens[t] < 0 || pass.tokens[t] >= o.embed.vocab) return 1;
-        if (o.kind == ATTENTION)
+        if (o.kind == ATTENTION) {
+            if ((o.attention.mask >= 0 || o.attention.ring) && !single) return 2;
             for (int row = 0; row < pass.rows; row++) {
                 const int keys = o.attention.keys == SOURCE ? pass.sources[row / pass.group]
                                  : o.attention.keys == CACHED ? pass.starts[row] + pass.lengths[row]
                                                               : pass.lengths[row];
                 if (keys < 0 || keys > room) return 2;
             }
+        }
     }
     return 0;
 }
+
+void run_token(const Instruction& o, const Pass& pass, int t) {
+    switch (o.kind) {
+        case EMBED: return embed(o, pass, t);
+        case NORM: return norm(o, pass, t);
+        case ROTATE: return rotate(o, pass, t);
+        case SOFTMAX: return softmax(o, pass, t);
+        case SPREAD: return spread(o, pass, t);
+        case COMBINE: return combine(o, pass, t);
+        case LOAD: return load_carry(o, pass, t);
+        case STORE: return store_carry(o, pass, t);
+        case COMMIT: return commit(o, pass, t);
+        case PUSH: return push(o, pass, t);
+        case RECALL: return recall(o, pass, t);
+        case CONVOLVE: return convolve(o, pass, t);
+        case UNFOLD: return unfold(o, pass, t);
+        case WKV: return wkv(o, pass, t);
+        case LSTM: return lstm(o, pass, t);
+        case GRU: return gru(o, pass, t);
+        default: return elementwise(o, pass, t);
+    }
+}
+
+bool is_tokenwise(const Instruction& o) {
+    return o.kind != LINEAR && o.kind != ATTENTION && o.kind != ROUTE && o.kind != RETAIN;
+}
+
+struct Phase {  // either instructions that run token by token, then the quantization of a product's input (−1: none);
+                // or one other instruction
+    int first, last, quantized;
+};
+
+struct PassWork : Work {
+    const Pass& pass;
+    std::vector<Phase> phases_;
+
+    explicit PassWork(const Pass& given) : pass(given) {
+        chunks = count_chunks, run = run_chunk;
+        phases_.reserve(2 * pass.count);
+        bool open = false;  // the last phase is one of tokens, and may be extended
+        for (int n = 0; n < pass.count; n++) {
+            const Instruction& o = pass.instructions[n];
+            if (is_tokenwise(o)) {
+                if (open) phases_.back().last = n + 1;
+                else phases_.push_back({n, n + 1, -1});
+                open = o.kind != SPREAD;  // which writes to the rows of other tokens
+                continue;
+            }
+            if (o.kind == LINEAR && o.linear.format == INT8) {
+                if (open) phases_.back().quantized = n;
+                else phases_.push_back({n, n, n});
+            }
+            phases_.push_back({n, n + 1, -1});
+            open = false;
+        }
+        phases = int(phases_.size());
+    }
+
+    int token_chunks() const { return std::min(pass.rows * pass.time, 4 * pass.threads); }
+
+    static int count_chunks(const Work& work, int number) {
+        const PassWork& self = static_cast<const PassWork&>(work);
+        const Pass& pass = self.pass;
+        const Phase& phase = self.phases_[number];
+        if (phase.quantized >= 0 || is_tokenwise(pass.instructions[phase.first])) return self.token_chunks();
+        const Instruction& o = pass.instructions[phase.first];
+        const int64_t tasks = o.kind == LINEAR      ? LinearChunks(o.linear, pass.rows * pass.time).total()
+                              : o.kind == ATTENTION ? int64_t(pass.rows) * o.attention.kv_heads
+                              : o.kind == RETAIN    ? int64_t(pass.rows) * o.retain.heads
+                                                    : 1;
+        return int(std::min<int64_t>(tasks, MAX_CHUNKS));
+    }
+
+    static void run_chunk(const Work& work, int number, int chunk, int thread) {
+        const PassWork& self = static_cast<const PassWork&>(work);
+        const Pass& pass = self.pass;
+        const Phase& phase = self.phases_[number];
+        if (phase.quantized >= 0 || is_tokenwise(pass.instructions[phase.first])) {
+            const int64_t tokens = pass.rows * pass.time, chunks = self.token_chunks();
+            const int begin = tokens * chunk / chunks, end = tokens * (chunk + 1) / chunks;
+            for (int n = phase.first; n < phase.last; n++)
+                for (int t = begin; t < end; t++) run_token(pass.instructions[n], pass, t);
+            if (phase.quantized >= 0)
+                for (int t = begin; t < end; t++) quantize(pass.instructions[phase.quantized], pass, t);
+            return;
+        }
+        const Instruction& o = pass.instructions[phase.first];
+        if (o.kind == LINEAR) return linear(o, pass, chunk);
+        if (o.kind == ROUTE) return route(o, pass);
+        const int heads = o.kind == ATTENTION ? o.attention.kv_heads : o.retain.heads;
+        const int64_t tasks = int64_t(pass.rows) * heads;
+        for (int64_t task = chunk; task < tasks; task += MAX_CHUNKS) {
+            if (o.kind == ATTENTION) attention(o, pass, int(task), thread);
+            else retain(o, pass, int(task / heads), int(task % heads));
+        }
+    }
+};
 
 }  // namespace
 
@@ -46,31 +152,7 @@ extern "C" {
 // Returns what `check` finds; nothing is done unless that is 0.
 int32_t run(const Pass* given) {
     if (const int32_t problem = check(*given)) return problem;
-    const int tokens = given->rows * given->time;
-#pragma omp parallel num_threads(given->threads)
-    {
-        Pass pass = *given;
-        pass.threads = omp_get_num_threads();
-        const int thread = omp_get_thread_num();
-        Share mine(tokens, thread, pass.threads);
-        for (int n = 0; n < pass.count; n++) {
-            const Instruction& o = pass.instructions[n];
-            if (n && !(is_tokenwise(o) && is_tokenwise(pass.instructions[n - 1]))) {
-                // the inputs of an int8 product are quantized by the thread that computed them
-                if (!(o.kind == LINEAR && o.linear.format == INT8 && is_tokenwise(pass.instructions[n - 1]))) {
-#pragma omp barrier
-                }
-            }
-            if (o.kind == LINEAR)
-                (o.linear.format == INT8      ? int8_linear
-                 : o.linear.format == FLOAT32 ? float_linear<float>
-                                              : float_linear<uint16_t>)(o, pass, thread);
-            else if (o.kind == ATTENTION) attention(o, pass, thread);
-            else
-                for (int t = mine.begin; t < mine.end; t++)
-                    o.kind == EMBED ? embed(o, pass, t) : o.kind == NORM ? norm(o, pass, t) : elementwise(o, pass, t);
-        }
-    }
+    pool().execute(PassWork(*given), given->threads);
     return 0;
 }
 
@@ -79,8 +161,7 @@ int32_t run(const Pass* given) {
 void top_k(float* scores, int32_t rows, int32_t vocab, const int64_t* banned, int32_t count, int32_t k,
            int32_t threads, int64_t* tokens, float* log_probs) {
     if (k < 1 || k > vocab) return;
-#pragma omp parallel for num_threads(threads) if (rows > 1 && int64_t(rows) * vocab > 1 << 18)
-    for (int row = 0; row < rows; row++) {
+    auto one = [=](int row) {
         float *x = scores + int64_t(row) * vocab, *best = log_probs + int64_t(row) * k;
         int64_t* index = tokens + int64_t(row) * k;
         __m512 high = _mm512_set1_ps(-INFINITY);
@@ -113,7 +194,20 @@ void top_k(float* scores, int32_t rows, int32_t vocab, const int64_t* banned, in
         for (int n = count - 1; n >= 0; n--)  // backwards: an id that is banned twice was saved first
             if (banned[n] >= 0 && banned[n] < vocab) x[banned[n]] = kept[n];
         for (int n = 0; n < k; n++) best[n] = (best[n] - most) - mass;
-    }
+    };
+    struct Rows : Work {
+        decltype(one)& each;
+        int rows;
+        Rows(decltype(one)& each, int rows) : each(each), rows(rows) {
+            phases = 1;
+            chunks = [](const Work& work, int) { return std::min(static_cast<const Rows&>(work).rows, MAX_CHUNKS); };
+            run = [](const Work& work, int, int chunk, int) {
+                const Rows& self = static_cast<const Rows&>(work);
+                for (int row = chunk; row < self.rows; row += MAX_CHUNKS) self.each(row);
+            };
+        }
+    };
+    pool().execute(Rows(one, rows), int64_t(rows) * vocab > 1 << 18 ? threads : 1);
 }
 
 // Reorders int8 weights (outputs, inputs) for `int8_linear`, padded with zeros, and sums up each row of them.

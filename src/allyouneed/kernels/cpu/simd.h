@@ -3,6 +3,7 @@
 
 #include <immintrin.h>
 
+#include <cmath>
 #include <cstdint>
 #include <initializer_list>
 
@@ -60,7 +61,42 @@ inline __m512 activate(__m512 x, int which) {
         case SILU: return _mm512_mul_ps(x, sigmoid(x));
         case SIGMOID: return sigmoid(x);
         case TANH: return tanh_(x);
+        case LOG_SIGMOID: {  // few features use it
+            alignas(64) float some[LANES];
+            _mm512_store_ps(some, x);
+            for (float& one : some) one = std::fmin(one, 0.0f) - std::log1p(std::exp(-std::fabs(one)));
+            return _mm512_load_ps(some);
+        }
         default: return x;
+    }
+}
+
+// The features that an instruction reads and writes of one token.
+inline const float* input_of(const Instruction& o, const Pass& pass, int64_t t) {
+    return pass.registers[o.input] + t * pass.widths[o.input] + o.input_at;
+}
+inline const float* other_of(const Instruction& o, const Pass& pass, int64_t t) {
+    return pass.registers[o.other] + t * pass.widths[o.other] + o.other_at;
+}
+inline float* output_of(const Instruction& o, const Pass& pass, int64_t t) {
+    return pass.registers[o.output] + t * pass.widths[o.output] + o.output_at;
+}
+
+inline float dot(const float* a, const float* b, int width) {
+    __m512 sum = _mm512_setzero_ps();
+    for (int i = 0; i < width; i += LANES) {
+        const __mmask16 inside = tail(width - i);
+        sum = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(inside, a + i), _mm512_maskz_loadu_ps(inside, b + i), sum);
+    }
+    return _mm512_reduce_add_ps(sum);
+}
+
+inline void add_scaled(float* out, const float* x, float factor, int width) {
+    const __m512 by = _mm512_set1_ps(factor);
+    for (int i = 0; i < width; i += LANES) {
+        const __mmask16 inside = tail(width - i);
+        const __m512 sum = _mm512_fmadd_ps(by, _mm512_maskz_loadu_ps(inside, x + i), _mm512_maskz_loadu_ps(inside, out + i));
+        _mm512_mask_storeu_ps(out + i, inside, sum);
     }
 }
 

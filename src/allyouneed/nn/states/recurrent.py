@@ -3,11 +3,15 @@
 A carry cannot be run backwards, so trimming runs it forwards again: from a snapshot, the carry at an earlier position
 of each row, over the inputs since then. There are at most `TAIL` of those; when there would be more, all but the last
 `MAX_TRIM` are folded into the snapshot.
+
+An executor that runs one token after another need not fold twice: it keeps the carry `MAX_TRIM` inputs after the
+snapshot as it passes by (`pending`), and `make_room` makes it the next snapshot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +37,9 @@ def recurrent_cost(carry: int, features: int) -> Cost:
 
 class Recurrent(State):
     """A mixer takes the `carry`, runs it over its new tokens, and stores the new carry and the inputs with `update`."""
+
+    pending: Carry = ()  # of an executor: the carry of each row after `pending_at` tokens (batch,); −1: not known
+    pending_at: Tensor | None = None
 
     def __init__(self, begin: Begin, fold: Fold) -> None:
         self.begin, self.fold = begin, fold
@@ -72,9 +79,41 @@ class Recurrent(State):
         self.tail = joint.gather(1, left[..., None].expand(-1, -1, features))
         self.since, self.most = self.since + old[:, 0], MAX_TRIM
 
+    def make_room(self) -> None:
+        """Shorten the tails that are full, by the pending carries where they are known, else by folding."""
+        assert self.tail is not None and self.since is not None and self.lengths is not None
+        count = self.lengths - self.since
+        full = count >= TAIL
+        known = None if self.pending_at is None else (self.pending_at == self.since + MAX_TRIM) | ~full
+        if known is not None and bool(known.all()):
+            old = full * MAX_TRIM
+            self.snapshot = tuple(
+                torch.where(full.view(-1, *(1,) * (was.dim() - 1)), new.to(was.dtype), was)
+                for new, was in zip(self.pending, self.snapshot, strict=True)
+            )
+        else:
+            old = (count - MAX_TRIM).clamp(min=0)
+            inside = torch.arange(TAIL + 1, device=old.device) < old[:, None]
+            self.snapshot = self.fold(self.snapshot, self.tail, inside)
+        left = (old[:, None] + torch.arange(TAIL + 1, device=old.device)).clamp(max=TAIL)  # (batch, TAIL + 1)
+        self.tail = self.tail.gather(1, left[..., None].expand(-1, -1, self.tail.shape[2]))
+        self.since, self.most = self.since + old, int((count - old).max())
+
+    def join(self, other: Self) -> None:
+        if (self.pending_at is None) != (other.pending_at is None):
+            self.forget_pending()
+            other.forget_pending()
+        super().join(other)
+
+    def forget_pending(self) -> None:
+        for name in ("pending", "pending_at"):
+            vars(self).pop(name, None)
+
     def select(self, rows: Tensor) -> None:
         if self.now is None:
             return
+        if self.pending_at is not None:
+            self.pending, self.pending_at = _select(self.pending, rows), self.pending_at.index_select(0, rows)
         self.now, self.snapshot = _select(self.now, rows), _select(self.snapshot, rows)
         if self.tail is not None and self.since is not None and self.lengths is not None:
             self.tail, self.since, self.lengths = _select((self.tail, self.since, self.lengths), rows)
@@ -89,12 +128,15 @@ class Recurrent(State):
         again = max(1, int((kept - self.since).max()))
         inside = torch.arange(again, device=kept.device) < (kept - self.since)[:, None]
         self.now, self.lengths = self.fold(self.snapshot, self.tail[:, :again], inside), kept
+        if self.pending_at is not None:
+            self.pending_at = self.pending_at.where(kept >= self.pending_at, -1)
 
     @property
     def bytes(self) -> int:
         if self.now is None or self.tail is None:
             return 0
-        return sum(tensor.numel() * tensor.itemsize for tensor in (*self.now, *self.snapshot, self.tail[:, :TAIL]))
+        tensors = (*self.now, *self.snapshot, *self.pending, self.tail[:, :TAIL])
+        return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
 
 
 def _select(tensors: Carry, rows: Tensor) -> Carry:

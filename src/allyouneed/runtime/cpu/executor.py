@@ -19,14 +19,22 @@ from allyouneed.nn.context import Context, Memory, TokenLayout
 from allyouneed.nn.linear import int8 as quantized
 from allyouneed.nn.mixers.attention.attention import CrossAttention
 from allyouneed.nn.states.base import States
+from allyouneed.nn.mixers.convolution import RecentTokens
 from allyouneed.nn.states.kv_cache import KVCache
 from allyouneed.nn.states.paged import PagedStates
+from allyouneed.nn.states.recurrent import Recurrent
+from allyouneed.nn.states.window import WindowKVCache
+from allyouneed.runtime.cpu import lower_recurrent as recurrent_rules
+from allyouneed.runtime.cpu.bindings import StateBinding, grow_window
 from allyouneed.runtime.cpu.instructions import FORMATS, Instructions, PartCall, Register
-from allyouneed.runtime.cpu.lower import lower, lower_embed, lower_program, lower_source
-from allyouneed.runtime.cpu.native_program import CacheBinding, NativeProgram, PassInputs, arena_for
+from allyouneed.runtime.cpu.lower import lower, lower_embed, lower_program
+from allyouneed.runtime.cpu.lower_attention import lower_source
+from allyouneed.runtime.cpu.native_program import NativeProgram, PassInputs, arena_for
 from allyouneed.runtime.eager import apply
 from allyouneed.runtime.program import Call, Unsupported
 from allyouneed.runtime.trace import require_traced_model, trace
+
+assert recurrent_rules  # registers its rules
 
 
 @dataclass
@@ -134,7 +142,7 @@ class CpuExecutor:
         self.limit: int | None = model.embed.limit
         self.source_embed: Any = getattr(model, "source_embed", None) or model.embed
         self.width = lowered.decoder.outputs[0].width
-        self.bindings: weakref.WeakKeyDictionary[States, CacheBinding] = weakref.WeakKeyDictionary()
+        self.bindings: weakref.WeakKeyDictionary[States, StateBinding] = weakref.WeakKeyDictionary()
 
     def signature(self) -> tuple[Any, ...]:
         """Changes when weights do."""
@@ -187,9 +195,10 @@ class CpuExecutor:
         sources = 0 if states.memory is None else states.memory.layout.time
         batch = PassInputs(rows, time, new.tokens.contiguous(), states.lengths, lengths, end, max(end, sources))
         batch.caches, batch.group = ctypes.addressof(binding.caches), states.group
+        batch.memories, batch.masks = ctypes.addressof(binding.memories), ctypes.addressof(binding.masks)
         batch.sources = binding.source_lengths
         layout = TokenLayout.following(states.lengths, new) if self.decoder.calls else None
-        if isinstance(states, PagedStates):
+        if isinstance(states, PagedStates) and states.has_pages:
             # parts that torch computes need to know where new tokens are written
             states.reserve(lengths) if layout is None else states.append_marks(layout, end)
             states.copy_shared_blocks()
@@ -199,6 +208,7 @@ class CpuExecutor:
             context = Context(layout, states.slot_layout(end), states.memory)
             caller = PartCaller(self.decoder, batch, self.model.embed, new, context, states.layers, self.dtype)
         hidden, *_ = self.decoder.run(batch, call_part=caller)
+        binding.finish(end)
         states.lengths = [seen + count for seen, count in zip(states.lengths, lengths, strict=True)]
         found = hidden.view(rows, time, self.width)
         if last and time > 1:
@@ -207,13 +217,19 @@ class CpuExecutor:
         return found
 
     def restore_dtype(self, states: States) -> States:
-        """Caches written in single precision, in the model's own."""
+        """States written in single precision, in the model's own."""
         if self.dtype is torch.float32:
             return states
         for layer in states.layers:
             for state in layer.values():
-                if isinstance(state, KVCache) and state.keys is not None and state.values is not None:
+                if isinstance(state, KVCache | WindowKVCache) and state.keys is not None and state.values is not None:
                     state.keys, state.values = state.keys.to(self.dtype), state.values.to(self.dtype)
+                elif isinstance(state, RecentTokens) and state.tokens is not None:
+                    state.tokens = state.tokens.to(self.dtype)
+                elif isinstance(state, Recurrent) and state.now is not None and state.tail is not None:
+                    types = [part.dtype for part in state.snapshot]
+                    state.now = tuple(part.to(dtype) for part, dtype in zip(state.now, types, strict=True))
+                    state.tail = state.tail.to(self.dtype)
         return states
 
     def supports(self, new: Rows, states: States, end: int) -> bool:
@@ -223,25 +239,25 @@ class CpuExecutor:
             and not states.marks
             and is_plain(new)
             and bool(new.tokens.numel())
-            and (self.int8 or new.tokens.shape[1] == 1)  # of many tokens torch's float products are as fast
+            # of many tokens torch's float products are as fast
+            and (new.tokens.shape[1] == 1 or (self.int8 and not self.decoder.single))
+            and not (self.decoder.single and new.lengths is not None and bool((new.lengths != 1).any()))
             and not torch.is_grad_enabled()
             and (self.limit is None or end <= self.limit)
         )
 
     def supports_pages(self, states: States) -> bool:
         """Blocks of 2^n tokens in single precision."""
-        return (
-            type(states) is PagedStates
-            and states.has_pages
-            and states.pool.size.bit_count() == 1
-            and self.dtype is torch.float32
-        )
+        if type(states) is not PagedStates:
+            return False
+        return not states.has_pages or (states.pool.size.bit_count() == 1 and self.dtype is torch.float32)
 
-    def bind(self, states: States, rows: int, end: int) -> CacheBinding | None:
-        """KV caches with capacity for tokens up to `end`; None where they are of another kind or have other rows."""
-        binding = self.bindings.get(states)
-        if binding is None or binding.layers is not states.layers or binding.memory is not states.memory:
-            binding = self.bindings[states] = CacheBinding(self.decoder.caches, states)
+    def bind(self, states: States, rows: int, end: int) -> StateBinding | None:
+        """States with capacity for tokens up to `end`; None where they are of another kind or have other rows."""
+        binding, program = self.bindings.get(states), self.decoder
+        if binding is None or binding.layers is not states.layers or binding.source is not states.memory:
+            binding = StateBinding(program.caches, program.memories, program.masks, states)
+            self.bindings[states] = binding
         if not binding.supported:
             return None
         for number, (slot, state) in enumerate(zip(self.decoder.caches, binding.states, strict=True)):
@@ -254,9 +270,13 @@ class CpuExecutor:
                     state.end = memory.layout.time
                 if state.keys.shape[0] * states.group != rows:
                     return None
+            elif slot.window:
+                if state.keys is not None and state.keys.shape[0] != rows:
+                    return None
+                grow_window(state, slot, rows, end)
             elif isinstance(states, PagedStates):
                 like = torch.empty(1, slot.heads, 0, slot.head_width)
-                keys, values = states.pool.layer(slot.state.layer, like, like)
+                keys, values = states.pool.layer(slot.state.layer, like, like[..., : slot.value_width])
                 if keys.dtype is not torch.float32 or keys.shape[1::2] != like.shape[1::2]:
                     return None
                 if keys is not binding.keys[number]:
@@ -268,16 +288,17 @@ class CpuExecutor:
                 if state.keys is not None and state.keys.shape[0] != rows:
                     return None
                 if end > capacity:
-                    sizes = rows, slot.heads, max(end, 2 * capacity, 16), slot.head_width
-                    for name in ("keys", "values"):
-                        grown, cache = torch.zeros(sizes), getattr(state, name)
+                    slots = max(end, 2 * capacity, 16)
+                    for name, width in (("keys", slot.head_width), ("values", slot.value_width)):
+                        grown, cache = torch.zeros(rows, slot.heads, slots, width), getattr(state, name)
                         if cache is not None:
                             grown[:, :, :capacity] = cache
                         setattr(state, name, grown)
                     state.drop_spare()
             if state.keys is not binding.keys[number]:
                 binding.point(number)
-        return binding
+        like = torch.empty(0, dtype=self.dtype)
+        return binding if binding.prepare(rows, states.lengths, like) else None
 
     def head(self, x: Tensor) -> Tensor:
         if (

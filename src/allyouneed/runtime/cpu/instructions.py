@@ -12,25 +12,42 @@ import torch
 from torch import Tensor
 
 from allyouneed.kernels.cpu.abi import Format, Instruction, Kind
+from allyouneed.nn.patterns.core import Pattern
 from allyouneed.runtime.program import Op, StateSlot, Unsupported
 
 FORMATS = {torch.float32: Format.FLOAT32, torch.bfloat16: Format.BFLOAT16}
-ARGUMENTS = {Kind.GATE: "activate"}  # kinds whose arguments have another name than the kind
+# kinds whose arguments have another name than the kind; those from LOAD on read and write a state
+STATEFUL = [kind for kind in Kind if kind >= Kind.LOAD]
+ARGUMENTS = {Kind.GATE: "activate", Kind.LERP: "scale"} | {kind: "state" for kind in STATEFUL if kind != Kind.RETAIN}
 
 
 class Register(NamedTuple):
-    """A virtual register: every result has its own; `assign` maps them to few real ones."""
+    """A virtual register, or some features of one: every result has its own; `assign` maps them to few real ones."""
 
     number: int
     width: int
+    at: int = 0
+
+    def part(self, at: int, width: int) -> Register:
+        return Register(self.number, width, self.at + at)
 
 
 class CacheSlot(NamedTuple):
-    """A KV cache that an instruction reads: whose it is, and its sizes."""
+    """A KV cache that an instruction reads: whose it is, and its sizes. `value_width` 0: the keys contain the values.
+    `window`: it is a ring (nn/states/window.py)."""
 
     state: StateSlot
     heads: int
     head_width: int
+    value_width: int
+    window: bool = False
+
+
+class MemorySlot(NamedTuple):
+    """A state of constant size (Recurrent, RecentTokens) whose inputs have so many features."""
+
+    state: StateSlot
+    features: int
 
 
 @dataclass
@@ -45,13 +62,16 @@ class PartCall:
 
 
 class Instructions:
-    """`steps`: instructions and part calls in order. `caches`: what ATTENTION reads. `tables`: functions that make a
-    table of that many positions. `kept`: tensors that instructions point to. `outputs`: registers read afterwards."""
+    """`steps`: instructions and part calls in order. `caches`: what ATTENTION reads; `masks`: patterns that depend on
+    more than the distance. `memories`: other states. `tables`: functions that make a table of that many positions.
+    `kept`: tensors that instructions point to. `outputs`: registers read afterwards."""
 
     def __init__(self) -> None:
         self.steps: list[Instruction | PartCall] = []
         self.widths: list[int] = []
         self.caches: list[CacheSlot] = []
+        self.masks: list[Pattern] = []
+        self.memories: list[MemorySlot] = []
         self.tables: list[Callable[[int], Tensor]] = []
         self.kept: list[Tensor] = []
         self.outputs: list[Register] = []
@@ -70,24 +90,44 @@ class Instructions:
         assert isinstance(step, Instruction)
         return step
 
+    @property
+    def single(self) -> bool:
+        """Whether a pass has exactly one new token of every row."""
+        return bool(self.memories or self.masks or any(slot.window for slot in self.caches))
+
     def register(self, width: int) -> Register:
         self.widths.append(width)
         return Register(len(self.widths) - 1, width)
 
     def emit(
-        self, kind: Any, width: int, x: Register | None = None, other: Register | None = None, /, **arguments: Any
+        self,
+        kind: Any,
+        width: int,
+        x: Register | None = None,
+        other: Register | None = None,
+        /,
+        into: Register | None = None,
+        **arguments: Any,
     ) -> Register:
-        """Append an instruction with these arguments (kernels/cpu/program.h); tensors become pointers."""
-        out = self.register(width)
+        """Append an instruction with these arguments (kernels/cpu/program.h); tensors become pointers. `into`: where
+        the result is written, for instance a part of a register that exists; default: a new register."""
+        out = self.register(width) if into is None else into
         step = Instruction(kind, -1 if x is None else x.number, -1 if other is None else other.number, out.number)
+        step.input_at, step.other_at = (0 if given is None else given.at for given in (x, other))
+        step.output_at, step.width = out.at, width
         for name, value in arguments.items():
             if isinstance(value, Tensor):  # matrices stay as they are; vectors are small, and read in float32
-                value = self.keep(value if value.dim() == 2 else single(value))
+                value = self.keep(value if value.dim() > 1 else single(value))
             struct = getattr(step, ARGUMENTS.get(kind, kind.name.lower()))
             assert hasattr(struct, name), f"{kind.name} has no argument {name}"
             setattr(struct, name, value)
         self.steps.append(step)
         return out
+
+    def memory(self, state: StateSlot, features: int) -> int:
+        """The number of a state whose inputs have so many features."""
+        self.memories.append(MemorySlot(state, features))
+        return len(self.memories) - 1
 
     def call(self, part: Any, op: Op | None, inputs: Sequence[Register], width: int, reason: str) -> Register:
         out = self.register(width)
@@ -103,7 +143,9 @@ class Instructions:
     @contextmanager
     def undo_if_unsupported(self) -> Iterator[None]:
         """Leave no trace of a rule that gives up halfway."""
-        lists: list[list[Any]] = [self.steps, self.widths, self.caches, self.tables, self.kept]
+        lists: list[list[Any]] = [
+            self.steps, self.widths, self.caches, self.masks, self.memories, self.tables, self.kept
+        ]
         sizes = [len(entries) for entries in lists]
         try:
             yield
@@ -128,13 +170,14 @@ class Instructions:
                 registers.append(width)
                 chosen[number] = len(registers) - 1
         for index, step in enumerate(self.steps):
-            width = self.widths[step.output]
-            if free.get(width):
-                chosen[step.output] = free[width].pop()
-            else:
-                registers.append(width)
-                chosen[step.output] = len(registers) - 1
-            expiring.setdefault(last.get(step.output, index), []).append(step.output)
+            if chosen[step.output] < 0:  # else it is written once more
+                width = self.widths[step.output]
+                if free.get(width):
+                    chosen[step.output] = free[width].pop()
+                else:
+                    registers.append(width)
+                    chosen[step.output] = len(registers) - 1
+                expiring.setdefault(last.get(step.output, index), []).append(step.output)
             for number in expiring.pop(index, []):  # after the step itself: its inputs and its output never overlap
                 free.setdefault(self.widths[number], []).append(chosen[number])
         return registers, chosen

@@ -1,30 +1,28 @@
 """Lowering rules: what instructions a part becomes. A program is lowered operation by operation; a part without a rule,
-or one its rule does not cover, becomes a call of the part itself."""
+or one its rule does not cover, becomes a call of the part itself. Rules of token mixers: lower_attention.py,
+lower_recurrent.py."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from allyouneed.kernels.cpu.abi import Activation, Format, Keys, Kind
+from allyouneed.kernels.cpu.abi import CONSTANTS, Activation, Format, Kind
 from allyouneed.nn.activations import ACTIVATIONS
 from allyouneed.nn.channels.feedforward import FFNModule, GLUModule
+from allyouneed.nn.channels.moe import MoEModule
 from allyouneed.nn.embed.tokens import TokenEmbedModule
 from allyouneed.nn.heads.vocabulary import VocabularyHeadModule
+from allyouneed.nn.linear.bitlinear import BitLinear, quantize_ternary
 from allyouneed.nn.linear.dense import MergedLinear
 from allyouneed.nn.linear.int8 import Int8Linear, Int8Table
-from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttention
-from allyouneed.nn.mixers.attention.scores import ScoresModule
+from allyouneed.nn.linear.ternary import PackedBitLinear, unpack_weights
 from allyouneed.nn.norms import LayerNormModule, RMSNormModule
-from allyouneed.nn.patterns.core import Causal, Full
 from allyouneed.nn.positions.absolute import NoPositionsModule
-from allyouneed.nn.positions.relative import RelativeModule
-from allyouneed.nn.positions.rotary import RotaryModule
-from allyouneed.runtime.cpu.instructions import FORMATS, CacheSlot, Instructions, Register
+from allyouneed.runtime.cpu.instructions import FORMATS, Instructions, Register
 from allyouneed.runtime.program import Add, Call, Function, Op, Program, Scale, StateSlot, Unsupported
 from allyouneed.runtime.rules import Rules
 
@@ -75,27 +73,65 @@ def _linear(part: nn.Module, x: Register, code: Instructions, state: None = None
     return emit_product([part], x, code)
 
 
-def emit_product(maps: Sequence[nn.Module | None], x: Register, code: Instructions) -> Register:
+@lower.register(BitLinear, PackedBitLinear)
+def _bit_linear(part: BitLinear | PackedBitLinear, x: Register, code: Instructions, state: None = None) -> Register:
+    return emit_product([part], x, code)
+
+
+def emit_product(maps: Sequence[nn.Module | None], x: Register, code: Instructions, **arguments: Any) -> Register:
     """The outputs of several linear maps of one input, side by side."""
+    kinds = {type(one) for one in maps}
+    if kinds <= {BitLinear, PackedBitLinear}:
+        return emit_bit_product(maps, x, code)
+    if kinds <= {Int8Linear, nn.Linear, MergedLinear}:
+        weight, step = joint_weight(maps)
+        return emit_matmul(weight, step, concat_biases(maps), x, code, **arguments)
+    other = next(kind for kind in kinds if kind not in (nn.Linear, MergedLinear, Int8Linear))
+    raise Unsupported(f"{other.__name__} has no native instructions")
+
+
+def joint_weight(maps: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
+    """The weights of several linear maps (outputs, inputs) and, of int8 ones, their steps (outputs)."""
     quantized = [one for one in maps if type(one) is Int8Linear]
-    dense = [one for one in maps if isinstance(one, nn.Linear) and type(one) in (nn.Linear, MergedLinear)]
     if len(quantized) == len(maps):
-        codes, step = (concat([getattr(one, name) for one in quantized]) for name in ("codes", "step"))
-        return emit_matmul(codes, step, concat_biases(quantized), x, code)
-    if len(dense) < len(maps):
-        other = next(one for one in maps if type(one) not in (nn.Linear, MergedLinear, Int8Linear))
-        raise Unsupported(f"{type(other).__name__} has no native instructions")
-    return emit_matmul(concat([one.weight for one in dense]), None, concat_biases(dense), x, code)
+        return concat([one.codes for one in quantized]), concat([one.step for one in quantized])
+    if quantized:
+        raise Unsupported("int8 and float maps of one input have no native instruction")
+    return concat([one.weight for one in maps]), None
 
 
-def emit_matmul(weight: Tensor, step: Tensor | None, bias: Tensor | None, x: Register, code: Instructions) -> Register:
+def emit_bit_product(maps: Sequence[Any], x: Register, code: Instructions) -> Register:
+    """Ternary weights as int8, with activations rounded as BitNet does."""
+    norms = [part.norm for part in maps]
+    if any(norm is not None for norm in norms):
+        if len(maps) > 1:
+            raise Unsupported("several BitNet maps with norms of one input have no native instruction")
+        x = lower(norms[0], x, code)
+    codes, steps = zip(*map(ternary_weight, maps), strict=True)
+    return emit_matmul(concat(codes), concat(steps), concat_biases(maps), x, code, symmetric=1)
+
+
+def ternary_weight(part: BitLinear | PackedBitLinear) -> tuple[Tensor, Tensor]:
+    if isinstance(part, PackedBitLinear):
+        return unpack_weights(part.packed, part.inputs), part.step.float()
+    weight, step = quantize_ternary(part.weight.detach(), part.outputs)
+    return weight.to(torch.int8), step
+
+
+def emit_matmul(
+    weight: Tensor, step: Tensor | None, bias: Tensor | None, x: Register, code: Instructions, **arguments: Any
+) -> Register:
     """`step`: the quantization step per output of int8 weights."""
+    outputs, inputs = weight.shape
+    sizes = {"inputs": inputs, "outputs": outputs, "format": weight_format(weight, step)}
+    return code.emit(Kind.LINEAR, outputs, x, weight=weight, step=step, bias=bias, **sizes, **arguments)
+
+
+def weight_format(weight: Tensor, step: Tensor | None) -> int:
     format = Format.INT8 if step is not None else FORMATS.get(weight.dtype)
     if format is None:
         raise Unsupported(f"its weights are {str(weight.dtype).removeprefix('torch.')}")
-    outputs, inputs = weight.shape
-    sizes = {"inputs": inputs, "outputs": outputs, "format": format}
-    return code.emit(Kind.LINEAR, outputs, x, weight=weight, step=step, bias=bias, **sizes)
+    return format
 
 
 def concat_biases(maps: Sequence[Any]) -> Tensor | None:
@@ -104,8 +140,13 @@ def concat_biases(maps: Sequence[Any]) -> Tensor | None:
     known = next((bias for bias in biases if bias is not None), None)
     if known is None:
         return None
-    zeros = [known.new_zeros(one.out_features, dtype=torch.float32) for one in maps]
+    zeros = [known.new_zeros(output_width(one), dtype=torch.float32) for one in maps]
     return concat([zero if b is None else b.float() for b, zero in zip(biases, zeros, strict=True)])
+
+
+def output_width(part: Any) -> int:
+    width: int = part.outputs if isinstance(part, PackedBitLinear) else part.out_features
+    return width
 
 
 def concat(tensors: Sequence[Tensor]) -> Tensor:
@@ -117,14 +158,26 @@ def concat(tensors: Sequence[Tensor]) -> Tensor:
 
 @lower.register(LayerNormModule)
 def _layer_norm(part: LayerNormModule, x: Register, code: Instructions, state: None = None) -> Register:
-    weights = {"weight": part.weight, "bias": part.bias}
-    return code.emit(Kind.NORM, x.width, x, width=x.width, centred=1, eps=part.eps, **weights)
+    return emit_norm(part, x, code)
 
 
 @lower.register(RMSNormModule)
 def _rms_norm(part: RMSNormModule, x: Register, code: Instructions, state: None = None) -> Register:
-    weights = {"weight": part.weight, "offset": part.offset}
-    return code.emit(Kind.NORM, x.width, x, width=x.width, centred=0, eps=part.eps, **weights)
+    return emit_norm(part, x, code)
+
+
+def emit_norm(
+    part: nn.Module | None, x: Register, code: Instructions, groups: int = 1, into: Register | None = None
+) -> Register:
+    """Each group of features apart, with the same weights."""
+    arguments: dict[str, Any] = {"groups": groups}
+    if type(part) is LayerNormModule:
+        arguments |= {"centred": 1, "eps": part.eps, "weight": part.weight, "bias": part.bias}
+    elif type(part) is RMSNormModule:
+        arguments |= {"centred": 0, "eps": part.eps, "weight": part.weight, "offset": part.offset}
+    else:
+        raise Unsupported(f"{type(part).__name__} has no native instruction")
+    return code.emit(Kind.NORM, x.width, x, into=into, **arguments)
 
 
 def activation_number(function: Callable[[Tensor], Tensor]) -> int:
@@ -145,8 +198,13 @@ def _ffn(part: FFNModule, x: Register, code: Instructions, state: None = None) -
 @lower.register(GLUModule)
 def _glu(part: GLUModule, x: Register, code: Instructions, state: None = None) -> Register:
     both = lower(part.gate_up, x, code)
-    gate = code.emit(Kind.GATE, both.width // 2, both, activation=activation_number(part.activation))
-    return down(part, gate, code)
+    return down(part, emit_gate(both, activation_number(part.activation), code), code)
+
+
+def emit_gate(both: Register, activation: int, code: Instructions) -> Register:
+    """activation(first half) · second half"""
+    half = both.width // 2
+    return code.emit(Kind.GATE, half, both.part(0, half), both.part(half, half), activation=activation)
 
 
 def down(part: FFNModule | GLUModule, hidden: Register, code: Instructions) -> Register:
@@ -154,75 +212,70 @@ def down(part: FFNModule | GLUModule, hidden: Register, code: Instructions) -> R
     return found
 
 
-# --- attention --------------------------------------------------------------------------------------------------------
+@lower.register(MoEModule)
+def _experts(part: MoEModule, x: Register, code: Instructions, state: Any = None) -> Register:
+    """Tokens are sorted by expert; a product reads the weights of those experts that have tokens."""
+    router, config = part.router, part.router.config
+    count, top = len(part.experts), router.top
+    if part.capacity is not None or part.row_capacity is not None:
+        raise Unsupported("experts with a capacity have no native instruction")
+    if count > CONSTANTS["MAX_EXPERTS"]:
+        raise Unsupported(f"more than {CONSTANTS['MAX_EXPERTS']} experts have no native instruction")
+    kinds = {type(expert) for expert in part.experts}
+    if kinds not in ({FFNModule}, {GLUModule}):
+        raise Unsupported("experts other than FFN and GLU have no native instruction")
+    experts: list[Any] = list(part.experts)
+    if any(expert.norm is not None for expert in experts):
+        raise Unsupported("norms inside experts have no native instruction")
+    logits = emit_matmul(router.linear.weight, None, router.linear.bias, x, code)
+    groups = config.groups
+    routing = code.emit(
+        Kind.ROUTE,
+        2 * top + count + 1,
+        logits,
+        experts=count,
+        top=top,
+        sigmoid=config.scores == "sigmoid",
+        normalise=config.normalise,
+        scale=config.scale,
+        correction=router.correction,
+        groups=0 if groups is None else groups.count,
+        top_groups=0 if groups is None else groups.top,
+        two_best=groups is not None and groups.score == "two-best",
+    )
+    width, activation = x.width, activation_number(experts[0].activation)
+    rows = code.emit(Kind.SPREAD, width, x, routing, into=code.register(top * width))
+    if kinds == {FFNModule}:
+        hidden = emit_experts([expert.up for expert in experts], rows, routing, top, code, activation=activation)
+    else:
+        both = emit_experts([expert.gate_up for expert in experts], rows, routing, top, code)
+        half = both.width // top // 2
+        hidden = code.register(top * half)
+        for row in range(top):
+            gate, up = both.part(2 * half * row, half), both.part(2 * half * row + half, half)
+            code.emit(Kind.GATE, half, gate, up, into=hidden.part(half * row, half), activation=activation)
+    found = emit_experts([expert.down for expert in experts], hidden, routing, top, code)
+    mixed = code.emit(Kind.COMBINE, found.width // top, found, routing)
+    if part.shared is None:
+        return mixed
+    return code.emit(Kind.ADD, mixed.width, mixed, lower(part.shared, x, code, state))
 
 
-def check_attention(part: SelfAttention | CrossAttention, pattern: type) -> None:
-    """Only softmax(q·k · scale) v under this pattern, with at most a rotation between."""
-    if type(part.scores) is not ScoresModule or not part.score_mod().plain:
-        what = type(part.relative).__name__ if part.relative.adds_bias or part.relative.adds_values else "its scores"
-        raise Unsupported(f"attention scores other than scaled q·k ({what}) have no native instruction")
-    if type(part.relative) not in (RelativeModule, RotaryModule):
-        raise Unsupported(f"{type(part.relative).__name__} has no native instruction")
-    if part.q_norm is not None:
-        raise Unsupported("norms of queries and keys have no native instruction")
-    if type(part.pattern) is not pattern:
-        raise Unsupported(f"attention with pattern '{part.pattern}' has no native instruction")
-
-
-def emit_attention(part: SelfAttention | CrossAttention, x: Register, code: Instructions, **arguments: int) -> Register:
-    sizes = {"heads": part.heads, "kv_heads": part.kv_heads, "head_width": part.head_width}
-    mixed = code.emit(Kind.ATTENTION, part.inner, x, scale=part.score_mod().scale, **sizes, **arguments)
-    return attention_output(part, mixed, code)
-
-
-def attention_output(part: SelfAttention | CrossAttention, seen: Register, code: Instructions) -> Register:
-    found: Register = lower(part.out, seen if part.sub_norm is None else lower(part.sub_norm, seen, code), code)
-    return found
-
-
-@lower.register(SelfAttention)
-def _self_attention(part: SelfAttention, x: Register, code: Instructions, state: StateSlot | None) -> Register:
-    """With a state each token sees itself and those before it; without one all tokens see each other."""
-    check_attention(part, Full if state is None else Causal)
-    if part.caches_hidden:
-        raise Unsupported("a cache of hidden states has no native instruction")
-    both = emit_product([part.qkv] if part.qkv is not None else [part.q, part.k, part.v], x, code)
-    arguments = {"keys": Keys.SELF}
-    if state is not None:
-        arguments = {"keys": Keys.CACHED, "cache": len(code.caches)}
-        code.caches.append(CacheSlot(state, part.kv_heads, part.head_width))
-    if isinstance(part.relative, RotaryModule):
-        arguments |= {"planes": part.relative.width // 2, "table": len(code.tables)}
-        code.tables += rotary_tables(part.relative)
-    return emit_attention(part, both, code, **arguments)
-
-
-def rotary_tables(part: RotaryModule) -> list[Callable[[int], Tensor]]:
-    """Tables (positions, cosines and sines, planes) for queries and for keys."""
-    if part.config.values or part.config.order != "halves":
-        raise Unsupported("rotary positions of values, or of interleaved pairs, have no native instruction")
-
-    def table(which: int, count: int) -> Tensor:
-        found = part.tables(torch.arange(count)[None], torch.float32)[which]  # (2, 1, 1, positions, planes)
-        return found[:, 0, 0].transpose(0, 1).contiguous()
-
-    return [partial(table, 0), partial(table, 1)]
-
-
-@lower.register(CrossAttention)
-def _cross_attention(part: CrossAttention, x: Register, code: Instructions, state: StateSlot | None) -> Register:
-    check_attention(part, Full)
-    if state is None:
-        raise Unsupported("cross-attention without a state has no native instruction")
-    q = lower(part.q, x, code)
-    code.caches.append(CacheSlot(state, part.kv_heads, part.head_width))
-    return emit_attention(part, q, code, keys=Keys.SOURCE, cache=len(code.caches) - 1)
-
-
-def lower_source(part: CrossAttention, hidden: Register, code: Instructions) -> Register:
-    """Keys and values that a cross-attention makes of a source, side by side."""
-    return emit_product([part.kv] if part.kv is not None else [part.k, part.v], hidden, code)
+def emit_experts(
+    maps: Sequence[Any], rows: Register, routing: Register, top: int, code: Instructions, **arguments: Any
+) -> Register:
+    """Each row of a token through the map of its expert."""
+    kinds = {type(one) for one in maps}
+    if not kinds <= {Int8Linear} and not kinds <= {nn.Linear, MergedLinear}:
+        raise Unsupported("experts of other linear maps have no native instruction")
+    weight, step = joint_weight(maps)
+    outputs, inputs = output_width(maps[0]), weight.shape[1]
+    sizes = {"inputs": inputs, "outputs": outputs, "format": weight_format(weight, step), "experts": len(maps)}
+    bias, into = concat_biases(maps), code.register(top * outputs)
+    into = code.emit(
+        Kind.LINEAR, outputs, rows, routing, into=into, weight=weight, step=step, bias=bias, top=top, **sizes, **arguments
+    )
+    return into
 
 
 # --- embedding and head -----------------------------------------------------------------------------------------------
@@ -248,18 +301,26 @@ def _embed(part: TokenEmbedModule, x: None, code: Instructions, state: None = No
         arguments |= {"format": Format.INT8, "weight": tokens.codes, "step": tokens.step}
     else:
         arguments |= {"format": FORMATS[tokens.weight.dtype], "weight": tokens.weight}
-    found = code.emit(Kind.EMBED, width, width=width, **arguments)
+    found = code.emit(Kind.EMBED, width, **arguments)
     found = found if part.norm is None else lower(part.norm, found, code)
     return found if part.widen is None else lower(part.widen, found, code)
 
 
 @lower.register(VocabularyHeadModule)
 def _head(part: VocabularyHeadModule, x: Register, code: Instructions, state: None = None) -> Register:
-    if part.soft_cap is not None or part.transform is not None or part.maxout is not None:
-        raise Unsupported("a head with soft_cap, transform or maxout has no native instructions")
+    if part.transform is not None or part.maxout is not None:
+        raise Unsupported("a head with transform or maxout has no native instructions")
     if part.scale != 1.0:
         x = code.emit(Kind.SCALE, x.width, x, factor=part.scale)
-    if part.product is not None:
-        found: Register = lower(part.product, x, code)
-        return found
-    return emit_matmul(part.weight, None, part.bias, x, code)
+    product = part.product
+    found: Register = (
+        emit_matmul(part.weight, None, part.bias, x, code) if product is None else lower(product, x, code)
+    )
+    return found if part.soft_cap is None else emit_cap(found, part.soft_cap, code)
+
+
+def emit_cap(x: Register, cap: float, code: Instructions) -> Register:
+    """cap · tanh(x / cap)"""
+    code.emit(Kind.SCALE, x.width, x, into=x, factor=1 / cap)
+    code.emit(Kind.ACTIVATE, x.width, x, into=x, activation=Activation.TANH)
+    return code.emit(Kind.SCALE, x.width, x, into=x, factor=cap)

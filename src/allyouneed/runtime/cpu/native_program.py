@@ -13,11 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from allyouneed.kernels.cpu.abi import CONSTANTS, Cache, Format, Instruction, Kind, Pass
-from allyouneed.nn.states.base import State, States
-from allyouneed.nn.states.kv_cache import CrossKVCache, KVCache
-from allyouneed.nn.states.paged import PagedKVCache, PagedStates
-from allyouneed.runtime.cpu.instructions import CacheSlot, Instructions, PartCall
+from allyouneed.kernels.cpu.abi import CONSTANTS, Format, Instruction, Kind, Pass
+from allyouneed.runtime.cpu.instructions import Instructions, PartCall
 from allyouneed.runtime.cpu.threads import ThreadCount
 
 TILE_OUTPUTS, QUAD, SLACK = (CONSTANTS[name] for name in ("TILE_OUTPUTS", "QUAD", "SLACK"))
@@ -36,10 +33,15 @@ class Arena:
 
     def pack(self, linear: Any) -> Tensor:
         """Pack the int8 weights of a linear map; their row sums, which the kernel needs too."""
-        sums = torch.empty(linear.outputs, dtype=torch.int32)
-        self.library.pack(linear.weight, linear.outputs, linear.inputs, self.next, sums.data_ptr())
-        linear.weight, linear.sums = self.next, sums.data_ptr()
-        self.next += packed_bytes(linear)
+        experts, size = max(1, linear.experts), linear.outputs * linear.inputs
+        sums = torch.empty(experts, linear.outputs, dtype=torch.int32)
+        weight, packed = linear.weight, self.next
+        for number in range(experts):
+            self.library.pack(
+                weight + number * size, linear.outputs, linear.inputs, self.next, sums[number].data_ptr()
+            )
+            self.next += packed_bytes(linear) // experts
+        linear.weight, linear.sums = packed, sums.data_ptr()
         return sums
 
 
@@ -50,7 +52,7 @@ def is_packed(instruction: Any) -> bool:
 
 def packed_bytes(linear: Any) -> int:
     size: int = -(-linear.outputs // TILE_OUTPUTS) * TILE_OUTPUTS * -(-linear.inputs // QUAD) * QUAD
-    return size
+    return size * max(1, linear.experts)
 
 
 def arena_for(library: ctypes.CDLL, *programs: Instructions | None) -> Arena:
@@ -71,8 +73,8 @@ CallPart = Callable[[PartCall, list[Tensor]], Tensor]  # of tensors (rows, time,
 @dataclass
 class PassInputs:
     """The new tokens of one pass. `starts`: tokens before them, by row. `end`: positions are below it. `keys`: the most
-    keys a token reads. `caches`, `sources`: addresses of the KV caches and of the source lengths. `block_table` (rows,
-    blocks): of paged caches, int32, for blocks of `1 << shift` tokens."""
+    keys a token reads. `caches`, `memories`, `masks`: addresses of the states. `sources`: lengths of the sources.
+    `block_table` (rows, blocks): of paged caches, int32, for blocks of `1 << shift` tokens."""
 
     rows: int
     time: int
@@ -82,6 +84,8 @@ class PassInputs:
     end: int = 0
     keys: int = 0
     caches: int = 0
+    memories: int = 0
+    masks: int = 0
     group: int = 1
     sources: Any = None
     block_table: Tensor | None = None
@@ -96,7 +100,8 @@ class NativeProgram:
         self.kept = list(code.kept)
         widths, chosen = code.assign()
         self.returned = [chosen[register.number] for register in code.outputs]
-        self.caches, self.table_makers = code.caches, code.tables
+        self.caches, self.memories, self.masks = code.caches, code.memories, code.masks
+        self.table_makers, self.single = code.tables, code.single
         instructions = code.instructions
         for step in instructions:
             step.input, step.other, step.output = (
@@ -116,6 +121,7 @@ class NativeProgram:
         self.thread_counts: dict[int, ThreadCount] = {}
         self.positions = self.tokens = self.keys = self.threads = 0
         self.inputs = max((step.linear.inputs for step in instructions if is_packed(step)), default=0)
+        self.top = max((step.linear.top for step in instructions if is_packed(step)), default=0) or 1  # rows of a token
         self.given = Pass(
             count=len(self.program),
             instructions=ctypes.addressof(self.program),
@@ -148,19 +154,20 @@ class NativeProgram:
             self.register_memory = torch.empty(tokens * sum(self.widths))
             self.buffers = list(self.register_memory.split([tokens * width for width in self.widths]))
             self.registers[:] = [buffer.data_ptr() for buffer in self.buffers]
-            self.quantized = torch.empty(tokens * (self.inputs + QUAD + SLACK), dtype=torch.uint8)
+            self.quantized = torch.empty(self.top * tokens * (self.inputs + QUAD + SLACK), dtype=torch.uint8)
             self.given.quantized = self.quantized.data_ptr()
             self.tokens = tokens
         if keys + 4 > self.keys or threads != self.threads:  # keys are read in fours
             self.keys, longest = 0, 2 * keys + 4
-            self.scratch = torch.empty(2 * self.tokens + threads * longest)
+            self.scratch = torch.empty(2 * self.top * self.tokens + threads * longest)
             self.given.scratch, self.given.longest = self.scratch.data_ptr(), longest
+            self.given.most_rows = self.top * self.tokens
             self.keys, self.threads = longest, threads
         if positions > self.positions:
             self.positions, longest = 0, max(2 * positions, POSITIONS)
             self.tables = [make(longest) for make in self.table_makers]
             self._tables[: len(self.tables)] = [table.data_ptr() for table in self.tables]
-            self.positions = longest
+            self.positions = self.given.positions = longest
 
     def run(self, batch: PassInputs, x: Tensor | None = None, call_part: CallPart | None = None) -> list[Tensor]:
         """The outputs (rows · time, width). `x`: the input in the first register. `call_part`: runs a part call."""
@@ -168,6 +175,7 @@ class NativeProgram:
         with self.lock:
             self.reserve(tokens, batch.end, batch.keys)
             given.rows, given.time, given.group, given.caches = rows, batch.time, batch.group, batch.caches
+            given.memories, given.masks = batch.memories, batch.masks
             held = (ctypes.c_int32 * rows)(*batch.starts), (ctypes.c_int32 * rows)(*batch.lengths)
             given.starts, given.lengths = ctypes.addressof(held[0]), ctypes.addressof(held[1])
             given.sources = None if batch.sources is None else ctypes.addressof(batch.sources)
@@ -210,42 +218,3 @@ class NativeProgram:
         if size not in self.thread_counts or self.thread_counts[size].most != self.threads:
             self.thread_counts[size] = ThreadCount(self.threads)
         return self.thread_counts[size]
-
-
-class CacheBinding:
-    """The KV caches of some states as the interpreter reads them."""
-
-    def __init__(self, slots: Sequence[CacheSlot], states: States) -> None:
-        self.layers, self.memory = states.layers, states.memory
-        found: list[State | None] = [states.layers[slot.state.layer].get(slot.state.name) for slot in slots]
-        growing = PagedKVCache if isinstance(states, PagedStates) else KVCache
-        wanted = [CrossKVCache if slot.state.name == "cross" else growing for slot in slots]
-        self.supported = all(type(state) is kind for state, kind in zip(found, wanted, strict=True))
-        self.states: list[Any] = found
-        self.keys: list[Tensor | None] = [None] * len(slots)
-        self.caches = (Cache * max(1, len(slots)))()
-        self.source_lengths: Any = None
-        if states.memory is not None:
-            layout = states.memory.layout
-            self.supported = self.supported and layout.start == 0 and not layout.packed
-            count = len(states.memory.hidden)
-            ends = [layout.time] * count if layout.real is None else layout.real.sum(1).tolist()
-            self.source_lengths = (ctypes.c_int32 * count)(*ends)
-
-    def point(self, number: int) -> None:
-        """To the tensors that a state has now."""
-        state = self.states[number]
-        keys, values = state.keys, state.values
-        if keys.dtype is not torch.float32:
-            state.keys, state.values = keys, values = keys.float(), values.float()
-        if keys.stride() != values.stride() or keys.stride(3) != 1:
-            state.keys = keys = keys.contiguous()
-            state.values = values = values.contiguous()
-        self.point_to(number, keys, values)
-
-    def point_to(self, number: int, keys: Tensor, values: Tensor) -> None:
-        """Tensors of equal strides: (rows or blocks, heads, time, head_width)."""
-        cache = self.caches[number]
-        cache.keys, cache.values = keys.data_ptr(), values.data_ptr()
-        cache.row, cache.head, cache.time = keys.stride()[:3]
-        self.keys[number] = keys

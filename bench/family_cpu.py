@@ -1,0 +1,194 @@
+"""Decoding on CPU: tokens per second of every token mixer in one skeleton, relative to attention in the same run.
+
+    python bench/family_cpu.py                                  # fp32, bf16 and int8, 1 and 16 rows
+    python bench/family_cpu.py retention rwkv --stored int8     # some mixers (attention is always measured)
+    python bench/family_cpu.py --contexts                       # against the length of the context, 1k to 16k
+    python bench/family_cpu.py --page docs/results/family-speed.md      # both, with the plot beside the page
+
+The skeleton: 6 pre-norm layers of width 256, 4 heads, FFN of 1,024, vocabulary of 8,000; only the mixer differs, and
+for rows that end in "channel", the channel mixer or the linear maps. Random weights; a step is one new token of every
+row, from token ids to logits. Models take turns; the best turn of each counts. `--processor` is for a shared machine:
+one thread, and processor time instead of wall-clock time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from allyouneed.config import parse
+from allyouneed.kernels.cpu import build as native
+from allyouneed.nn.batch import Rows
+from allyouneed.nn.models.base import Model
+from allyouneed.nn.models.precision import quantize
+from allyouneed.runtime.cpu.executor import CpuExecutor, cpu_executor
+
+WIDTH, LAYERS, HEADS, HIDDEN, VOCAB = 256, 6, 4, 1024, 8000
+PROMPT, STEPS = 16, 24  # tokens before the first measured one, and measured in a turn
+AIM = 0.7
+CONTEXTS = (1024, 2048, 4096, 8192, 16384)
+
+CAUSAL = {"kind": "attention", "heads": HEADS, "pattern": "causal"}
+FFN = {"kind": "ffn", "hidden": HIDDEN}
+LATENT = {"kv_rank": 64, "nope_width": 64, "rope_width": 32, "value_width": 64}
+
+
+def attention(**keys: Any) -> dict[str, Any]:
+    return {"mixer": CAUSAL | keys}
+
+
+# name: what differs from the skeleton with attention
+MODELS: dict[str, dict[str, Any]] = {
+    "attention": attention(),
+    "attention, rotary": attention(positions="rotary"),
+    "attention, 1 kv head": attention(kv_heads=1),
+    "attention, window(256)": attention(pattern="causal & window(256)"),
+    "attention, sparse(16)": attention(pattern="causal & (window(16) | strided(16))"),
+    "attention, window | global": attention(pattern="causal & (window(256) | global(1))"),
+    "attention, ALiBi": attention(positions="alibi"),
+    "attention, T5 buckets": attention(positions="buckets"),
+    "attention, Shaw": attention(positions={"kind": "shaw", "distance": 16}),
+    "attention, Transformer-XL": attention(positions="transformer-xl"),
+    "attention, qk norm": attention(qk_norm="rms"),
+    "attention, additive scores": attention(scores="additive"),
+    "mla": {"mixer": {"kind": "mla", "heads": HEADS, "pattern": "causal", **LATENT}},
+    "retention": {"mixer": {"kind": "retention", "heads": HEADS}},
+    "gated-retention": {"mixer": {"kind": "gated-retention", "heads": HEADS}},
+    "rwkv": {"mixer": {"kind": "rwkv"}},
+    "gru": {"mixer": {"kind": "gru"}},
+    "lstm": {"mixer": {"kind": "lstm"}},
+    "convolution": {"mixer": {"kind": "convolution", "size": 3, "sees": "past"}},
+    "convolution, separable": {"mixer": {"kind": "convolution", "size": 7, "sees": "past", "separable": True}},
+    "lightweight-convolution": {"mixer": {"kind": "lightweight-convolution", "heads": HEADS, "size": 7, "sees": "past"}},
+    "dynamic-convolution": {"mixer": {"kind": "dynamic-convolution", "heads": HEADS, "size": 7, "sees": "past"}},
+    "performer": {"mixer": {"kind": "performer", "heads": HEADS}},
+    "mamba": {"mixer": {"kind": "mamba"}},
+    "mamba2": {"mixer": {"kind": "mamba2", "heads": 8}},
+    "s4": {"mixer": {"kind": "s4"}},
+    "infini": {"mixer": {"kind": "infini", "heads": HEADS, "segment": 256}},
+    "gau": {"mixer": {"kind": "gau", "pattern": "causal"}},
+    "mssa": {"mixer": {"kind": "mssa", "heads": HEADS, "pattern": "causal"}},
+    "longnet": {"mixer": {"kind": "longnet", "heads": HEADS, "segments": [256, 1024], "dilations": [1, 4]}},
+    "lsh": {"mixer": {"kind": "lsh", "heads": HEADS, "chunk": 64, "buckets": 16}},
+    "lsra": {"mixer": {"kind": "lsra", "heads": HEADS, "size": 7, "pattern": "causal"}},
+    "experts, 2 of 8 (channel)": {
+        "mixer": CAUSAL,
+        "channel": {"kind": "moe", "experts": 8, "top": 2, "expert": {"kind": "ffn", "hidden": HIDDEN // 2}},
+    },
+    "rwkv, rwkv-channel (channel)": {"mixer": {"kind": "rwkv"}, "channel": {"kind": "rwkv-channel", "hidden": HIDDEN}},
+    "attention, BitNet (channel)": {"mixer": CAUSAL, "linear": {"kind": "bit"}},
+}
+
+
+class Case(NamedTuple):
+    name: str
+    stored: str
+    rows: int
+
+
+def build(name: str, stored: str) -> Any:
+    entry = {"channel": FFN} | MODELS[name]
+    layer = {"repeat": LAYERS, "wiring": "pre-norm", "mixer": entry["mixer"], "channel": entry["channel"]}
+    tree = {"kind": "decoder", "vocab": VOCAB, "width": WIDTH, "decoder": [layer]}
+    if "linear" in entry:
+        tree["linear"] = entry["linear"]
+        stored = "ternary" if stored == "int8" else stored
+    torch.manual_seed(0)
+    model: Any = parse(Model, tree).build().eval()  # type: ignore[type-abstract]
+    return model if stored == "fp32" else quantize(model, stored)
+
+
+class Decoding:
+    """One model that has read `context` tokens, and decodes."""
+
+    def __init__(self, case: Case, context: int) -> None:
+        self.model, self.case, self.context = build(case.name, case.stored), case, context
+        self.executor = cpu_executor(self.model)
+        self.restart()
+
+    def restart(self) -> None:
+        self.states = self.executor.start(self.case.rows)
+        generator = torch.Generator().manual_seed(0)
+        for start in range(0, self.context, 1024):
+            count = min(1024, self.context - start)
+            tokens = torch.randint(3, VOCAB, (self.case.rows, count), generator=generator)
+            self.executor.advance(Rows(tokens), self.states)
+        self.tokens = torch.full((self.case.rows, 1), 3)
+
+    def turn(self, steps: int, clock: Any) -> float:
+        """Seconds of a step."""
+        began = clock()
+        for _ in range(steps):
+            hidden = self.executor.advance(Rows(self.tokens), self.states)[:, -1]
+            self.tokens = self.executor.head(hidden).argmax(-1, keepdim=True)
+        return (clock() - began) / steps
+
+    @property
+    def path(self) -> str:
+        """What computes it."""
+        if not isinstance(self.executor, CpuExecutor):
+            return "torch"
+        calls = self.executor.decoder.calls
+        return f"{len(calls)} calls" if calls else "native"
+
+
+def measure(cases: list[Case], context: int, rounds: int, steps: int, clock: Any) -> dict[Case, tuple[float, str]]:
+    """Tokens per second of the best turn, and what computed it."""
+    found: dict[Case, tuple[float, str]] = {}
+    running = [Decoding(case, context) for case in cases]
+    best = dict.fromkeys(cases, float("inf"))
+    for one in running:
+        one.turn(4, clock)
+    for _ in range(rounds):
+        for one in running:
+            best[one.case] = min(best[one.case], one.turn(steps, clock))
+    for one in running:
+        found[one.case] = one.case.rows / best[one.case], one.path
+    return found
+
+
+def survey(names: list[str], kinds: list[str], rows: list[int], rounds: int, clock: Any) -> list[str]:
+    """The table of all mixers with a short context."""
+    columns = [(kind, count) for kind in kinds for count in rows]
+    found: dict[Case, tuple[float, str]] = {}
+    for kind, count in columns:
+        found |= measure([Case(name, kind, count) for name in names], PROMPT, rounds, STEPS, clock)
+    heads = [f"{kind} b{count}" for kind, count in columns]
+    table = [f"| tokens/s (of attention's) | {' | '.join(heads)} | executor |", "|---" * (len(heads) + 2) + "|"]
+    for name in names:
+        cells = []
+        for kind, count in columns:
+            speed = found[Case(name, kind, count)][0]
+            share = speed / found[Case("attention", kind, count)][0]
+            cells.append(f"{speed:,.0f} ({share:.2f}{'' if share >= AIM else ' ↓'})")
+        paths = dict.fromkeys(found[Case(name, kind, count)][1] for kind, count in columns)
+        table.append(f"| {name} | {' | '.join(cells)} | {', '.join(paths)} |")
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help=", ".join(MODELS))
+    parser.add_argument("--stored", default="fp32,bf16,int8", help="precisions of the weights, separated by commas")
+    parser.add_argument("--rows", default="1,16", help="batch sizes, separated by commas")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--processor", action="store_true", help="one thread, processor time")
+    options = parser.parse_args()
+    clock = time.process_time if options.processor else time.perf_counter
+    if options.processor:
+        torch.set_num_threads(1)
+    native.wait_for_build()
+    chosen = [name for name in MODELS if name == "attention" or not options.names or name in options.names]
+    with torch.inference_mode():
+        rows = [int(count) for count in options.rows.split(",")]
+        print("\n".join(survey(chosen, options.stored.split(","), rows, options.rounds, clock)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+// Threads that share the work of a pass. A pass is a sequence of phases; a phase is a number of chunks that any thread
+// may take, and it ends when all of them are done. No thread waits for another one that has taken no chunk, so a thread
+// that the system does not run at the moment delays nobody: the others do its share. A thread without work spins for a
+// short time and then sleeps, which leaves its core to others.
+#pragma once
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <immintrin.h>
+
+#include <atomic>
+#include <chrono>
+#include <climits>
+#include <cstdint>
+#include <new>
+#include <thread>
+
+namespace {
+
+constexpr int IDLE_SPIN = 200;  // microseconds that a thread waits for the next pass before it sleeps
+constexpr int HELD_SPIN = 30;   // and for a chunk that another thread works on
+constexpr int MAX_CHUNKS = 0xffff;
+
+struct Work {  // what the threads do together
+    int phases;
+    int (*chunks)(const Work&, int phase);  // at most MAX_CHUNKS
+    void (*run)(const Work&, int phase, int chunk, int thread);
+};
+
+inline long futex(std::atomic<uint32_t>* word, int operation, uint32_t value, const timespec* timeout = nullptr) {
+    return syscall(SYS_futex, word, operation | FUTEX_PRIVATE_FLAG, value, timeout, nullptr, 0);
+}
+
+class Pool {
+   public:
+    // Run alone, where other threads are not wanted or busy with the pass of another caller.
+    void execute(const Work& work, int threads) {
+        if (threads < 2 || taken.exchange(true, std::memory_order_acquire)) {
+            for (int phase = 0; phase < work.phases; phase++)
+                for (int chunk = 0, count = work.chunks(work, phase); chunk < count; chunk++)
+                    work.run(work, phase, chunk, 0);
+            return;
+        }
+        start_workers(threads - 1);
+        current = &work;
+        active.store(threads, std::memory_order_relaxed);
+        const uint32_t base = first = phase_of(ticket.load(std::memory_order_relaxed)), end = base + 1 + work.phases;
+        open(base + 1);
+        generation.fetch_add(1, std::memory_order_seq_cst);
+        if (sleeping.load(std::memory_order_seq_cst)) futex(&generation, FUTEX_WAKE, INT_MAX);
+        for (uint64_t seen; phase_of(seen = ticket.load(std::memory_order_acquire)) != end;)
+            if (!take(seen, 0)) wait_for_others(seen);
+        taken.store(false, std::memory_order_release);
+    }
+
+   private:
+    // phase (32 bits), its chunks (16), the next one to take (16)
+    std::atomic<uint64_t> ticket{0};
+    std::atomic<uint32_t> done{0}, generation{0}, advanced{0}, sleeping{0}, waiting{0};
+    std::atomic<int> active{0};
+    std::atomic<bool> taken{false};
+    const Work* current = nullptr;
+    uint32_t first = 0;
+    int workers = 0;
+
+    static uint32_t phase_of(uint64_t seen) { return uint32_t(seen >> 32); }
+    static bool has_chunk(uint64_t seen) { return (seen & 0xffff) < (seen >> 16 & 0xffff); }
+
+    void start_workers(int wanted) {
+        for (; workers < wanted; workers++) std::thread([this, number = workers + 1] { serve(number); }).detach();
+    }
+
+    // The next phase that has chunks, or the end.
+    void open(uint32_t phase) {
+        done.store(0, std::memory_order_relaxed);
+        int chunks = 0;
+        const uint32_t end = first + 1 + current->phases;
+        while (phase != end && !(chunks = current->chunks(*current, int(phase - first - 1)))) phase++;
+        ticket.store(uint64_t(phase) << 32 | uint64_t(chunks) << 16, std::memory_order_release);
+        advanced.fetch_add(1, std::memory_order_seq_cst);
+        if (waiting.load(std::memory_order_seq_cst)) futex(&advanced, FUTEX_WAKE, INT_MAX);
+    }
+
+    // Take a chunk, if there is one. While it is not done the phase stays, and `current` is valid.
+    bool take(uint64_t seen, int thread) {
+        if (!has_chunk(seen)) return false;
+        if (!ticket.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel)) return true;  // look again
+        const uint32_t phase = phase_of(seen), chunks = seen >> 16 & 0xffff;
+        current->run(*current, int(phase - first - 1), int(seen & 0xffff), thread);
+        if (done.fetch_add(1, std::memory_order_acq_rel) + 1 == chunks) open(phase + 1);
+        return true;
+    }
+
+    // Spin until the ticket changes, or for so long; whether it changed.
+    bool spin(uint64_t seen, int microseconds) {
+        const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(microseconds);
+        do {
+            for (int n = 0; n < 32; n++) {
+                if (ticket.load(std::memory_order_acquire) != seen) return true;
+                _mm_pause();
+            }
+        } while (std::chrono::steady_clock::now() < end);
+        return false;
+    }
+
+    // All chunks of the phase are taken. Asleep, so that the thread that holds one can run on this core.
+    void wait_for_others(uint64_t seen) {
+        if (spin(seen, HELD_SPIN)) return;
+        const uint32_t before = advanced.load(std::memory_order_seq_cst);
+        waiting.fetch_add(1, std::memory_order_seq_cst);
+        if (ticket.load(std::memory_order_seq_cst) == seen) futex(&advanced, FUTEX_WAIT, before);
+        waiting.fetch_sub(1, std::memory_order_seq_cst);
+    }
+
+    void serve(int number) {
+        for (;;) {
+            const uint32_t before = generation.load(std::memory_order_seq_cst);
+            const uint64_t seen = ticket.load(std::memory_order_acquire);
+            const bool mine = number < active.load(std::memory_order_relaxed);
+            if (mine && take(seen, number)) continue;
+            if (spin(seen, IDLE_SPIN)) continue;
+            sleeping.fetch_add(1, std::memory_order_seq_cst);
+            futex(&generation, FUTEX_WAIT, before);
+            sleeping.fetch_sub(1, std::memory_order_seq_cst);
+        }
+    }
+};
+
+// The pool of this process; after a fork, which copies no threads, a new one. Never freed: its threads outlive `main`.
+inline Pool& pool() {
+    static std::atomic<Pool*> known{nullptr};
+    static std::atomic<pid_t> owner{0};
+    if (owner.load(std::memory_order_acquire) != getpid()) {
+        static std::atomic_flag making = ATOMIC_FLAG_INIT;
+        while (making.test_and_set(std::memory_order_acquire)) _mm_pause();
+        if (owner.load(std::memory_order_acquire) != getpid()) {
+            known.store(new Pool, std::memory_order_release);
+            owner.store(getpid(), std::memory_order_release);
+        }
+        making.clear(std::memory_order_release);
+    }
+    return *known.load(std::memory_order_acquire);
+}
+
+}  // namespace

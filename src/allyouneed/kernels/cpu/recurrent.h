@@ -1,0 +1,209 @@
+// States of constant size: one new token of every row.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "simd.h"
+
+namespace {
+
+inline float* carry_of(const Memory& memory, int part, int64_t row) {
+    return memory.carry[part] + row * memory.sizes[part];
+}
+
+// --- nn/states/recurrent.py -------------------------------------------------------------------------------------------
+
+void load_carry(const Instruction& o, const Pass& pass, int row) {
+    const Memory& memory = pass.memories[o.state.memory];
+    std::memcpy(output_of(o, pass, row), carry_of(memory, o.state.part, row), o.width * sizeof(float));
+}
+
+void store_carry(const Instruction& o, const Pass& pass, int row) {
+    const Memory& memory = pass.memories[o.state.memory];
+    std::memcpy(carry_of(memory, o.state.part, row), input_of(o, pass, row), o.width * sizeof(float));
+}
+
+// The inputs of the new token, after the carry has been updated.
+void commit(const Instruction& o, const Pass& pass, int row) {
+    const Memory& memory = pass.memories[o.state.memory];
+    const int64_t count = memory.lengths[row] - memory.since[row];
+    std::memcpy(memory.inputs + row * memory.row + count * o.width, input_of(o, pass, row), o.width * sizeof(float));
+    memory.lengths[row]++;
+    if (count + 1 != memory.snapshot_after) return;
+    for (int part = 0; part < memory.parts; part++)
+        std::memcpy(memory.pending[part] + int64_t(row) * memory.sizes[part], carry_of(memory, part, row),
+                    memory.sizes[part] * sizeof(float));
+    memory.pending_at[row] = memory.lengths[row];
+}
+
+// --- recent tokens (nn/mixers/convolution.py) -------------------------------------------------------------------------
+
+void push(const Instruction& o, const Pass& pass, int row) {
+    const Memory& memory = pass.memories[o.state.memory];
+    std::memcpy(memory.inputs + row * memory.row, input_of(o, pass, row), o.width * sizeof(float));
+    memory.lengths[row]++;
+    memory.since[row] = std::max(memory.since[row], memory.lengths[row] - o.state.size);
+}
+
+inline const float* recent(const Memory& memory, int64_t row, int back, int width) {
+    return memory.inputs + row * memory.row - int64_t(back) * width;
+}
+
+void recall(const Instruction& o, const Pass& pass, int row) {
+    const float* token = recent(pass.memories[o.state.memory], row, o.state.part, o.width);
+    std::memcpy(output_of(o, pass, row), token, o.width * sizeof(float));
+}
+
+// One filter per feature (weight), or per head of the token (register `other`).
+void convolve(const Instruction& o, const Pass& pass, int row) {
+    const StateArgs& args = o.state;
+    const Memory& memory = pass.memories[args.memory];
+    const int width = o.width;
+    float* out = output_of(o, pass, row);
+    std::memset(out, 0, width * sizeof(float));
+    for (int j = 0; j < args.size; j++) {
+        const float* token = recent(memory, row, args.size - 1 - j, width);
+        if (args.heads) {
+            const float* filters = other_of(o, pass, row);
+            const int each = width / args.heads;
+            for (int h = 0; h < args.heads; h++)
+                add_scaled(out + h * each, token + h * each, filters[h * args.size + j], each);
+            continue;
+        }
+        const float* weight = args.weight + int64_t(j) * width;
+        for (int i = 0; i < width; i += LANES) {
+            const __mmask16 inside = tail(width - i);
+            const __m512 sum = _mm512_maskz_loadu_ps(inside, out + i);
+            const __m512 x = _mm512_maskz_loadu_ps(inside, token + i);
+            _mm512_mask_storeu_ps(out + i, inside, _mm512_fmadd_ps(_mm512_maskz_loadu_ps(inside, weight + i), x, sum));
+        }
+    }
+}
+
+void unfold(const Instruction& o, const Pass& pass, int row) {  // `size` tokens per feature
+    const int size = o.state.size, width = o.width / size;
+    const Memory& memory = pass.memories[o.state.memory];
+    float* out = output_of(o, pass, row);
+    for (int j = 0; j < size; j++) {
+        const float* token = recent(memory, row, size - 1 - j, width);
+        for (int i = 0; i < width; i++) out[i * size + j] = token[i];
+    }
+}
+
+// --- retention (nn/mixers/retention.py) -------------------------------------------------------------------------------
+
+// One head of one row: S = a S + kᵀ v, z = a z + k, o = q S, divided by max(|q·z|, √Σ a^n) if `normalised`.
+void retain(const Instruction& o, const Pass& pass, int row, int head) {
+    const RetainArgs& args = o.retain;
+    const Memory& memory = pass.memories[args.memory];
+    const int keys = args.keys, values = args.values, inner = args.heads * keys;
+    const float *q = input_of(o, pass, row) + head * keys, *k = q + inner;
+    const float* v = input_of(o, pass, row) + 2 * inner + head * values;
+    float* s = carry_of(memory, 0, row) + int64_t(head) * keys * values;
+    float* z = carry_of(memory, 1, row) + head * keys;
+    const float log = args.decay ? args.decay[head] : other_of(o, pass, row)[head], decay = std::exp(log);
+    float* out = output_of(o, pass, row) + head * values;
+    float sum = 0;
+    for (int i = 0; i < keys; i++) z[i] = z[i] * decay + k[i], sum += q[i] * z[i];
+    const __m512 fading = _mm512_set1_ps(decay);
+    for (int j = 0; j < values; j += 4 * LANES) {  // four registers of values at a time
+        __m512 sums[4], v4[4];
+        __mmask16 inside[4];
+#pragma GCC unroll 4
+        for (int n = 0; n < 4; n++) {
+            inside[n] = tail(std::max(0, values - j - n * LANES));
+            sums[n] = _mm512_setzero_ps(), v4[n] = _mm512_maskz_loadu_ps(inside[n], v + j + n * LANES);
+        }
+        for (int i = 0; i < keys; i++) {
+            float* line = s + int64_t(i) * values + j;
+            const __m512 key = _mm512_set1_ps(k[i]), query = _mm512_set1_ps(q[i]);
+#pragma GCC unroll 4
+            for (int n = 0; n < 4; n++) {
+                const __m512 old = _mm512_mul_ps(_mm512_maskz_loadu_ps(inside[n], line + n * LANES), fading);
+                const __m512 now = _mm512_fmadd_ps(key, v4[n], old);
+                _mm512_mask_storeu_ps(line + n * LANES, inside[n], now);
+                sums[n] = _mm512_fmadd_ps(query, now, sums[n]);
+            }
+        }
+#pragma GCC unroll 4
+        for (int n = 0; n < 4; n++) _mm512_mask_storeu_ps(out + j + n * LANES, inside[n], sums[n]);
+    }
+    if (!args.normalised) return;
+    const double steps = pass.starts[row] + 1;
+    const float mass = float(std::expm1(steps * log) / std::expm1(double(log)));
+    const float share = 1 / std::max(std::fabs(sum), std::sqrt(mass));
+    for (int j = 0; j < values; j++) out[j] *= share;
+}
+
+// --- RWKV (nn/ops/wkv.py) ---------------------------------------------------------------------------------------------
+
+// Keys in `input`, values in `other`; the sums stand for e^m a and e^m b, in parts 1 to 3 of the carry.
+void wkv(const Instruction& o, const Pass& pass, int row) {
+    const StateArgs& args = o.state;
+    const Memory& memory = pass.memories[args.memory];
+    const float *k = input_of(o, pass, row), *v = other_of(o, pass, row);
+    float *m = carry_of(memory, 1, row), *a = carry_of(memory, 2, row), *b = carry_of(memory, 3, row);
+    float* out = output_of(o, pass, row);
+    for (int i = 0; i < o.width; i += LANES) {
+        const __mmask16 inside = tail(o.width - i);
+        const __m512 key = _mm512_maskz_loadu_ps(inside, k + i), value = _mm512_maskz_loadu_ps(inside, v + i);
+        const __m512 most = _mm512_maskz_loadu_ps(inside, m + i);
+        const __m512 above = _mm512_maskz_loadu_ps(inside, a + i), below = _mm512_maskz_loadu_ps(inside, b + i);
+        const __m512 own = _mm512_add_ps(key, _mm512_maskz_loadu_ps(inside, args.bonus + i));
+        __m512 top = _mm512_max_ps(most, own);
+        __m512 past = exponential(_mm512_sub_ps(most, top)), now = exponential(_mm512_sub_ps(own, top));
+        const __m512 sum = _mm512_fmadd_ps(past, above, _mm512_mul_ps(now, value));
+        _mm512_mask_storeu_ps(out + i, inside, _mm512_div_ps(sum, _mm512_fmadd_ps(past, below, now)));
+        const __m512 faded = _mm512_sub_ps(most, _mm512_maskz_loadu_ps(inside, args.weight + i));
+        top = _mm512_max_ps(faded, key);
+        past = exponential(_mm512_sub_ps(faded, top)), now = exponential(_mm512_sub_ps(key, top));
+        _mm512_mask_storeu_ps(a + i, inside, _mm512_fmadd_ps(past, above, _mm512_mul_ps(now, value)));
+        _mm512_mask_storeu_ps(b + i, inside, _mm512_fmadd_ps(past, below, now));
+        _mm512_mask_storeu_ps(m + i, inside, top);
+    }
+}
+
+// --- LSTM and GRU (torch.nn) ------------------------------------------------------------------------------------------
+
+inline __m512 gate(const float* gates, int number, int width, int i, __mmask16 inside) {
+    return _mm512_maskz_loadu_ps(inside, gates + number * width + i);
+}
+
+// Gates i, f, g, o in `input`; h and c are the carry.
+void lstm(const Instruction& o, const Pass& pass, int row) {
+    const Memory& memory = pass.memories[o.state.memory];
+    const float* gates = input_of(o, pass, row);
+    float *h = carry_of(memory, 0, row), *c = carry_of(memory, 1, row), *out = output_of(o, pass, row);
+    const int width = o.width;
+    for (int i = 0; i < width; i += LANES) {
+        const __mmask16 inside = tail(width - i);
+        const __m512 kept = _mm512_mul_ps(sigmoid(gate(gates, 1, width, i, inside)), _mm512_maskz_loadu_ps(inside, c + i));
+        const __m512 now = _mm512_fmadd_ps(sigmoid(gate(gates, 0, width, i, inside)),
+                                           tanh_(gate(gates, 2, width, i, inside)), kept);
+        const __m512 shown = _mm512_mul_ps(sigmoid(gate(gates, 3, width, i, inside)), tanh_(now));
+        _mm512_mask_storeu_ps(c + i, inside, now);
+        _mm512_mask_storeu_ps(h + i, inside, shown);
+        _mm512_mask_storeu_ps(out + i, inside, shown);
+    }
+}
+
+// Gates r, z, n of the token in `input`, of h in `other`.
+void gru(const Instruction& o, const Pass& pass, int row) {
+    const Memory& memory = pass.memories[o.state.memory];
+    const float *x = input_of(o, pass, row), *own = other_of(o, pass, row);
+    float *h = carry_of(memory, 0, row), *out = output_of(o, pass, row);
+    const int width = o.width;
+    for (int i = 0; i < width; i += LANES) {
+        const __mmask16 inside = tail(width - i);
+        const __m512 r = sigmoid(_mm512_add_ps(gate(x, 0, width, i, inside), gate(own, 0, width, i, inside)));
+        const __m512 z = sigmoid(_mm512_add_ps(gate(x, 1, width, i, inside), gate(own, 1, width, i, inside)));
+        const __m512 n = tanh_(_mm512_fmadd_ps(r, gate(own, 2, width, i, inside), gate(x, 2, width, i, inside)));
+        const __m512 now = _mm512_fmadd_ps(z, _mm512_sub_ps(_mm512_maskz_loadu_ps(inside, h + i), n), n);
+        _mm512_mask_storeu_ps(h + i, inside, now);
+        _mm512_mask_storeu_ps(out + i, inside, now);
+    }
+}
+
+}  // namespace

@@ -1,0 +1,233 @@
+"""The states of a model as the interpreter reads and writes them: addresses, kept until a state gets other tensors.
+
+A pass updates carries and lengths in place. So that nothing else changes with them (a snapshot, a copy of the states),
+a binding gives the state tensors of its own the first time it sees it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from allyouneed.kernels.cpu.abi import Cache, Mask, Memory
+from allyouneed.nn.mixers.convolution import RecentTokens
+from allyouneed.nn.patterns.core import Pattern, TokenFields
+from allyouneed.nn.states.base import State, States
+from allyouneed.nn.states.kv_cache import CrossKVCache, KVCache
+from allyouneed.nn.states.paged import PagedKVCache, PagedStates
+from allyouneed.nn.states.recurrent import TAIL, Recurrent
+from allyouneed.nn.states.window import MAX_TRIM, WindowKVCache
+from allyouneed.runtime.cpu.instructions import CacheSlot, MemorySlot
+
+AHEAD = 64  # positions whose masks are computed together, and tokens that recent ones are moved after
+
+
+class StateBinding:
+    """Of all states that a program reads; `supported`: they are of the kinds that it was written for."""
+
+    def __init__(
+        self, caches: Sequence[CacheSlot], memories: Sequence[MemorySlot], masks: Sequence[Pattern], states: States
+    ) -> None:
+        self.layers, self.source = states.layers, states.memory
+        self.slots = caches
+        self.states: list[Any] = [find_state(slot, states) for slot in caches]
+        growing = PagedKVCache if isinstance(states, PagedStates) else KVCache
+        wanted = [
+            CrossKVCache if slot.state.name == "cross" else WindowKVCache if slot.window else growing for slot in caches
+        ]
+        self.supported = all(type(state) is kind for state, kind in zip(self.states, wanted, strict=True))
+        self.keys: list[Tensor | None] = [None] * len(caches)
+        self.caches = (Cache * max(1, len(caches)))()
+        self.memories = (Memory * max(1, len(memories)))()
+        self.masks = (Mask * max(1, len(masks)))()
+        self.mask_tables = [MaskTable(pattern) for pattern in masks]
+        self.bound: list[RecurrentBinding | RecentBinding] = []
+        for number, memory in enumerate(memories):
+            state = find_state(memory, states)
+            kind = {Recurrent: RecurrentBinding, RecentTokens: RecentBinding}.get(type(state))  # type: ignore[arg-type]
+            if kind is None:
+                self.supported = False
+            else:
+                self.bound.append(kind(state, memory.features, self.memories[number]))
+        self.source_lengths: Any = None
+        if states.memory is not None:
+            layout = states.memory.layout
+            self.supported = self.supported and layout.start == 0 and not layout.packed
+            count = len(states.memory.hidden)
+            ends = [layout.time] * count if layout.real is None else layout.real.sum(1).tolist()
+            self.source_lengths = (ctypes.c_int32 * count)(*ends)
+
+    def point(self, number: int) -> None:
+        """To the keys and values that a cache has now."""
+        state = self.states[number]
+        keys, values = state.keys, state.values
+        if keys.dtype is not torch.float32:
+            state.keys, state.values = keys, values = keys.float(), values.float()
+        if keys.stride(3) != 1 or (values.shape[3] and values.stride(3) != 1):
+            state.keys, state.values = keys, values = keys.contiguous(), values.contiguous()
+        self.point_to(number, keys, values)
+
+    def point_to(self, number: int, keys: Tensor, values: Tensor) -> None:
+        """Tensors (rows or blocks, heads, time, head_width)."""
+        cache = self.caches[number]
+        self.keys[number] = keys
+        values = values if values.shape[3] else keys
+        cache.keys, cache.values = keys.data_ptr(), values.data_ptr()
+        cache.row, cache.head, cache.time = keys.stride()[:3]
+        cache.value_row, cache.value_head, cache.value_time = values.stride()[:3]
+
+    def prepare(self, rows: int, starts: Sequence[int], like: Tensor) -> bool:
+        """Before a pass of one token per row; False where a state has other rows. `like`: dtype of new carries."""
+        for mask, table in zip(self.masks, self.mask_tables, strict=False):
+            table.point(mask, starts)
+        return all(one.prepare(rows, like) for one in self.bound)
+
+    def finish(self, end: int) -> None:
+        """After a pass; no row has more than `end` tokens."""
+        for one in self.bound:
+            one.finish(end)
+        done: dict[int, tuple[Tensor, Tensor]] = {}  # layers share these tensors
+        for slot, state in zip(self.slots, self.states, strict=True):
+            if not slot.window:
+                continue
+            if id(state.lengths) not in done:
+                lengths = state.lengths + 1
+                done[id(state.lengths)] = lengths, state.written.maximum(lengths)
+                done[id(lengths)] = done[id(state.lengths)]
+            state.lengths, state.written = done[id(state.lengths)]
+
+
+def find_state(slot: CacheSlot | MemorySlot, states: States) -> State | None:
+    return states.layers[slot.state.layer].get(slot.state.name)
+
+
+def grow_window(state: WindowKVCache, slot: CacheSlot, rows: int, end: int) -> None:
+    """Room for the tokens of a pass in a ring that is not full yet."""
+    state.end = min(end, state.first + state.ring)
+    like = torch.empty(rows, slot.heads, 0, slot.head_width)
+    state.keys = state._grow(state.keys, like)
+    state.values = state._grow(state.values, like[..., : slot.value_width])
+    if state.lengths is None or state.written is None:
+        state.lengths = state.written = torch.zeros(rows, dtype=torch.long)
+
+
+class MaskTable:
+    """Which keys a pattern allows to the queries of a pass; of rows at the same position, also to the next ones."""
+
+    def __init__(self, pattern: Pattern) -> None:
+        self.pattern = pattern
+        self.start = 0
+        self.table = torch.empty(0, 0, dtype=torch.uint8)  # (queries, keys)
+
+    def point(self, mask: Any, starts: Sequence[int]) -> None:
+        first, last = min(starts), max(starts)
+        if first == last:
+            if not self.start <= first < self.start + len(self.table):
+                self.start, self.table = first, self.allowed(torch.arange(first, first + AHEAD))
+            mask.allowed, mask.row = self.table[first - self.start].data_ptr(), 0
+        else:
+            self.table, self.start = self.allowed(torch.tensor(starts)), -len(starts) - 1
+            mask.allowed, mask.row = self.table.data_ptr(), self.table.shape[1]
+
+    def allowed(self, positions: Tensor) -> Tensor:
+        one = torch.ones((), dtype=torch.long)
+        keys = torch.arange(int(positions.max()) + 1)[None]
+        found = self.pattern.allowed(TokenFields(positions[:, None], one), TokenFields(keys, one))
+        return found.expand(len(positions), keys.shape[1]).to(torch.uint8).contiguous()
+
+
+class RecurrentBinding:
+    """Carry, inputs and lengths of a `Recurrent`, in single precision."""
+
+    def __init__(self, state: Recurrent, features: int, memory: Any) -> None:
+        self.state, self.features, self.memory = state, features, memory
+        self.known: tuple[Any, ...] = ()  # what the addresses belong to
+
+    def prepare(self, rows: int, like: Tensor) -> bool:
+        state = self.state
+        if state.now is not None and state.lengths is not None and len(state.lengths) != rows:
+            return False
+        if state.most + 1 > TAIL:
+            state.make_room()
+        if self.tensors() != self.known or not self.known:
+            self.bind(rows, like)
+        return True
+
+    def tensors(self) -> tuple[int, ...]:
+        state = self.state
+        return tuple(map(id, (state.now, state.pending, state.tail, state.since, state.lengths, state.pending_at)))
+
+    def bind(self, rows: int, like: Tensor) -> None:
+        state = self.state
+        carry = state.carry(rows, like.new_empty(rows, 1, self.features))
+        now = tuple(part.detach().to(torch.float32, copy=True).contiguous() for part in carry)
+        if state.tail is None or state.since is None or state.lengths is None:
+            state.tail = torch.zeros(rows, TAIL + 1, self.features)
+            state.since, state.lengths = torch.zeros(rows, dtype=torch.long), torch.zeros(rows, dtype=torch.long)
+        state.tail = state.tail.detach().float().contiguous()
+        if state.pending_at is None:
+            state.pending = tuple(torch.empty_like(part) for part in now)
+            state.pending_at = torch.full((rows,), -1)
+        state.now, state.lengths, state.since = now, state.lengths.clone(), state.since.clone()
+        pending = tuple(part.clone() for part in state.pending)
+        state.pending, state.pending_at = pending, state.pending_at.clone()
+        self.held = (
+            (ctypes.c_void_p * len(now))(*(part.data_ptr() for part in now)),
+            (ctypes.c_void_p * len(now))(*(part.data_ptr() for part in pending)),
+            (ctypes.c_int32 * len(now))(*(part[0].numel() for part in now)),
+        )
+        memory = self.memory
+        memory.carry, memory.pending, memory.sizes = map(ctypes.addressof, self.held)
+        memory.parts, memory.snapshot_after = len(now), MAX_TRIM
+        memory.inputs, memory.row = state.tail.data_ptr(), state.tail.stride(0)
+        memory.lengths, memory.since = state.lengths.data_ptr(), state.since.data_ptr()
+        memory.pending_at = state.pending_at.data_ptr()
+        self.known = self.tensors()
+
+    def finish(self, end: int) -> None:
+        self.state.most += 1
+
+
+class RecentBinding:
+    """The tokens of `RecentTokens`, in a buffer in which they advance by one in every pass."""
+
+    def __init__(self, state: RecentTokens, features: int, memory: Any) -> None:
+        self.state, self.features, self.memory = state, features, memory
+        self.known: tuple[Any, ...] = ()
+        self.buffer = torch.empty(0)
+        self.offset = 0
+
+    def prepare(self, rows: int, like: Tensor) -> bool:
+        state = self.state
+        if state.tokens is not None and len(state.tokens) != rows:
+            return False
+        if self.tensors() != self.known or not self.known or self.offset == AHEAD:
+            self.bind(rows)
+        self.memory.inputs = self.buffer.data_ptr() + (self.offset + state.size) * self.features * 4
+        return True
+
+    def tensors(self) -> tuple[int, ...]:
+        return tuple(map(id, (self.state.tokens, self.state.lengths, self.state.oldest)))
+
+    def bind(self, rows: int) -> None:
+        state = self.state
+        self.buffer, self.offset = torch.zeros(rows, state.size + AHEAD, self.features), 0
+        if state.tokens is not None:
+            self.buffer[:, : state.size] = state.tokens
+        state.tokens = self.buffer[:, : state.size]
+        zeros = torch.zeros(rows, dtype=torch.long)
+        state.lengths = (zeros if state.lengths is None else state.lengths).clone()
+        state.oldest = (zeros if state.oldest is None else state.oldest).clone()
+        self.memory.row = self.buffer.stride(0)
+        self.memory.lengths, self.memory.since = state.lengths.data_ptr(), state.oldest.data_ptr()
+        self.known = self.tensors()
+
+    def finish(self, end: int) -> None:
+        state = self.state
+        self.offset += 1
+        state.tokens, state.end = self.buffer.narrow(1, self.offset, state.size), min(end, state.size)
+        self.known = (id(state.tokens), *self.known[1:])

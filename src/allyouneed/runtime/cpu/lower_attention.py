@@ -1,0 +1,270 @@
+"""Lowering rules of attention: scores, relative positions, patterns, and the latents of MLA."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from allyouneed.kernels.cpu.abi import CONSTANTS, Keys, Kind
+from allyouneed.nn.linear.dense import MergedLinear
+from allyouneed.nn.linear.int8 import Int8Linear
+from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttention, SoftmaxAttention, kv_window
+from allyouneed.nn.mixers.attention.mla import LatentAttentionModule
+from allyouneed.nn.mixers.attention.scores import GeneralModule, ScoresModule
+from allyouneed.nn.patterns.core import And, Causal, Full, Not, Or, Pattern, TokenFields, Window
+from allyouneed.nn.patterns.sparse import Dilated, Self, Strided
+from allyouneed.nn.positions.alibi import AlibiModule
+from allyouneed.nn.positions.relative import RelativeModule
+from allyouneed.nn.positions.rotary import RotaryModule
+from allyouneed.nn.positions.shaw import ShawModule
+from allyouneed.nn.positions.t5_bias import BucketsModule
+from allyouneed.nn.states.window import MAX_TRIM
+from allyouneed.runtime.cpu.instructions import CacheSlot, Instructions, Register
+from allyouneed.runtime.cpu.lower import emit_norm, emit_product, lower, weight_format
+from allyouneed.runtime.program import StateSlot, Unsupported
+
+BIASES = (AlibiModule, BucketsModule)  # that depend on head and distance
+
+
+# --- scores -----------------------------------------------------------------------------------------------------------
+
+
+def score_arguments(part: SoftmaxAttention, code: Instructions) -> dict[str, Any]:
+    """What ATTENTION adds to q·k · scale, apart from the pattern. Queries and keys are rotated before."""
+    relative = part.relative
+    if type(part.scores) not in (ScoresModule, GeneralModule):
+        raise Unsupported(f"{type(part.scores).__name__} has no native instruction")
+    found: dict[str, Any] = {"scale": part.scores.scale * relative.score_scale, "cap": part.soft_cap or 0.0}
+    if type(relative) is ShawModule:
+        if relative.adds_key_bias or relative.distance > CONSTANTS["MAX_DISTANCE"]:
+            raise Unsupported("relative vectors multiplied with keys, or of large distances, have no native instruction")
+        values = relative.values_table
+        found |= {"distance": relative.distance, "relative_keys": relative.keys_table.weight.float()}
+        return found | ({} if values is None else {"relative_values": values.weight.float()})
+    if type(relative) not in (RelativeModule, RotaryModule, *BIASES):
+        raise Unsupported(f"{type(relative).__name__} has no native instruction")
+    return found
+
+
+def pattern_arguments(part: SoftmaxAttention, code: Instructions, decoding: bool) -> dict[str, Any]:
+    """Which keys a query sees, and what is added to their scores by distance: pattern and bias in one table."""
+    pattern, relative = part.pattern, part.relative
+    found: dict[str, Any] = {"bias": -1, "mask": -1}
+    window = kv_window(pattern, relative.visible()) if decoding else None
+    if window is not None:
+        if not window.recent:
+            raise Unsupported(f"attention with pattern '{pattern}' has no native instruction")
+        found |= {"first": window.first, "recent": window.recent, "ring": window.recent + MAX_TRIM}
+    by_distance = depends_on_distance(pattern)
+    if not by_distance:
+        if not decoding:
+            raise Unsupported(f"attention with pattern '{pattern}' has no native instruction")
+        found["mask"] = code.masks.index(pattern) if pattern in code.masks else len(code.masks)
+        code.masks += [pattern] if found["mask"] == len(code.masks) else []
+    seen = type(pattern) in (Causal, Full) or is_window(pattern)  # `first` and `recent` say it all
+    if type(relative) in BIASES or (by_distance and not seen):
+        found["bias"] = len(code.tables)
+        code.tables.append(partial(distance_table, pattern if by_distance else None, relative, heads_of(part)))
+    if not decoding and type(pattern) is not Full and found["bias"] < 0:
+        found["bias"] = len(code.tables)
+        code.tables.append(partial(distance_table, pattern, relative, heads_of(part)))
+    return found
+
+
+def heads_of(part: Any) -> int:
+    heads: int = part.config.heads if isinstance(part, LatentAttentionModule) else part.heads
+    return heads
+
+
+def depends_on_distance(pattern: Pattern) -> bool:
+    """Whether a pattern depends on the distance of query and key only."""
+    if isinstance(pattern, And | Or):
+        return depends_on_distance(pattern.left) and depends_on_distance(pattern.right)
+    if isinstance(pattern, Not):
+        return depends_on_distance(pattern.inner)
+    return type(pattern) in (Causal, Full, Window, Self, Strided, Dilated)
+
+
+def is_window(pattern: Pattern) -> bool:
+    """`causal & window(n)`"""
+    return type(pattern) is And and {type(pattern.left), type(pattern.right)} == {Causal, Window}
+
+
+def distance_table(pattern: Pattern | None, relative: RelativeModule, heads: int, count: int) -> Tensor:
+    """(heads, 2 · count − 1) by key position − query position, from 1 − count on; −∞ where the pattern forbids it."""
+    ahead = torch.arange(1 - count, count)
+    query, key = (-ahead).clamp(min=0)[None], ahead.clamp(min=0)[None]  # pairs at each distance, position 0 in each
+    table = torch.zeros(heads, 2 * count - 1)
+    if type(relative) in BIASES:
+        like = torch.empty(0, dtype=torch.float32)
+        pairs = relative.bias(like, query.T, key.T, 1.0)  # (distances, heads, 1, 1)
+        table += pairs.float().reshape(2 * count - 1, heads).T
+    if pattern is not None and type(pattern) is not Full:
+        one = torch.ones((), dtype=torch.long)
+        allowed = pattern.allowed(TokenFields(query[0], one), TokenFields(key[0], one))
+        table = table.masked_fill(~allowed, -torch.inf)
+    return table.contiguous()
+
+
+def emit_positions(part: Any, both: Register, code: Instructions) -> None:
+    """Norms, general scores and rotations of the queries and keys that stand in a register, in place."""
+    queries, keys = both.part(0, part.inner), both.part(part.inner, part.kv_width)
+    if part.q_norm is not None:
+        emit_norm(part.q_norm, queries, code, part.heads, into=queries)
+        emit_norm(part.k_norm, keys, code, part.kv_heads, into=keys)
+    if type(part.scores) is GeneralModule:
+        weight = part.scores.weight.detach().transpose(1, 2).contiguous()  # q @ W
+        emit_heads(weight, queries, part.head_width, code, into=queries)
+    if type(part.relative) is RotaryModule:
+        emit_rotation(part.relative, [(queries, part.heads), (keys, part.kv_heads)], part.head_width, code)
+
+
+def emit_rotation(
+    rotary: RotaryModule, parts: list[tuple[Register, int]], head_width: int, code: Instructions, scale: float = 1.0
+) -> None:
+    """Rotate heads of queries, then of keys, which are also multiplied by `scale`, in place."""
+    if rotary.config.values:
+        raise Unsupported("rotary positions of values have no native instruction")
+    interleaved = rotary.config.order == "interleaved"
+
+    def table(which: int, factor: float, count: int) -> Tensor:
+        found = rotary.tables(torch.arange(count)[None], torch.float32)[which]  # (2, 1, 1, positions, planes)
+        return (found[:, 0, 0].transpose(0, 1) * factor).contiguous()
+
+    for which, (x, heads) in enumerate(parts):
+        sizes = {"heads": heads, "head_width": head_width, "planes": rotary.width // 2}
+        code.emit(
+            Kind.ROTATE, x.width, x, into=x, table=len(code.tables), interleaved=interleaved, **sizes
+        )
+        code.tables.append(partial(table, which, scale if which else 1.0))
+
+
+def emit_heads(
+    weight: Tensor,
+    x: Register,
+    step: int,
+    code: Instructions,
+    into: Register | None = None,
+    output_step: int | None = None,
+) -> Register:
+    """A linear map of each head: weight (heads, outputs, inputs); the inputs of a head stand `step` features after
+    those of the one before."""
+    heads, outputs, inputs = weight.shape
+    after = outputs if output_step is None else output_step
+    sizes = {"inputs": inputs, "outputs": outputs, "format": weight_format(weight, None), "groups": heads}
+    source = x
+    if into is not None and into.number == x.number:  # a product does not work in place
+        source = code.emit(Kind.COPY, x.width, x)
+    out = code.register(heads * outputs) if into is None else into
+    return code.emit(
+        Kind.LINEAR, outputs, source, into=out, weight=weight, input_step=step, output_step=after, **sizes
+    )
+
+
+# --- attention --------------------------------------------------------------------------------------------------------
+
+
+@lower.register(SelfAttention)
+def _self_attention(part: SelfAttention, x: Register, code: Instructions, state: StateSlot | None) -> Register:
+    """With a state each token sees those before it in the cache; without one, the tokens of the pass."""
+    if part.caches_hidden:
+        raise Unsupported("a cache of hidden states has no native instruction")
+    if state is not None and part.pattern.reach[1] > 0:
+        raise Unsupported(f"attention with pattern '{part.pattern}' has no native instruction")
+    arguments = score_arguments(part, code)
+    both = emit_product([part.qkv] if part.qkv is not None else [part.q, part.k, part.v], x, code)
+    emit_positions(part, both, code)
+    arguments |= pattern_arguments(part, code, state is not None)
+    if state is None:
+        return emit_attention(part, both, code, keys=Keys.SELF, **arguments)
+    arguments |= {"keys": Keys.CACHED, "cache": len(code.caches)}
+    window = "ring" in arguments
+    code.caches.append(CacheSlot(state, part.kv_heads, part.head_width, part.head_width, window))
+    return emit_attention(part, both, code, **arguments)
+
+
+def emit_attention(part: SelfAttention | CrossAttention, x: Register, code: Instructions, **arguments: Any) -> Register:
+    sizes = {"heads": part.heads, "kv_heads": part.kv_heads, "head_width": part.head_width}
+    seen = code.emit(Kind.ATTENTION, part.inner, x, value_width=part.head_width, **sizes, **arguments)
+    found: Register = lower(part.out, seen if part.sub_norm is None else lower(part.sub_norm, seen, code), code)
+    return found
+
+
+@lower.register(CrossAttention)
+def _cross_attention(part: CrossAttention, x: Register, code: Instructions, state: StateSlot | None) -> Register:
+    arguments = score_arguments(part, code)
+    if type(part.relative) is not RelativeModule or type(part.pattern) is not Full:
+        raise Unsupported("cross-attention with positions or a pattern has no native instruction")
+    if state is None:
+        raise Unsupported("cross-attention without a state has no native instruction")
+    q = lower(part.q, x, code)
+    if part.q_norm is not None:
+        emit_norm(part.q_norm, q, code, part.heads, into=q)
+    if type(part.scores) is GeneralModule:
+        emit_heads(part.scores.weight.detach().transpose(1, 2).contiguous(), q, part.head_width, code, into=q)
+    code.caches.append(CacheSlot(state, part.kv_heads, part.head_width, part.head_width))
+    return emit_attention(part, q, code, keys=Keys.SOURCE, cache=len(code.caches) - 1, bias=-1, mask=-1, **arguments)
+
+
+def lower_source(part: CrossAttention, hidden: Register, code: Instructions) -> Register:
+    """Keys and values that a cross-attention makes of a source, side by side."""
+    both = emit_product([part.kv] if part.kv is not None else [part.k, part.v], hidden, code)
+    if part.k_norm is not None:
+        keys = both.part(0, part.kv_width)
+        emit_norm(part.k_norm, keys, code, part.kv_heads, into=keys)
+    return both
+
+
+# --- multi-head latent attention --------------------------------------------------------------------------------------
+
+
+@lower.register(LatentAttentionModule)
+def _latent_attention(
+    part: LatentAttentionModule, x: Register, code: Instructions, state: StateSlot | None
+) -> Register:
+    """The absorbed form: queries are projected into the space of the latents, which are keys and values of one head."""
+    c = part.config
+    if state is None or part.pattern.reach[1] > 0:
+        raise Unsupported("latent attention without a causal state has no native instruction")
+    if type(part.scores) is not ScoresModule:
+        raise Unsupported(f"{type(part.scores).__name__} has no native instruction")
+    arguments = score_arguments(part, code) | pattern_arguments(part, code, True)
+    heads, rank, nope, rope = c.heads, c.kv_rank, c.nope_width, c.rope_width
+    h = x if part.q_latent is None else lower(part.q_latent, x, code)
+    q = lower(part.q, h if part.q_norm is None else lower(part.q_norm, h, code), code)
+    both = code.register(heads * (rank + rope) + rank + rope)  # queries, then the key
+    key = both.part(heads * (rank + rope), rank + rope)
+    latent = lower(part.latent, x, code)
+    code.emit(Kind.COPY, rank + rope, latent, into=key)
+    if part.latent_norm is not None:
+        emit_norm(part.latent_norm, key.part(0, rank), code, into=key.part(0, rank))
+    for head in range(heads):
+        source, target = q.part(head * (nope + rope) + nope, rope), both.part(head * (rank + rope) + rank, rope)
+        code.emit(Kind.COPY, rope, source, into=target)
+    if type(part.relative) is RotaryModule:
+        turned = [(both.part(rank, heads * (rank + rope) - rank), heads), (key.part(rank, rope), 1)]
+        emit_rotation(part.relative, turned, rank + rope, code)
+    to_key = float_weight(part.k).unflatten(0, (heads, -1)).transpose(1, 2).contiguous()  # (heads, rank, nope)
+    emit_heads(to_key, q, nope + rope, code, into=both, output_step=rank + rope)
+    arguments |= {"keys": Keys.CACHED, "cache": len(code.caches)}
+    code.caches.append(CacheSlot(state, 1, rank + rope, 0, "ring" in arguments))
+    sizes = {"heads": heads, "kv_heads": 1, "head_width": rank + rope, "value_width": rank}
+    seen = code.emit(Kind.ATTENTION, heads * rank, both, **sizes, **arguments)
+    to_value = float_weight(part.v).unflatten(0, (heads, -1)).contiguous()  # (heads, value, rank)
+    found: Register = lower(part.out, emit_heads(to_value, seen, rank, code), code)
+    return found
+
+
+def float_weight(part: nn.Module) -> Tensor:
+    """The weight of a linear map without bias; of an int8 one, the numbers that its codes stand for."""
+    if type(part) is Int8Linear:
+        return part.weight
+    if type(part) not in (nn.Linear, MergedLinear):
+        raise Unsupported(f"{type(part).__name__} cannot be absorbed into queries and values")
+    weight: Tensor = part.weight.detach()  # type: ignore[assignment]
+    return weight
+
+

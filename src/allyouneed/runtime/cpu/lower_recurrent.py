@@ -1,0 +1,174 @@
+"""Lowering rules of mixers with a state of constant size: one new token of every row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from allyouneed.kernels.cpu.abi import Activation, Kind
+from allyouneed.nn.mixers.convolution import ConvolutionModule
+from allyouneed.nn.mixers.lightweight import DynamicModule, LightweightModule
+from allyouneed.nn.mixers.retention import GatedRetentionModule, MultiScaleRetentionModule, RetentionModule
+from allyouneed.nn.mixers.rnn import RNNModule
+from allyouneed.nn.mixers.rwkv import RWKVChannelModule, RWKVModule
+from allyouneed.nn.states.window import MAX_TRIM
+from allyouneed.runtime.cpu.instructions import Instructions, Register
+from allyouneed.runtime.cpu.lower import activation_number, emit_matmul, emit_norm, emit_product, lower
+from allyouneed.runtime.cpu.lower_attention import emit_rotation
+from allyouneed.runtime.program import StateSlot, Unsupported
+
+
+def require_state(state: StateSlot | None) -> StateSlot:
+    if state is None:
+        raise Unsupported("a recurrence over whole sentences has no native instruction")
+    return state
+
+
+def commit(x: Register, memory: int, code: Instructions) -> None:
+    """Store the inputs of the new token, after the carry."""
+    code.emit(Kind.COMMIT, x.width, x, into=x, memory=memory)
+
+
+# --- retention --------------------------------------------------------------------------------------------------------
+
+
+@lower.register(MultiScaleRetentionModule, GatedRetentionModule)
+def _retention(part: RetentionModule, x: Register, code: Instructions, state: StateSlot | None) -> Register:
+    slot = require_state(state)
+    inner, outer = part.heads * part.keys, part.heads * part.values
+    gated = type(part) is GatedRetentionModule
+    maps = [part.q, part.k, part.v, *([part.decays] if gated else []), part.gate]
+    both = emit_product(maps, x, code)
+    queries, keys = both.part(0, inner), both.part(inner, inner)
+    scale = part.keys**-0.5
+    emit_rotation(part.rotary, [(queries, part.heads), (keys, part.heads)], part.keys, code, scale)  # type: ignore[arg-type]
+    stored = both.part(inner, inner + outer + part.heads * gated)
+    decays, log = both.part(2 * inner + outer, part.heads), None
+    if isinstance(part, GatedRetentionModule):
+        code.emit(Kind.ACTIVATE, part.heads, decays, into=decays, activation=Activation.LOG_SIGMOID)
+        code.emit(Kind.SCALE, part.heads, decays, into=decays, factor=1 / part.temperature)
+    else:
+        log = part.decay(torch.empty(0))[0, :, 0]
+    memory = code.memory(slot, stored.width)
+    sizes = {"heads": part.heads, "keys": part.keys, "values": part.values, "normalised": not gated}
+    mixed = code.emit(Kind.RETAIN, outer, both, decays if gated else None, memory=memory, decay=log, **sizes)
+    commit(stored, memory, code)
+    emit_norm(part.norm, mixed, code, part.heads, into=mixed)
+    gate = both.part(2 * inner + outer + part.heads * gated, outer)
+    found: Register = lower(part.out, code.emit(Kind.GATE, outer, gate, mixed, activation=Activation.SILU), code)
+    return found
+
+
+# --- RWKV -------------------------------------------------------------------------------------------------------------
+
+
+def emit_shift(x: Register, before: Register, mix: Tensor, code: Instructions) -> Register:
+    return code.emit(Kind.LERP, x.width, x, before, factors=mix.detach())
+
+
+@lower.register(RWKVModule)
+def _rwkv(part: RWKVModule, x: Register, code: Instructions, state: StateSlot | None) -> Register:
+    memory = code.memory(require_state(state), x.width)
+    before = code.emit(Kind.LOAD, x.width, memory=memory, part=0)
+    r, k, v = (
+        lower(map_, emit_shift(x, before, mix, code), code)
+        for map_, mix in ((part.r, part.mix_r), (part.k, part.mix_k), (part.v, part.mix_v))
+    )
+    decay = part.decay.detach().float().exp()
+    sums = code.emit(Kind.WKV, part.hidden, k, v, memory=memory, weight=decay, bonus=part.bonus.detach())
+    code.emit(Kind.STORE, x.width, x, into=x, memory=memory, part=0)
+    commit(x, memory, code)
+    found: Register = lower(part.out, code.emit(Kind.GATE, part.hidden, r, sums, activation=Activation.SIGMOID), code)
+    return found
+
+
+@lower.register(RWKVChannelModule)
+def _rwkv_channel(part: RWKVChannelModule, x: Register, code: Instructions, state: StateSlot | None) -> Register:
+    memory = push(x, require_state(state), 1, code)
+    before = code.emit(Kind.RECALL, x.width, memory=memory, part=1)
+    hidden = lower(part.up, emit_shift(x, before, part.mix_k, code), code)
+    code.last.linear.activation = Activation.RELU_SQUARED
+    r = lower(part.r, emit_shift(x, before, part.mix_r, code), code)
+    down = lower(part.down, hidden, code)
+    return code.emit(Kind.GATE, down.width, r, down, activation=Activation.SIGMOID)
+
+
+# --- LSTM and GRU -----------------------------------------------------------------------------------------------------
+
+
+@lower.register(RNNModule)
+def _rnn(part: RNNModule, x: Register, code: Instructions, state: StateSlot | None) -> Register:
+    rnn = part.rnn
+    if part.bidirectional:
+        raise Unsupported("a bidirectional RNN has no native instruction")
+    memory = code.memory(require_state(state), x.width)
+    before = code.emit(Kind.LOAD, part.hidden, memory=memory, part=0)
+    of_x, of_h = (getattr(rnn, name) if rnn.bias else None for name in ("bias_ih_l0", "bias_hh_l0"))
+    new = emit_matmul(rnn.weight_ih_l0.detach(), None, of_x, x, code)  # type: ignore[operator]
+    old = emit_matmul(rnn.weight_hh_l0.detach(), None, of_h, before, code)  # type: ignore[operator]
+    if isinstance(rnn, nn.LSTM):
+        gates = code.emit(Kind.ADD, new.width, new, old)
+        found = code.emit(Kind.LSTM, part.hidden, gates, memory=memory)
+    else:
+        found = code.emit(Kind.GRU, part.hidden, new, old, memory=memory)
+    commit(x, memory, code)
+    return found
+
+
+# --- convolutions -----------------------------------------------------------------------------------------------------
+
+
+def push(x: Register, state: StateSlot, back: int, code: Instructions) -> int:
+    """Append a token to the recent ones, of which `back` before it are needed; the number of the memory."""
+    memory = code.memory(state, x.width)
+    code.emit(Kind.PUSH, x.width, x, into=x, memory=memory, size=back + MAX_TRIM)
+    return memory
+
+
+@lower.register(ConvolutionModule)
+def _convolution(part: ConvolutionModule, x: Register, code: Instructions, state: StateSlot | None) -> Register:
+    if part.size == 1 and part.taps is None:
+        seen = x
+    else:
+        require_past(part)
+        memory = push(x, require_state(state), part.size - 1, code)
+        if part.taps is not None:
+            taps = part.taps.detach().float().t().contiguous()
+            seen = code.emit(Kind.CONVOLVE, x.width, memory=memory, size=part.size, weight=taps)
+        else:
+            seen = code.emit(Kind.UNFOLD, x.width * part.size, memory=memory, size=part.size)
+    y: Register = lower(part.out, seen, code)
+    activation = activation_number(part.activation)
+    if part.gated:
+        half = y.width // 2
+        return code.emit(Kind.GATE, half, y.part(half, half), y.part(0, half), activation=activation)
+    return code.emit(Kind.ACTIVATE, y.width, y, into=y, activation=activation)
+
+
+def require_past(part: Any) -> None:
+    if part.reach[1] or part.size == 1:
+        raise Unsupported("a convolution over later tokens, or one token, has no native instruction")
+
+
+@lower.register(LightweightModule, DynamicModule)
+def _softmax_convolution(
+    part: LightweightModule | DynamicModule, x: Register, code: Instructions, state: StateSlot | None
+) -> Register:
+    require_past(part)
+    inside = lower(part.inside, x, code)
+    if part.gated:  # values, gates
+        half = inside.width // 2
+        values, gates = inside.part(0, half), inside.part(half, half)
+        inside = code.emit(Kind.GATE, half, gates, values, activation=Activation.SIGMOID)
+    memory = push(inside, require_state(state), part.size - 1, code)
+    if isinstance(part, DynamicModule):
+        filters = lower(part.filters, inside, code)
+        code.emit(Kind.SOFTMAX, filters.width, filters, into=filters, groups=part.heads)
+        seen = code.emit(Kind.CONVOLVE, inside.width, None, filters, memory=memory, size=part.size, heads=part.heads)
+    else:
+        taps = part.taps.detach().float().softmax(-1).repeat_interleave(inside.width // part.heads, 0)
+        seen = code.emit(Kind.CONVOLVE, inside.width, memory=memory, size=part.size, weight=taps.t().contiguous())
+    found: Register = lower(part.out, seen, code)
+    return found
