@@ -251,7 +251,7 @@ def test_loaded_weights_are_lowered_again() -> None:
     assert_same(after, decode(model, 3, STARTS))
 
 
-@pytest.mark.parametrize("name", ["linear bit", "layers act"])
+@pytest.mark.parametrize("name", ["layers with coordinates", "layers act"])
 def test_a_model_without_a_native_sublayer_runs_in_torch(name: str) -> None:
     model = build_stored(name)
     assert cpu_executor(model) is model

@@ -173,8 +173,9 @@ struct Memory {  // of a recurrence (nn/states/recurrent.py), or recent tokens (
     const int32_t* sizes;
     int32_t parts;
     int32_t snapshot_after;
-    int64_t row;         // floats from one row's inputs to the next
-    float* inputs;       // since the snapshot; of recent tokens: where the new one is written
+    int32_t format;      // of the inputs: FLOAT32 or BFLOAT16
+    int64_t row;         // numbers from one row's inputs to the next
+    void* inputs;       // since the snapshot; of recent tokens: where the new one is written
     int64_t* lengths;    // (rows)
     int64_t* since;      // (rows) tokens in the snapshot; of recent tokens: position of the oldest
     int64_t* pending_at;  // (rows) tokens in `pending`

@@ -29,7 +29,13 @@ void store_carry(const Instruction& o, const Pass& pass, int row) {
 void commit(const Instruction& o, const Pass& pass, int row) {
     const Memory& memory = pass.memories[o.state.memory];
     const int64_t count = memory.lengths[row] - memory.since[row];
-    std::memcpy(memory.inputs + row * memory.row + count * o.width, input_of(o, pass, row), o.width * sizeof(float));
+    const float* x = input_of(o, pass, row);
+    const int64_t at = row * memory.row + count * o.width;
+    if (memory.format == BFLOAT16) {
+        for (int i = 0; i < o.width; i++) ((uint16_t*)memory.inputs)[at + i] = to_bfloat16(x[i]);
+    } else {
+        std::memcpy((float*)memory.inputs + at, x, o.width * sizeof(float));
+    }
     memory.lengths[row]++;
     if (count + 1 != memory.snapshot_after) return;
     for (int part = 0; part < memory.parts; part++)
@@ -42,13 +48,13 @@ void commit(const Instruction& o, const Pass& pass, int row) {
 
 void push(const Instruction& o, const Pass& pass, int row) {
     const Memory& memory = pass.memories[o.state.memory];
-    std::memcpy(memory.inputs + row * memory.row, input_of(o, pass, row), o.width * sizeof(float));
+    std::memcpy((float*)memory.inputs + row * memory.row, input_of(o, pass, row), o.width * sizeof(float));
     memory.lengths[row]++;
     memory.since[row] = std::max(memory.since[row], memory.lengths[row] - o.state.size);
 }
 
 inline const float* recent(const Memory& memory, int64_t row, int back, int width) {
-    return memory.inputs + row * memory.row - int64_t(back) * width;
+    return (const float*)memory.inputs + row * memory.row - int64_t(back) * width;
 }
 
 void recall(const Instruction& o, const Pass& pass, int row) {

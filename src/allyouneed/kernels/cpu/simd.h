@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <initializer_list>
 
 #include "program.h"
@@ -112,6 +113,12 @@ inline __m128 four_sums(__m512 a, __m512 b, __m512 c, __m512 d) {
 }
 
 inline __m512 load(const float* x, __mmask16 inside) { return _mm512_maskz_loadu_ps(inside, x); }
+
+inline uint16_t to_bfloat16(float x) {  // to the nearest, ties to even
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    return x == x ? (bits + 0x7fff + (bits >> 16 & 1)) >> 16 : 0x7fc0;
+}
 
 inline __m512 load(const uint16_t* x, __mmask16 inside) {  // bfloat16 is the upper half of float32
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(inside, x)), 16));

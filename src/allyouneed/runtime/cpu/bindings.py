@@ -21,7 +21,7 @@ from allyouneed.nn.states.kv_cache import CrossKVCache, KVCache
 from allyouneed.nn.states.paged import PagedKVCache, PagedStates
 from allyouneed.nn.states.recurrent import TAIL, Recurrent
 from allyouneed.nn.states.window import MAX_TRIM, WindowKVCache
-from allyouneed.runtime.cpu.instructions import CacheSlot, MemorySlot
+from allyouneed.runtime.cpu.instructions import FORMATS, CacheSlot, MemorySlot
 
 AHEAD = 64  # positions whose masks are computed together, and tokens that recent ones are moved after
 
@@ -141,7 +141,7 @@ class MaskTable:
 
 
 class RecurrentBinding:
-    """Carry, inputs and lengths of a `Recurrent`, in single precision."""
+    """Carry, inputs and lengths of a `Recurrent`; the carry is in single precision."""
 
     def __init__(self, state: Recurrent, features: int, memory: Any) -> None:
         self.state, self.features, self.memory = state, features, memory
@@ -166,9 +166,9 @@ class RecurrentBinding:
         carry = state.carry(rows, like.new_empty(rows, 1, self.features))
         now = tuple(part.detach().to(torch.float32, copy=True).contiguous() for part in carry)
         if state.tail is None or state.since is None or state.lengths is None:
-            state.tail = torch.zeros(rows, TAIL + 1, self.features)
+            state.tail = like.new_zeros(rows, TAIL + 1, self.features)
             state.since, state.lengths = torch.zeros(rows, dtype=torch.long), torch.zeros(rows, dtype=torch.long)
-        state.tail = state.tail.detach().float().contiguous()
+        state.tail = state.tail.detach().contiguous()
         if state.pending_at is None:
             state.pending = tuple(torch.empty_like(part) for part in now)
             state.pending_at = torch.full((rows,), -1)
@@ -182,7 +182,7 @@ class RecurrentBinding:
         )
         memory = self.memory
         memory.carry, memory.pending, memory.sizes = map(ctypes.addressof, self.held)
-        memory.parts, memory.snapshot_after = len(now), MAX_TRIM
+        memory.parts, memory.snapshot_after, memory.format = len(now), MAX_TRIM, FORMATS[state.tail.dtype]
         memory.inputs, memory.row = state.tail.data_ptr(), state.tail.stride(0)
         memory.lengths, memory.since = state.lengths.data_ptr(), state.since.data_ptr()
         memory.pending_at = state.pending_at.data_ptr()

@@ -226,10 +226,9 @@ class CpuExecutor:
                     state.keys, state.values = state.keys.to(self.dtype), state.values.to(self.dtype)
                 elif isinstance(state, RecentTokens) and state.tokens is not None:
                     state.tokens = state.tokens.to(self.dtype)
-                elif isinstance(state, Recurrent) and state.now is not None and state.tail is not None:
+                elif isinstance(state, Recurrent) and state.now is not None:
                     types = [part.dtype for part in state.snapshot]
                     state.now = tuple(part.to(dtype) for part, dtype in zip(state.now, types, strict=True))
-                    state.tail = state.tail.to(self.dtype)
         return states
 
     def supports(self, new: Rows, states: States, end: int) -> bool:

@@ -1,0 +1,112 @@
+"""States that the interpreter updates in place: the same numbers as the model's over long texts, whatever happens to
+the rows meanwhile and whoever computes the next token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from allyouneed.config import parse
+from allyouneed.kernels.cpu import build as native
+from allyouneed.nn.batch import Rows
+from allyouneed.nn.models.base import Model
+from allyouneed.nn.models.precision import quantize
+from allyouneed.nn.states.recurrent import TAIL
+from allyouneed.runtime.cpu.executor import CpuExecutor, cpu_executor
+
+MIXERS: list[dict[str, Any]] = [
+    {"kind": "retention", "heads": 3},
+    {"kind": "gated-retention", "heads": 3},
+    {"kind": "rwkv"},
+    {"kind": "gru"},
+    {"kind": "lstm", "bias": False},
+    {"kind": "convolution", "size": 3, "sees": "past", "gated": True, "activation": "sigmoid"},
+    {"kind": "dynamic-convolution", "heads": 3, "size": 4, "sees": "past"},
+    {"kind": "attention", "heads": 3, "kv_heads": 1, "pattern": "causal & window(5)", "positions": "buckets"},
+    {"kind": "attention", "heads": 3, "pattern": "causal & (window(4) | global(1))"},
+]
+
+
+@pytest.fixture(autouse=True)
+def _without_gradients():
+    native.wait_for_build()
+    with torch.inference_mode():
+        yield
+
+
+def build(stored: str) -> Any:
+    channels: list[dict[str, Any]] = [{"kind": "ffn", "hidden": 30}, {"kind": "rwkv-channel", "hidden": 30}]
+    layers = [
+        {"wiring": "pre-norm", "mixer": mixer, "channel": channels[n % 2]} for n, mixer in enumerate(MIXERS)
+    ]
+    torch.manual_seed(0)
+    model: Any = parse(Model, {"kind": "decoder", "vocab": 31, "width": 24, "decoder": layers}).build().eval()  # type: ignore[type-abstract]
+    return model if stored == "single" else quantize(model, stored)
+
+
+def decode(executors: list[Any], steps: int) -> list[Tensor]:
+    """Hidden states of a long text, with rows joined, reordered, repeated and trimmed. Of several executors, each runs
+    some steps; the model itself is called with two tokens, of which one is trimmed."""
+    states = executors[0].start(2)
+    prompt = torch.arange(60)[None] * torch.tensor([[3], [5]]) % 31
+    found = [executors[0].advance(Rows(prompt, lengths=torch.tensor([60, 57])), states)[:, 0].float()]
+    for step in range(steps):
+        now = executors[step // 4 % len(executors)]
+        if step == 3:
+            others = now.start(1)
+            now.advance(Rows.of([[7, 8]]), others)
+            states.join(others)
+        if step in (6, 40):
+            states.select([2, 0, 1])
+        if step in (9, 50, steps - 3):
+            states.trim([length - 2 - row for row, length in enumerate(states.lengths)])
+        if step == 14:
+            states.select([0, 0, 1])
+        rows = len(states.lengths)
+        new = (torch.arange(rows)[:, None] * 7 + step * 3) % 31
+        if step % 4 == 3 and len(executors) > 1:  # more than one token: not by the interpreter
+            now.advance(Rows(new.repeat(1, 2)), states)
+            states.trim([length - 2 for length in states.lengths])
+        found.append(now.advance(Rows(new), states)[:, -1].float())
+    return found
+
+
+def test_long_texts_give_the_same_numbers() -> None:
+    model = build("single")
+    executor = cpu_executor(model)
+    if not isinstance(executor, CpuExecutor):
+        return
+    assert not executor.decoder.calls
+    for executors, steps in (([executor], TAIL - 40), ([executor, model], 24)):
+        for ours, theirs in zip(decode(executors, steps), decode([model], steps), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=3e-5 * float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize("stored", ["bf16", "int8"])
+def test_so_do_quantized_models(stored: str) -> None:
+    """The plain model rounds more often in bf16; the states change their type with who computes."""
+    model = build(stored)
+    executor = cpu_executor(model)
+    if not isinstance(executor, CpuExecutor):
+        return
+    for ours, theirs in zip(decode([executor, executor], 20), decode([model], 20), strict=True):
+        assert (ours - theirs).abs().max() < 0.1 * theirs.abs().max()
+
+
+def test_copied_rows_do_not_change_with_the_original() -> None:
+    model = build("single")
+    executor = cpu_executor(model)
+    states = executor.start(2)
+    executor.advance(Rows.of([[1], [2]]), states)
+    executor.advance(Rows.of([[3], [4]]), states)
+    copied = states.copy_rows([1, 0])
+    for _ in range(3):
+        executor.advance(Rows.of([[5], [6]]), states)
+    found = executor.advance(Rows.of([[7], [8]]), copied)
+    again = executor.start(2)
+    for tokens in ([[2], [1]], [[4], [3]]):
+        executor.advance(Rows.of(tokens), again)
+    torch.testing.assert_close(found, executor.advance(Rows.of([[7], [8]]), again), rtol=1e-5, atol=1e-5)
