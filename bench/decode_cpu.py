@@ -3,14 +3,16 @@
     python bench/decode_cpu.py                      # all jobs, a table in markdown at the end
     python bench/decode_cpu.py base-b1 small-b32    # some of them
     python bench/decode_cpu.py --page docs/results/decode-cpu.md
+    python bench/decode_cpu.py base-b32 base-b1-beam4 base-b32-beam4 --busy --peers ours,ctranslate2
 
-The same sizes with random weights, 32 tokens in, 32 forced tokens out, two threads, OMP_WAIT_POLICY=active for all.
-CTranslate2 also runs with one thread and with two passive ones, since its best setting varies; its fastest counts.
+The same sizes with random weights, 32 tokens in, 32 forced tokens out, two threads. CTranslate2 runs with one thread,
+with two active ones (OMP_WAIT_POLICY) and with two passive ones, since its best setting varies; its fastest counts.
 "torch" is ours without the native CPU executor, as on a machine without a compiler (kernels/cpu/build.py).
 Each peer runs in its own process, which is stopped (SIGSTOP) while another one runs; the best run of each counts, and
 the load of the machine is printed, since other processes slow all peers down. `--processor` is for a shared machine:
-one thread each, and processor time instead of wall-clock time. Models are converted in yet another process, since
-conversion leaves threads behind.
+one thread each, and processor time instead of wall-clock time. `--busy`: another process keeps one core busy all the
+time, and the median turn counts, since the best one may have had both cores for itself. Models are converted in yet
+another process, since conversion leaves threads behind.
 
 The ceiling: a token needs every weight of the decoder read once for all rows, at the measured memory bandwidth, and
 multiplied at the measured speed of the best int8 matrix product; both are measured in a separate process with as many
@@ -28,7 +30,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,7 +103,7 @@ def write(name: str, out: Path) -> None:
     from allyouneed.config import parse
     from allyouneed.data.tokenizers.base import BOS, EOS, PAD, Tokenizer, Vocabularies
     from allyouneed.folder import Folder
-    from allyouneed.interop.ctranslate2.write import write as ctranslate2
+    from allyouneed.interop.ctranslate2.write import write as write_ctranslate2
     from allyouneed.nn.models.base import Model
 
     torch.manual_seed(0)
@@ -113,7 +116,7 @@ def write(name: str, out: Path) -> None:
     kind = "translation" if shape.encoder else "causal-lm"
     folder = Folder(model, Vocabularies(tokenizer, tokenizer), {"kind": kind})
     (out / "ctranslate2").mkdir(parents=True)
-    ctranslate2.write(folder, out / "ctranslate2")
+    write_ctranslate2(folder, out / "ctranslate2")
     torch.save(model.state_dict(), out / "weights.pt")
 
 
@@ -324,7 +327,7 @@ def thread_settings(peer: str, processor: bool) -> list[ThreadSetting]:
     return (
         [ThreadSetting(1), ThreadSetting(2), ThreadSetting(2, "passive")]
         if peer == "ctranslate2"
-        else [ThreadSetting(2)]
+        else [ThreadSetting(2, "active" if peer == "hf" else "passive")]
     )
 
 
@@ -333,8 +336,10 @@ def environment(peer: str, setting: ThreadSetting) -> dict[str, str]:
     return os.environ | own | {"OMP_NUM_THREADS": str(setting.threads), "OMP_WAIT_POLICY": setting.wait}
 
 
-def measured(folder: Path, job: str, peers: list[str], rounds: int, processor: bool) -> dict[str, list[float]]:
-    """Seconds of each peer's runs, with its fastest thread setting."""
+def measured(
+    folder: Path, job: str, peers: list[str], rounds: int, processor: bool, count: Callable[[list[float]], float]
+) -> dict[str, list[float]]:
+    """Seconds of each peer's runs, with its fastest thread setting by what `count`s of the runs."""
     workers: dict[tuple[str, ThreadSetting], Worker] = {}
     found: dict[tuple[str, ThreadSetting], list[float]] = {
         (peer, setting): [] for peer in peers for setting in thread_settings(peer, processor)
@@ -349,19 +354,35 @@ def measured(folder: Path, job: str, peers: list[str], rounds: int, processor: b
         for worker in workers.values():
             worker.end()
     return {
-        peer: min((found[peer, setting] for setting in thread_settings(peer, processor)), key=min) for peer in peers
+        peer: min((found[peer, setting] for setting in thread_settings(peer, processor)), key=count) for peer in peers
     }
 
 
-def line(name: str, seconds: dict[str, list[float]], most: Ceilings) -> str:
-    """One row of the table."""
+@contextmanager
+def busy_core(wanted: bool) -> Iterator[None]:
+    """Another process keeps one core busy, where `wanted`."""
+    if not wanted:
+        yield
+        return
+    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        other.kill()
+        other.wait()
+
+
+def line(name: str, seconds: dict[str, list[float]], most: Ceilings, count: Callable[[list[float]], float]) -> str:
+    """One row of the table; ratios are of what `count`s."""
     job = JOBS[name]
     best = {peer: job.rows * LENGTH / min(turns) for peer, turns in seconds.items()}
     usual = {peer: job.rows * LENGTH / statistics.median(turns) for peer, turns in seconds.items()}
     cells = [f"{best[peer]:,.0f} ({usual[peer]:,.0f})" if peer in best else "" for peer in NAMES]
 
     def ratio(peer: str, target: float | None) -> str:
-        return f"**{best['ours'] / best[peer]:.2f}** (≥ {target})" if {"ours", peer} <= set(best) else ""
+        if not {"ours", peer} <= set(best):
+            return ""
+        return f"**{count(seconds[peer]) / count(seconds['ours']):.2f}** (≥ {target})"
 
     top = ceiling(job, most)
     share = f"{best['ours'] / top:.0%}" if "ours" in best else ""
@@ -430,6 +451,7 @@ def main() -> None:
     parser.add_argument("--peers", default=",".join(NAMES), help="peers to measure, separated by commas")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--processor", action="store_true", help="one thread each, processor time")
+    parser.add_argument("--busy", action="store_true", help="another process keeps one core busy")
     parser.add_argument("--page", type=Path, help="write the result page to this file")
     parser.add_argument("--json", type=Path, help="write the seconds of all runs to this file")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -458,16 +480,18 @@ def main() -> None:
     columns = [*NAMES.values(), "ours / CTranslate2", "ours / HF", "ceiling", "ours of it", "load"]
     table = [f"| tokens/s, best turn (median) | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     peers, kept = options.peers.split(","), {}
-    with tempfile.TemporaryDirectory() as place:
+    count: Callable[[list[float]], float] = statistics.median if options.busy else min
+    with tempfile.TemporaryDirectory() as place, busy_core(options.busy):
         for job in options.jobs or JOBS:
             folder = Path(place) / JOBS[job].shape
             if not folder.exists():
                 subprocess.run([*own, "--write", JOBS[job].shape, "--folder", str(folder)], check=True)
             here = [peer for peer in peers if peer != "hf" or JOBS[job].hf is not None]
-            kept[job] = measured(folder, job, here, options.rounds, options.processor)
-            table.append(line(job, kept[job], most))
+            kept[job] = measured(folder, job, here, options.rounds, options.processor, count)
+            table.append(line(job, kept[job], most, count))
             print(table[-1], flush=True)
     how = "one thread, processor time" if options.processor else "two threads"
+    how += ", while another process keeps one core busy; ratios are of the median turns" if options.busy else ""
     ran = f"{how}; reading {speeds}; products {most.products / 1e9:.0f} G operations/s"
     print(f"\n{ran}; {time.perf_counter() - began:.0f} s in total\n", *table, sep="\n")
     if options.page:

@@ -14,8 +14,6 @@ one thread, and processor time instead of wall-clock time.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,8 +31,30 @@ WIDTH, LAYERS, HEADS, HIDDEN, VOCAB = 256, 6, 4, 1024, 8000
 PROMPT, STEPS = 16, 24  # tokens before the first measured one, and measured in a turn
 AIM = 0.7
 CONTEXTS = (1024, 2048, 4096, 8192, 16384)
+LONG = (  # of the models: those whose speed against the context differs
+    "attention",
+    "attention, 1 kv head",
+    "attention, window(256)",
+    "attention, ALiBi",
+    "attention, T5 buckets",
+    "attention, Shaw",
+    "mla",
+    "retention",
+    "gated-retention",
+    "rwkv",
+    "gru",
+    "lstm",
+    "convolution",
+    "dynamic-convolution",
+    "performer",
+    "mamba",
+    "mamba2",
+    "s4",
+    "infini",
+)
 
 CAUSAL = {"kind": "attention", "heads": HEADS, "pattern": "causal"}
+SLIDING = {"heads": HEADS, "size": 7, "sees": "past"}
 FFN = {"kind": "ffn", "hidden": HIDDEN}
 LATENT = {"kv_rank": 64, "nope_width": 64, "rope_width": 32, "value_width": 64}
 
@@ -65,7 +85,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "lstm": {"mixer": {"kind": "lstm"}},
     "convolution": {"mixer": {"kind": "convolution", "size": 3, "sees": "past"}},
     "convolution, separable": {"mixer": {"kind": "convolution", "size": 7, "sees": "past", "separable": True}},
-    "lightweight-convolution": {"mixer": {"kind": "lightweight-convolution", "heads": HEADS, "size": 7, "sees": "past"}},
+    "lightweight-convolution": {
+        "mixer": {"kind": "lightweight-convolution", "heads": HEADS, "size": 7, "sees": "past"}
+    },
     "dynamic-convolution": {"mixer": {"kind": "dynamic-convolution", "heads": HEADS, "size": 7, "sees": "past"}},
     "performer": {"mixer": {"kind": "performer", "heads": HEADS}},
     "mamba": {"mixer": {"kind": "mamba"}},
@@ -98,7 +120,6 @@ def build(name: str, stored: str) -> Any:
     tree = {"kind": "decoder", "vocab": VOCAB, "width": WIDTH, "decoder": [layer]}
     if "linear" in entry:
         tree["linear"] = entry["linear"]
-        stored = "ternary" if stored == "int8" else stored
     torch.manual_seed(0)
     model: Any = parse(Model, tree).build().eval()  # type: ignore[type-abstract]
     return model if stored == "fp32" else quantize(model, stored)
@@ -172,6 +193,81 @@ def survey(names: list[str], kinds: list[str], rows: list[int], rounds: int, clo
     return table
 
 
+def curve(names: list[str], contexts: list[int], rounds: int, clock: Any) -> dict[str, list[float]]:
+    """Tokens per second of one row in fp32 against the tokens read before."""
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for context in contexts:
+        for case, (speed, _) in measure([Case(name, "fp32", 1) for name in names], context, rounds, 8, clock).items():
+            found[case.name].append(speed)
+        print(context, {name: round(speeds[-1]) for name, speeds in found.items()}, flush=True)
+    return found
+
+
+def plot(found: dict[str, list[float]], contexts: list[int], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "family"  # the same file for the same numbers
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 5))
+    for number, (name, speeds) in enumerate(found.items()):
+        style = "-" if number < 10 else "--"
+        axes.plot(contexts, speeds, style, marker="o", markersize=3, label=name, color=f"C{number % 10}")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(contexts, [f"{count // 1024}k" for count in contexts])
+    axes.set_xlabel("tokens of context")
+    axes.set_ylabel("tokens/s, one row, fp32")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
+
+
+PAGE = """# Speed of every mixer
+
+The same skeleton with another mixer: what does a step of decoding cost?
+
+## CPU
+
+```sh
+python bench/family_cpu.py{flags} --page docs/results/family-speed.md
+```
+
+Six pre-norm layers of width 256, 4 heads, FFN of 1,024, vocabulary of 8,000, random weights. A step is one new token of
+every row, from ids to logits. Models take turns; the best turn counts. {how}. In brackets: the share of attention's
+speed in the same run; ↓ marks shares below {aim}. *native*: all parts have instructions of the interpreter; *calls*:
+torch computes so many parts of a step ([decoding](../decoding.md#cpu-executor)). Rows that end in *(channel)* change
+the channel mixer or the linear maps.
+
+{table}
+
+What the table does not show: LSTM and GRU are not quantized in int8 models (their maps are torch's own), so they read
+four times the bytes of the others. Experts are those of the same active size: 2 of 8 with half of the FFN's features
+each.
+
+### Against the length of the context
+
+{contexts}
+
+![decode speed against context](family-speed-cpu.svg)
+
+One row in fp32. Attention reads keys and values of all tokens, MLA a latent of each; windows, recurrences and
+convolutions read a state of constant size.
+
+## GPU
+
+Not measured yet: it follows with `bench/family_gpu.py`.
+"""
+
+
+def context_table(found: dict[str, list[float]], contexts: list[int]) -> str:
+    heads = " | ".join(f"{count // 1024}k" for count in contexts)
+    rows = [f"| tokens/s | {heads} |", "|---" * (len(contexts) + 1) + "|"]
+    rows += [f"| {name} | {' | '.join(f'{speed:,.0f}' for speed in speeds)} |" for name, speeds in found.items()]
+    return "\n".join(rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help=", ".join(MODELS))
@@ -179,15 +275,33 @@ def main() -> None:
     parser.add_argument("--rows", default="1,16", help="batch sizes, separated by commas")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--processor", action="store_true", help="one thread, processor time")
+    parser.add_argument("--contexts", action="store_true", help="against the length of the context only")
+    parser.add_argument("--page", type=Path, help="write the result page to this file, and the plot beside it")
     options = parser.parse_args()
     clock = time.process_time if options.processor else time.perf_counter
     if options.processor:
         torch.set_num_threads(1)
     native.wait_for_build()
     chosen = [name for name in MODELS if name == "attention" or not options.names or name in options.names]
+    table: list[str] = []
     with torch.inference_mode():
-        rows = [int(count) for count in options.rows.split(",")]
-        print("\n".join(survey(chosen, options.stored.split(","), rows, options.rounds, clock)))
+        if not options.contexts:
+            rows = [int(count) for count in options.rows.split(",")]
+            table = survey(chosen, options.stored.split(","), rows, options.rounds, clock)
+            print("\n".join(table), flush=True)
+        if not options.contexts and not options.page:
+            return
+        long = [name for name in chosen if options.names or name in LONG]
+        found = curve(long, list(CONTEXTS), max(2, options.rounds // 2), clock)
+    print(context_table(found, list(CONTEXTS)))
+    if options.page:
+        how = "One thread, processor time" if options.processor else f"{torch.get_num_threads()} threads"
+        flags = " --processor" if options.processor else ""
+        text = PAGE.format(
+            flags=flags, how=how, aim=AIM, table="\n".join(table), contexts=context_table(found, list(CONTEXTS))
+        )
+        options.page.write_text(text, encoding="utf-8")
+        plot(found, list(CONTEXTS), options.page.with_name("family-speed-cpu.svg"))
 
 
 if __name__ == "__main__":

@@ -39,9 +39,7 @@ def _without_gradients():
 
 def build(stored: str) -> Any:
     channels: list[dict[str, Any]] = [{"kind": "ffn", "hidden": 30}, {"kind": "rwkv-channel", "hidden": 30}]
-    layers = [
-        {"wiring": "pre-norm", "mixer": mixer, "channel": channels[n % 2]} for n, mixer in enumerate(MIXERS)
-    ]
+    layers = [{"wiring": "pre-norm", "mixer": mixer, "channel": channels[n % 2]} for n, mixer in enumerate(MIXERS)]
     torch.manual_seed(0)
     model: Any = parse(Model, {"kind": "decoder", "vocab": 31, "width": 24, "decoder": layers}).build().eval()  # type: ignore[type-abstract]
     return model if stored == "single" else quantize(model, stored)

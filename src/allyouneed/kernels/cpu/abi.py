@@ -1,7 +1,7 @@
 """The interface of the CPU interpreter for ctypes, read from program.h, which is its only definition.
 
-`Instruction`, `Cache`, `Mask`, `Memory` and `Pass` are ctypes structures with the fields of the header; `Kind`, `Format`, `Keys` and
-`Activation` are its enums; `CONSTANTS` its integer constants.
+`Instruction`, `Cache`, `Mask`, `Memory` and `Pass` are ctypes structures with the fields of the header; `Kind`,
+`Format`, `Keys` and `Activation` are its enums; `CONSTANTS` its integer constants.
 """
 
 from __future__ import annotations
@@ -57,6 +57,4 @@ for _name, _body in _STRUCT.findall(_text):
     if "(" not in _body:  # a struct with functions is the interpreter's own
         _structs[_name] = _struct(_name, _body)
 
-Instruction, Cache, Mask, Memory, Pass = (
-    _structs[name] for name in ("Instruction", "Cache", "Mask", "Memory", "Pass")
-)
+Instruction, Cache, Mask, Memory, Pass = (_structs[name] for name in ("Instruction", "Cache", "Mask", "Memory", "Pass"))

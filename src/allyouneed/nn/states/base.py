@@ -16,7 +16,7 @@ Implementations of `State`, each with a reason to exist:
     Recurrent               recurrent.py   a carry of constant size
 
 Mixers add their own where a layer keeps something else. Of `States`, `PagedStates` and `StaticStates` override where
-the rows of their caches lie. The CPU interpreter reads `KVCache` and `CrossKVCache` in place.
+the rows of their caches lie. The CPU interpreter reads and writes most of them in place (runtime/cpu/bindings.py).
 
 A token's slot is its position, row by row: rows of unequal lengths share a tensor, and padding is never stored.
 Attribute names of states are stored in checkpoints of segment-recurrent training (segment_memory.py): renaming one

@@ -181,7 +181,7 @@ class RecurrentBinding:
             (ctypes.c_int32 * len(now))(*(part[0].numel() for part in now)),
         )
         memory = self.memory
-        memory.carry, memory.pending, memory.sizes = map(ctypes.addressof, self.held)
+        memory.carry, memory.pending, memory.sizes = (ctypes.addressof(array) for array in self.held)
         memory.parts, memory.snapshot_after, memory.format = len(now), MAX_TRIM, FORMATS[state.tail.dtype]
         memory.inputs, memory.row = state.tail.data_ptr(), state.tail.stride(0)
         memory.lengths, memory.since = state.lengths.data_ptr(), state.since.data_ptr()

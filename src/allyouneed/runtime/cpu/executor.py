@@ -18,8 +18,8 @@ from allyouneed.nn.batch import Rows
 from allyouneed.nn.context import Context, Memory, TokenLayout
 from allyouneed.nn.linear import int8 as quantized
 from allyouneed.nn.mixers.attention.attention import CrossAttention
-from allyouneed.nn.states.base import States
 from allyouneed.nn.mixers.convolution import RecentTokens
+from allyouneed.nn.states.base import States
 from allyouneed.nn.states.kv_cache import KVCache
 from allyouneed.nn.states.paged import PagedStates
 from allyouneed.nn.states.recurrent import Recurrent

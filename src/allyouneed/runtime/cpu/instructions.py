@@ -144,7 +144,13 @@ class Instructions:
     def undo_if_unsupported(self) -> Iterator[None]:
         """Leave no trace of a rule that gives up halfway."""
         lists: list[list[Any]] = [
-            self.steps, self.widths, self.caches, self.masks, self.memories, self.tables, self.kept
+            self.steps,
+            self.widths,
+            self.caches,
+            self.masks,
+            self.memories,
+            self.tables,
+            self.kept,
         ]
         sizes = [len(entries) for entries in lists]
         try:

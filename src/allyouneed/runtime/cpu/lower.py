@@ -23,7 +23,7 @@ from allyouneed.nn.linear.ternary import PackedBitLinear, unpack_weights
 from allyouneed.nn.norms import LayerNormModule, RMSNormModule
 from allyouneed.nn.positions.absolute import NoPositionsModule
 from allyouneed.runtime.cpu.instructions import FORMATS, Instructions, Register
-from allyouneed.runtime.program import Add, Call, Function, Op, Program, Scale, StateSlot, Unsupported
+from allyouneed.runtime.program import Add, Call, Function, Op, Program, Scale, Unsupported
 from allyouneed.runtime.rules import Rules
 
 lower = Rules("native instructions")  # rule(part, x, code, state) -> Register
@@ -43,8 +43,8 @@ def lower_op(op: Op, inputs: list[Register], code: Instructions, program: Progra
         case Add():
             return code.emit(Kind.ADD, width, inputs[0], inputs[1])
         case Scale():
-            by = "factors" if isinstance(op.factor, Tensor) else "factor"
-            return code.emit(Kind.SCALE, width, inputs[0], **{by: op.factor})
+            factor: dict[str, Any] = {"factors" if isinstance(op.factor, Tensor) else "factor": op.factor}
+            return code.emit(Kind.SCALE, width, inputs[0], **factor)
         case Function():
             return code.call(None, op, inputs, width, f"torch.{op.name} has no native instruction")
         case Call(part=part, state=state):
@@ -123,7 +123,7 @@ def emit_matmul(
 ) -> Register:
     """`step`: the quantization step per output of int8 weights."""
     outputs, inputs = weight.shape
-    sizes = {"inputs": inputs, "outputs": outputs, "format": weight_format(weight, step)}
+    sizes: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "format": weight_format(weight, step)}
     return code.emit(Kind.LINEAR, outputs, x, weight=weight, step=step, bias=bias, **sizes, **arguments)
 
 
@@ -270,12 +270,9 @@ def emit_experts(
         raise Unsupported("experts of other linear maps have no native instruction")
     weight, step = joint_weight(maps)
     outputs, inputs = output_width(maps[0]), weight.shape[1]
-    sizes = {"inputs": inputs, "outputs": outputs, "format": weight_format(weight, step), "experts": len(maps)}
-    bias, into = concat_biases(maps), code.register(top * outputs)
-    into = code.emit(
-        Kind.LINEAR, outputs, rows, routing, into=into, weight=weight, step=step, bias=bias, top=top, **sizes, **arguments
-    )
-    return into
+    arguments |= {"inputs": inputs, "outputs": outputs, "format": weight_format(weight, step), "step": step}
+    arguments |= {"weight": weight, "bias": concat_biases(maps), "experts": len(maps), "top": top}
+    return code.emit(Kind.LINEAR, outputs, rows, routing, into=code.register(top * outputs), **arguments)
 
 
 # --- embedding and head -----------------------------------------------------------------------------------------------
@@ -313,9 +310,7 @@ def _head(part: VocabularyHeadModule, x: Register, code: Instructions, state: No
     if part.scale != 1.0:
         x = code.emit(Kind.SCALE, x.width, x, factor=part.scale)
     product = part.product
-    found: Register = (
-        emit_matmul(part.weight, None, part.bias, x, code) if product is None else lower(product, x, code)
-    )
+    found: Register = emit_matmul(part.weight, None, part.bias, x, code) if product is None else lower(product, x, code)
     return found if part.soft_cap is None else emit_cap(found, part.soft_cap, code)
 
 

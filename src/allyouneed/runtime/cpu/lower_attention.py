@@ -40,7 +40,7 @@ def score_arguments(part: SoftmaxAttention, code: Instructions) -> dict[str, Any
     found: dict[str, Any] = {"scale": part.scores.scale * relative.score_scale, "cap": part.soft_cap or 0.0}
     if type(relative) is ShawModule:
         if relative.adds_key_bias or relative.distance > CONSTANTS["MAX_DISTANCE"]:
-            raise Unsupported("relative vectors multiplied with keys, or of large distances, have no native instruction")
+            raise Unsupported("relative vectors of keys, or of large distances, have no native instruction")
         values = relative.values_table
         found |= {"distance": relative.distance, "relative_keys": relative.keys_table.weight.float()}
         return found | ({} if values is None else {"relative_values": values.weight.float()})
@@ -135,10 +135,8 @@ def emit_rotation(
         return (found[:, 0, 0].transpose(0, 1) * factor).contiguous()
 
     for which, (x, heads) in enumerate(parts):
-        sizes = {"heads": heads, "head_width": head_width, "planes": rotary.width // 2}
-        code.emit(
-            Kind.ROTATE, x.width, x, into=x, table=len(code.tables), interleaved=interleaved, **sizes
-        )
+        sizes: dict[str, Any] = {"heads": heads, "head_width": head_width, "planes": rotary.width // 2}
+        code.emit(Kind.ROTATE, x.width, x, into=x, table=len(code.tables), interleaved=interleaved, **sizes)
         code.tables.append(partial(table, which, scale if which else 1.0))
 
 
@@ -154,14 +152,17 @@ def emit_heads(
     those of the one before."""
     heads, outputs, inputs = weight.shape
     after = outputs if output_step is None else output_step
-    sizes = {"inputs": inputs, "outputs": outputs, "format": weight_format(weight, None), "groups": heads}
+    sizes: dict[str, Any] = {
+        "inputs": inputs,
+        "outputs": outputs,
+        "format": weight_format(weight, None),
+        "groups": heads,
+    }
     source = x
     if into is not None and into.number == x.number:  # a product does not work in place
         source = code.emit(Kind.COPY, x.width, x)
     out = code.register(heads * outputs) if into is None else into
-    return code.emit(
-        Kind.LINEAR, outputs, source, into=out, weight=weight, input_step=step, output_step=after, **sizes
-    )
+    return code.emit(Kind.LINEAR, outputs, source, into=out, weight=weight, input_step=step, output_step=after, **sizes)
 
 
 # --- attention --------------------------------------------------------------------------------------------------------
@@ -187,7 +188,7 @@ def _self_attention(part: SelfAttention, x: Register, code: Instructions, state:
 
 
 def emit_attention(part: SelfAttention | CrossAttention, x: Register, code: Instructions, **arguments: Any) -> Register:
-    sizes = {"heads": part.heads, "kv_heads": part.kv_heads, "head_width": part.head_width}
+    sizes: dict[str, Any] = {"heads": part.heads, "kv_heads": part.kv_heads, "head_width": part.head_width}
     seen = code.emit(Kind.ATTENTION, part.inner, x, value_width=part.head_width, **sizes, **arguments)
     found: Register = lower(part.out, seen if part.sub_norm is None else lower(part.sub_norm, seen, code), code)
     return found
@@ -251,7 +252,7 @@ def _latent_attention(
     emit_heads(to_key, q, nope + rope, code, into=both, output_step=rank + rope)
     arguments |= {"keys": Keys.CACHED, "cache": len(code.caches)}
     code.caches.append(CacheSlot(state, 1, rank + rope, 0, "ring" in arguments))
-    sizes = {"heads": heads, "kv_heads": 1, "head_width": rank + rope, "value_width": rank}
+    sizes: dict[str, Any] = {"heads": heads, "kv_heads": 1, "head_width": rank + rope, "value_width": rank}
     seen = code.emit(Kind.ATTENTION, heads * rank, both, **sizes, **arguments)
     to_value = float_weight(part.v).unflatten(0, (heads, -1)).contiguous()  # (heads, value, rank)
     found: Register = lower(part.out, emit_heads(to_value, seen, rank, code), code)
@@ -260,11 +261,8 @@ def _latent_attention(
 
 def float_weight(part: nn.Module) -> Tensor:
     """The weight of a linear map without bias; of an int8 one, the numbers that its codes stand for."""
-    if type(part) is Int8Linear:
+    if isinstance(part, Int8Linear):
         return part.weight
-    if type(part) not in (nn.Linear, MergedLinear):
+    if not isinstance(part, nn.Linear) or type(part) not in (nn.Linear, MergedLinear):
         raise Unsupported(f"{type(part).__name__} cannot be absorbed into queries and values")
-    weight: Tensor = part.weight.detach()  # type: ignore[assignment]
-    return weight
-
-
+    return part.weight.detach()

@@ -38,8 +38,8 @@ def commit(x: Register, memory: int, code: Instructions) -> None:
 def _retention(part: RetentionModule, x: Register, code: Instructions, state: StateSlot | None) -> Register:
     slot = require_state(state)
     inner, outer = part.heads * part.keys, part.heads * part.values
-    gated = type(part) is GatedRetentionModule
-    maps = [part.q, part.k, part.v, *([part.decays] if gated else []), part.gate]
+    gated = isinstance(part, GatedRetentionModule)
+    maps: list[Any] = [part.q, part.k, part.v, *([part.decays] if gated else []), part.gate]
     both = emit_product(maps, x, code)
     queries, keys = both.part(0, inner), both.part(inner, inner)
     scale = part.keys**-0.5
@@ -52,7 +52,7 @@ def _retention(part: RetentionModule, x: Register, code: Instructions, state: St
     else:
         log = part.decay(torch.empty(0))[0, :, 0]
     memory = code.memory(slot, stored.width)
-    sizes = {"heads": part.heads, "keys": part.keys, "values": part.values, "normalised": not gated}
+    sizes: dict[str, Any] = {"heads": part.heads, "keys": part.keys, "values": part.values, "normalised": not gated}
     mixed = code.emit(Kind.RETAIN, outer, both, decays if gated else None, memory=memory, decay=log, **sizes)
     commit(stored, memory, code)
     emit_norm(part.norm, mixed, code, part.heads, into=mixed)

@@ -37,9 +37,7 @@ class Arena:
         sums = torch.empty(experts, linear.outputs, dtype=torch.int32)
         weight, packed = linear.weight, self.next
         for number in range(experts):
-            self.library.pack(
-                weight + number * size, linear.outputs, linear.inputs, self.next, sums[number].data_ptr()
-            )
+            self.library.pack(weight + number * size, linear.outputs, linear.inputs, self.next, sums[number].data_ptr())
             self.next += packed_bytes(linear) // experts
         linear.weight, linear.sums = packed, sums.data_ptr()
         return sums
