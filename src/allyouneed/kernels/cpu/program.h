@@ -40,7 +40,7 @@ struct LinearArgs {
     int32_t output_step;
     int32_t experts;      // one map per expert, over the rows that ROUTE, in register `other`, gave it; 0: none
     int32_t top;          // rows per token
-    const void* weight;   // (groups or experts, outputs, inputs), or packed
+    const void* weight;   // (groups, outputs, inputs), or packed; of experts that are not packed, their addresses
     const float* step;    // (experts, outputs) of INT8
     const int32_t* sums;  // (experts, outputs) of packed INT8: the sum of each row of weights
     const float* bias;    // (experts, outputs) or null

@@ -78,14 +78,21 @@ def _bit_linear(part: BitLinear | PackedBitLinear, x: Register, code: Instructio
     return emit_product([part], x, code)
 
 
-def emit_product(maps: Sequence[nn.Module | None], x: Register, code: Instructions, **arguments: Any) -> Register:
+def emit_product(maps: Sequence[nn.Module | None], x: Register, code: Instructions) -> Register:
     """The outputs of several linear maps of one input, side by side."""
     kinds = {type(one) for one in maps}
     if kinds <= {BitLinear, PackedBitLinear}:
         return emit_bit_product(maps, x, code)
     if kinds <= {Int8Linear, nn.Linear, MergedLinear}:
-        weight, step = joint_weight(maps)
-        return emit_matmul(weight, step, concat_biases(maps), x, code, **arguments)
+        if len(maps) == 1 or kinds == {Int8Linear}:  # which are packed into other memory anyway
+            weight, step = joint_weight(maps)
+            return emit_matmul(weight, step, concat_biases(maps), x, code)
+        both, at = code.register(sum(map(output_width, maps))), 0
+        for part in maps:  # without a copy of their weights
+            weight, step = joint_weight([part])
+            emit_matmul(weight, step, concat_biases([part]), x, code, into=both.part(at, len(weight)))
+            at += len(weight)
+        return both
     other = next(kind for kind in kinds if kind not in (nn.Linear, MergedLinear, Int8Linear))
     raise Unsupported(f"{other.__name__} has no native instructions")
 
@@ -268,10 +275,12 @@ def emit_experts(
     kinds = {type(one) for one in maps}
     if not kinds <= {Int8Linear} and not kinds <= {nn.Linear, MergedLinear}:
         raise Unsupported("experts of other linear maps have no native instruction")
-    weight, step = joint_weight(maps)
-    outputs, inputs = output_width(maps[0]), weight.shape[1]
-    arguments |= {"inputs": inputs, "outputs": outputs, "format": weight_format(weight, step), "step": step}
-    arguments |= {"weight": weight, "bias": concat_biases(maps), "experts": len(maps), "top": top}
+    weights = [joint_weight([one]) for one in maps]
+    addresses = torch.tensor([code.keep(weight) for weight, _ in weights])
+    steps = [step for _, step in weights if step is not None]
+    (outputs, inputs), step = weights[0][0].shape, concat(steps) if steps else None
+    arguments |= {"inputs": inputs, "outputs": outputs, "format": weight_format(*weights[0]), "step": step}
+    arguments |= {"weight": code.keep(addresses), "bias": concat_biases(maps), "experts": len(maps), "top": top}
     return code.emit(Kind.LINEAR, outputs, rows, routing, into=code.register(top * outputs), **arguments)
 
 

@@ -33,11 +33,13 @@ class Arena:
 
     def pack(self, linear: Any) -> Tensor:
         """Pack the int8 weights of a linear map; their row sums, which the kernel needs too."""
-        experts, size = max(1, linear.experts), linear.outputs * linear.inputs
+        experts = max(1, linear.experts)
         sums = torch.empty(experts, linear.outputs, dtype=torch.int32)
-        weight, packed = linear.weight, self.next
-        for number in range(experts):
-            self.library.pack(weight + number * size, linear.outputs, linear.inputs, self.next, sums[number].data_ptr())
+        weights, packed = [linear.weight], self.next
+        if linear.experts:
+            weights = list((ctypes.c_int64 * experts).from_address(linear.weight))
+        for weight, total in zip(weights, sums, strict=True):
+            self.library.pack(weight, linear.outputs, linear.inputs, self.next, total.data_ptr())
             self.next += packed_bytes(linear) // experts
         linear.weight, linear.sums = packed, sums.data_ptr()
         return sums
