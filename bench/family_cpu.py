@@ -23,8 +23,12 @@ import torch
 from allyouneed.config import parse
 from allyouneed.kernels.cpu import build as native
 from allyouneed.nn.batch import Rows
+from allyouneed.nn.mixers.convolution import RecentTokens
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.precision import quantize
+from allyouneed.nn.states.kv_cache import KVCache
+from allyouneed.nn.states.recurrent import Recurrent
+from allyouneed.nn.states.window import WindowKVCache
 from allyouneed.runtime.cpu.executor import CpuExecutor, cpu_executor
 
 WIDTH, LAYERS, HEADS, HIDDEN, VOCAB = 256, 6, 4, 1024, 8000
@@ -50,7 +54,6 @@ LONG = (  # of the models: those whose speed against the context differs
     "mamba",
     "mamba2",
     "s4",
-    "infini",
 )
 
 CAUSAL = {"kind": "attention", "heads": HEADS, "pattern": "causal"}
@@ -134,13 +137,14 @@ class Decoding:
         self.restart()
 
     def restart(self) -> None:
-        self.states = self.executor.start(self.case.rows)
+        rows = self.case.rows
+        self.states = self.executor.start(rows)
         generator = torch.Generator().manual_seed(0)
-        for start in range(0, self.context, 1024):
-            count = min(1024, self.context - start)
-            tokens = torch.randint(3, VOCAB, (self.case.rows, count), generator=generator)
-            self.executor.advance(Rows(tokens), self.states)
-        self.tokens = torch.full((self.case.rows, 1), 3)
+        tokens = torch.randint(3, VOCAB, (rows, PROMPT), generator=generator)
+        self.executor.advance(Rows(tokens), self.states)
+        self.tokens = torch.full((rows, 1), 3)
+        if self.context > PROMPT:
+            pretend(self.states, self.context)
 
     def turn(self, steps: int, clock: Any) -> float:
         """Seconds of a step."""
@@ -157,6 +161,33 @@ class Decoding:
             return "torch"
         calls = self.executor.decoder.calls
         return f"{len(calls)} calls" if calls else "native"
+
+
+def pretend(states: Any, context: int) -> None:
+    """As if the rows had read so many tokens: caches of that length, filled with random numbers."""
+    for layer in states.layers:
+        for state in layer.values():
+            if isinstance(state, WindowKVCache):
+                state.lengths = torch.full_like(state.lengths, context)
+                state.written, state.end = state.lengths, min(context, state.first + state.ring)
+                slots = state.end + 1
+            elif isinstance(state, KVCache):
+                state.end = slots = context
+                state.drop_spare()
+            elif isinstance(state, Recurrent):
+                state.since = context - (state.lengths - state.since)
+                state.lengths = torch.full_like(state.lengths, context)
+                continue
+            elif isinstance(state, RecentTokens):
+                state.lengths = torch.full_like(state.lengths, context)
+                state.oldest = state.lengths - state.size
+                continue
+            else:
+                raise TypeError(f"{type(state).__name__} has no length to pretend")
+            rows, heads, _, width = state.keys.shape
+            state.keys = torch.randn(rows, heads, slots, width)
+            state.values = torch.randn(rows, heads, slots, state.values.shape[3])
+    states.lengths = [context] * len(states.lengths)
 
 
 def measure(cases: list[Case], context: int, rounds: int, steps: int, clock: Any) -> dict[Case, tuple[float, str]]:
@@ -252,8 +283,8 @@ each.
 
 ![decode speed against context](family-speed-cpu.svg)
 
-One row in fp32. Attention reads keys and values of all tokens, MLA a latent of each; windows, recurrences and
-convolutions read a state of constant size.
+One row in fp32; caches have that length and random contents. Attention reads keys and values of all tokens, MLA a
+latent of each; windows, recurrences and convolutions read a state of constant size.
 
 ## GPU
 

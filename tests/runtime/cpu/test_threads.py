@@ -1,10 +1,16 @@
-"""As many threads as are fast."""
+"""As many threads as are fast; passes of several callers at once."""
 
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
+import torch
+
+from allyouneed.kernels.cpu import build as native
+from allyouneed.runtime.cpu.executor import cpu_executor
 from allyouneed.runtime.cpu.threads import LATE, SOON, TRIES, ThreadCount
+from native_models import STARTS, decode, language_model
 
 
 def run_passes(threads: ThreadCount, passes: int, seconds: dict[int, float]) -> Counter[int]:
@@ -47,3 +53,23 @@ def test_one_stalled_pass_goes_back_to_one_thread() -> None:
 
 def test_a_limit_of_one_thread() -> None:
     assert run_passes(ThreadCount(1), 100, {1: 1.0}) == {1: 100}
+
+
+def test_callers_at_once_get_the_numbers_of_one() -> None:
+    """They share the threads of the interpreter: one uses them, the others compute alone meanwhile."""
+    native.wait_for_build()
+    models = [language_model() for _ in range(3)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+
+    def text(model: object) -> list[torch.Tensor]:
+        with torch.inference_mode():
+            return [step for _ in range(5) for step in decode(cpu_executor(model), 3, STARTS)]
+
+    try:
+        alone = text(models[0])
+        with ThreadPoolExecutor(3) as callers:
+            for found in callers.map(text, models):
+                assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, alone, strict=True))
+    finally:
+        torch.set_num_threads(before)
