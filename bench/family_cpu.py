@@ -73,7 +73,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "attention, 1 kv head": attention(kv_heads=1),
     "attention, window(256)": attention(pattern="causal & window(256)"),
     "attention, sparse(16)": attention(pattern="causal & (window(16) | strided(16))"),
-    "attention, window | global": attention(pattern="causal & (window(256) | global(1))"),
+    "attention, window or global": attention(pattern="causal & (window(256) | global(1))"),
     "attention, ALiBi": attention(positions="alibi"),
     "attention, T5 buckets": attention(positions="buckets"),
     "attention, Shaw": attention(positions={"kind": "shaw", "distance": 16}),
@@ -123,6 +123,7 @@ def build(name: str, stored: str) -> Any:
     tree = {"kind": "decoder", "vocab": VOCAB, "width": WIDTH, "decoder": [layer]}
     if "linear" in entry:
         tree["linear"] = entry["linear"]
+        stored = "ternary" if stored == "int8" else stored
     torch.manual_seed(0)
     model: Any = parse(Model, tree).build().eval()  # type: ignore[type-abstract]
     return model if stored == "fp32" else quantize(model, stored)
@@ -190,19 +191,15 @@ def pretend(states: Any, context: int) -> None:
     states.lengths = [context] * len(states.lengths)
 
 
-def measure(cases: list[Case], context: int, rounds: int, steps: int, clock: Any) -> dict[Case, tuple[float, str]]:
+def measure(running: list[Decoding], rounds: int, steps: int, clock: Any) -> dict[Case, tuple[float, str]]:
     """Tokens per second of the best turn, and what computed it."""
-    found: dict[Case, tuple[float, str]] = {}
-    running = [Decoding(case, context) for case in cases]
-    best = dict.fromkeys(cases, float("inf"))
+    best = {one.case: float("inf") for one in running}
     for one in running:
         one.turn(4, clock)
     for _ in range(rounds):
         for one in running:
             best[one.case] = min(best[one.case], one.turn(steps, clock))
-    for one in running:
-        found[one.case] = one.case.rows / best[one.case], one.path
-    return found
+    return {one.case: (one.case.rows / best[one.case], one.path) for one in running}
 
 
 def survey(names: list[str], kinds: list[str], rows: list[int], rounds: int, clock: Any) -> list[str]:
@@ -210,7 +207,7 @@ def survey(names: list[str], kinds: list[str], rows: list[int], rounds: int, clo
     columns = [(kind, count) for kind in kinds for count in rows]
     found: dict[Case, tuple[float, str]] = {}
     for kind, count in columns:
-        found |= measure([Case(name, kind, count) for name in names], PROMPT, rounds, STEPS, clock)
+        found |= measure([Decoding(Case(name, kind, count), PROMPT) for name in names], rounds, STEPS, clock)
     heads = [f"{kind} b{count}" for kind, count in columns]
     table = [f"| tokens/s (of attention's) | {' | '.join(heads)} | executor |", "|---" * (len(heads) + 2) + "|"]
     for name in names:
@@ -227,8 +224,12 @@ def survey(names: list[str], kinds: list[str], rows: list[int], rounds: int, clo
 def curve(names: list[str], contexts: list[int], rounds: int, clock: Any) -> dict[str, list[float]]:
     """Tokens per second of one row in fp32 against the tokens read before."""
     found: dict[str, list[float]] = {name: [] for name in names}
+    running = [Decoding(Case(name, "fp32", 1), PROMPT) for name in names]
     for context in contexts:
-        for case, (speed, _) in measure([Case(name, "fp32", 1) for name in names], context, rounds, 8, clock).items():
+        for one in running:
+            one.context = context
+            one.restart()
+        for case, (speed, _) in measure(running, rounds, 8, clock).items():
             found[case.name].append(speed)
         print(context, {name: round(speeds[-1]) for name, speeds in found.items()}, flush=True)
     return found
@@ -273,9 +274,10 @@ the channel mixer or the linear maps.
 
 {table}
 
-What the table does not show: LSTM and GRU are not quantized in int8 models (their maps are torch's own), so they read
-four times the bytes of the others. Experts are those of the same active size: 2 of 8 with half of the FFN's features
-each.
+LSTM and GRU are not quantized in int8 models (their maps are torch's own), so they read four times the bytes of the
+others. BitNet in the int8 columns is stored as ternary: its maps are read as int8, but embedding and vocabulary head
+stay in fp32, which is most of its bytes here. Experts are those of the same active size: 2 of 8 with half of the FFN's
+features each.
 
 ### Against the length of the context
 
