@@ -35,25 +35,18 @@ WIDTH, LAYERS, HEADS, HIDDEN, VOCAB = 256, 6, 4, 1024, 8000
 PROMPT, STEPS = 16, 24  # tokens before the first measured one, and measured in a turn
 AIM = 0.7
 CONTEXTS = (1024, 2048, 4096, 8192, 16384)
-LONG = (  # of the models: those whose speed against the context differs
+LONG = (  # of the models, those whose speed is measured against the context
     "attention",
     "attention, 1 kv head",
     "attention, window(256)",
     "attention, ALiBi",
-    "attention, T5 buckets",
     "attention, Shaw",
     "mla",
     "retention",
     "gated-retention",
     "rwkv",
     "gru",
-    "lstm",
     "convolution",
-    "dynamic-convolution",
-    "performer",
-    "mamba",
-    "mamba2",
-    "s4",
 )
 
 CAUSAL = {"kind": "attention", "heads": HEADS, "pattern": "causal"}
