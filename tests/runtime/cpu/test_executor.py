@@ -55,7 +55,10 @@ def test_float_weights_are_used_as_they_are(name: str, stored: str) -> None:
     ours = States(reference.decoder.new_states(), 3, theirs.device, theirs.memory)  # type: ignore[operator,union-attr]
     for layer, twin in zip(theirs.layers, ours.layers, strict=True):
         if "cross" in layer:  # keys and values of the source without rounding
-            part = reference.decoder.blocks[theirs.layers.index(layer)].sublayers["cross"]  # type: ignore[union-attr,index]
+            number = theirs.layers.index(layer)
+            if model.decoder.blocks[number].sublayers["cross"] in [call.part for call in executor.decoder.calls]:  # type: ignore[union-attr,index]
+                continue  # torch computes it, here from weights that are not rounded either
+            part = reference.decoder.blocks[number].sublayers["cross"]  # type: ignore[union-attr,index]
             twin["cross"].keys, twin["cross"].values = part.source(theirs.memory.hidden, Context(theirs.memory.layout))
     for token in (4, 7, 2, 9):
         new = Rows(torch.full((3, 1), token))
