@@ -206,7 +206,7 @@ def _rnn_gates(seen, kept, h, c, out, hidden, LSTM: tl.constexpr, BLOCK: tl.cons
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
-    kind, at = out.dtype.element_ty, row * hidden + f
+    at = row * hidden + f
     if LSTM:
         a, b = seen + row * 4 * hidden + f, kept + row * 4 * hidden + f
         i = tl.load(a, mask=inside, other=0.0).to(tl.float32) + tl.load(b, mask=inside, other=0.0).to(tl.float32)
@@ -218,7 +218,7 @@ def _rnn_gates(seen, kept, h, c, out, hidden, LSTM: tl.constexpr, BLOCK: tl.cons
         o = tl.load(a, mask=inside, other=0.0).to(tl.float32) + tl.load(b, mask=inside, other=0.0).to(tl.float32)
         cell = tl.sigmoid(forget) * tl.load(c + at, mask=inside, other=0.0).to(tl.float32)
         cell += tl.sigmoid(i) * _tanh(new)
-        tl.store(c + at, cell.to(kind), mask=inside)
+        tl.store(c + at, cell.to(out.dtype.element_ty), mask=inside)
         found = tl.sigmoid(o) * _tanh(cell)
     else:
         a, b = seen + row * 3 * hidden + f, kept + row * 3 * hidden + f
@@ -230,8 +230,8 @@ def _rnn_gates(seen, kept, h, c, out, hidden, LSTM: tl.constexpr, BLOCK: tl.cons
         new += tl.sigmoid(r) * tl.load(b, mask=inside, other=0.0).to(tl.float32)
         z = tl.sigmoid(z)
         found = (1.0 - z) * _tanh(new) + z * tl.load(h + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(h + at, found.to(kind), mask=inside)
-    tl.store(out + at, found.to(kind), mask=inside)
+    tl.store(h + at, found.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + at, found.to(out.dtype.element_ty), mask=inside)
 
 
 def rnn_gates(seen: Tensor, kept: Tensor, h: Tensor, c: Tensor | None) -> Tensor:
