@@ -80,7 +80,6 @@ def mixers(s: Sizes) -> dict[str, dict[str, Any]]:
         "lsh": heads | {"buckets": 32},
         "mla": heads | causal | latent,
         "synthesizer": heads | causal | {"length": 512},
-        "tensorized": causal | {"length": 4},
         "convolution": {"size": 3} | past,
         "branches": branches | {"join": "sum"},
         "mssa": heads | causal,
@@ -108,9 +107,10 @@ def mixers(s: Sizes) -> dict[str, dict[str, Any]]:
     return found
 
 
-# mixers that the registry has and that do not decode by themselves: they see later tokens, or need a source
+# mixers that the registry has and that do not decode by themselves (they see later tokens, or need a source) or, as
+# tensorized attention, have weights for each pair of positions
 OTHERS = {"big-bird", "longformer", "linformer", "chunked-cross", "multi-step", "synchronous", "attentive-gru",
-          "pooling", "spatial-mlp"}  # fmt: skip
+          "pooling", "spatial-mlp", "context-attention", "tensorized"}  # fmt: skip
 CONSTANT = ("retention", "gated-retention", "rwkv", "performer", "infini", "mamba", "mamba2", "lstm", "gru", "s4")
 
 

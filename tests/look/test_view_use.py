@@ -28,6 +28,7 @@ from inside_models import PIXELS, SENTENCE, SOUND, SYSTEMS, make_predictor, syst
 from served import KINDS, write_folder
 
 TEXT = "the cat sat on the mat"
+ROW = '{"items": ["a"], "item": "b"}'  # of a log
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +181,7 @@ def test_next_words_are_whole_and_their_probabilities_multiply(models):
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "chat"])
 def test_every_task_answers(models, kind):
     text = {"masked": "the <mask> sat", "embedder": "one line\nanother <b>line</b>"}.get(kind, TEXT)
+    text = ROW if kind == "click" else text
     found = json.loads(json.dumps(build_document("use", models[kind], text=text), allow_nan=False))
     assert found["view"] == "use" and found["data"]["shows"] and isinstance(found["data"]["answer"], str)
     assert found["python"].startswith("model.")

@@ -143,7 +143,7 @@ def test_fields_that_are_ignored_are_named(translating: Any, client: httpx.Clien
     deepl_body = {"text": ["Hallo"], "target_lang": "EN"}
     assert ignored(mine, "/v2/translate", **deepl_body) is None
     assert ignored(mine, "/v2/translate", **deepl_body, formality="less", context="x", new=1, nothing=None) == (
-        "formality, context, new"
+        "formality, new, context"
     )
     assert ignored(mine, "/translate", q="Hallo", source="de", target="en", secret="x", **{"a\r\nb": 1}) == (
         "secret, 1 more"

@@ -13,7 +13,7 @@ from allyouneed.data.batches.packing import Batches, PackedBatches, PaddedBatche
 from allyouneed.data.batches.segments import SegmentBatches
 from allyouneed.data.batches.sharding import DataShard
 from allyouneed.data.batches.store import Store
-from allyouneed.nn.batch import IGNORE, Batch
+from allyouneed.nn.batch import IGNORE, Batch, Media
 from allyouneed.tasks.causal_lm import DocumentItems
 from allyouneed.train.prefetch import count_labels
 from allyouneed.train.prepare import PreparedData, RunFolder, prepare
@@ -30,12 +30,18 @@ def sentences(batch: Batch) -> list[list[list[int]]]:
     """What stands in the rows that hold something, side by side, padding left out."""
     found = []
     for side in (batch.source, batch.target):
-        if side is None:
+        if side is None or isinstance(side, Media):
             continue
         tokens, segments, lengths = side.tokens, side.segments, side.lengths  # type: ignore[union-attr]
         real = segments > 0 if segments is not None else torch.arange(tokens.shape[1]) < lengths[:, None]
         found.append([row[here].tolist() for row, here in zip(tokens, real, strict=True) if here.any()])
     return [list(both) for both in zip(*found, strict=True)]
+
+
+def media(batch: Batch) -> list[float]:
+    """The first value of each image or sound."""
+    tensors = (batch.source.image, batch.source.audio) if isinstance(batch.source, Media) else ()
+    return [one.flatten()[0].item() for tensor in tensors if tensor is not None for one in tensor]
 
 
 def asked(batch: Batch) -> list[float]:
@@ -56,6 +62,7 @@ def test_the_shards_of_a_batch_are_the_batch(run: str, prepared: Any):
                 parts = [share[step] for share in shares]
                 told = [row for part in parts if count_labels(part) or part.labels is None for row in sentences(part)]
                 assert told == sentences(batch)
+                assert [one for part in parts for one in media(part)] == media(batch)
                 assert sum(map(count_labels, parts)) == count_labels(batch)
                 if run != "contrastive":  # which only numbers its pairs
                     assert [label for part in parts for label in asked(part)] == asked(batch)

@@ -25,16 +25,22 @@ WHITE = (255, 255, 255, 255)
 
 
 class Pixels(Config):
-    """`size`: of the shorter side, or (height, width), which may change the aspect ratio. `crop`: center crop, padded
-    with black if the image is smaller. Then (pixel · scale − mean) / std per channel."""
+    """Resize, crop, then (pixel · scale − mean) / std per channel."""
 
     size: Side | tuple[Side, Side] | None = None
+    """Of the shorter side, or [height, width], which may change the aspect ratio; default: as it is."""
     filter: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"] = "bilinear"
+    """How pixels are interpolated."""
     crop: tuple[Side, Side] | None = None
+    """[height, width] of the centre to keep, padded with black if the image is smaller; default: all of it."""
     scale: float | None = 1 / 255
+    """Factor of a pixel's value."""
     mean: Channel | None = None
+    """Subtracted, for each channel."""
     std: Channel | None = None
+    """Divisor after that, for each channel."""
     channels: Literal[1, 3] = 3
+    """1: grey; 3: red, green, blue."""
 
     def read(self, image: Any) -> Tensor:
         """A path, a PIL image, or uint8 pixels (height, width, channels) -> (channels, height, width)."""

@@ -7,6 +7,7 @@ the engine was asked and what it found (infer/decoding/observe.py).
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
@@ -274,6 +275,17 @@ def _match_image(predictor: Any, request: UseRequest, top: int) -> Document:
     return {"shows": "classes", "answer": found.text, "scores": list(found.scores.items())}
 
 
+def _click(predictor: Any, request: UseRequest, top: int) -> Document:
+    """The text is a row of the log, as JSON."""
+    try:
+        row = json.loads(request.text or "")
+    except ValueError:
+        columns = ", ".join(predictor.log.input_columns)
+        raise UserError(f"this model reads a row of a log, as a JSON object (columns: {columns})") from None
+    chance = predictor.predict_click([row])[0]
+    return {"shows": "classes", "answer": f"{chance:.4f}", "scores": [("click", chance), ("no click", 1 - chance)]}
+
+
 def _image(request: UseRequest, predictor: Any) -> Any:
     if request.image is None:
         raise UserError("this model reads an image; set `image`")
@@ -291,6 +303,7 @@ _PREDICT = {
     "transcription": _transcribe,
     "image-classification": _classify_image,
     "image-text": _match_image,
+    "click": _click,
 }
 _METHODS = {
     "translation": "translate",
@@ -309,6 +322,7 @@ _METHODS = {
     "transcription": "transcribe",
     "image-classification": "classify_image",
     "image-text": "match_image",
+    "click": "predict_click",
 }
 
 
@@ -345,6 +359,7 @@ def python_line(model: ViewModel, request: DecodingRequest) -> str:
     if isinstance(predictor, GeneratingPredictor):
         given += [f"{name}={value!r}" for name, value in request.options(predictor).items()]
     what = repr(request.text) if request.text is not None else "…"
+    what = f"json.loads({what})" if task == "click" else what
     line = f"model.{_METHODS[task]}({', '.join([what, *given])})"
     prefixes = request.prefixes(predictor) if isinstance(predictor, GeneratingPredictor) else {}
     return f"with observe_decoding({prefixes!r}): {line}  # allyouneed.infer.decoding.observe" if prefixes else line
