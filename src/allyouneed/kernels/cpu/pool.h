@@ -1,6 +1,6 @@
 // Threads that share the work of a pass. A pass is a sequence of phases; a phase is a number of chunks that any thread
 // may take, and it ends when all of them are done. No thread waits for another one that has taken no chunk, so a thread
-// that the system does not run at the moment delays nobody: the others do its share. A thread without work spins for a
+// that the system does not run at the moment delays no other: they do its share. A thread without work spins for a
 // short time and then sleeps, which leaves its core to others.
 #pragma once
 

@@ -257,7 +257,7 @@ class StaticStates(States):
         ]
 
     def _empty_memory(self, width: int, device: torch.device) -> Memory:
-        """Of sources that are one token long; of no `width` if nobody reads them."""
+        """Of sources that are one token long; of no `width` if nothing reads them."""
         sizes = (self.slot_count, self.source_capacity)
         real = torch.zeros(sizes, dtype=torch.long, device=device)
         real[:, 0] = 1

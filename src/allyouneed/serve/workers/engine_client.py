@@ -41,7 +41,7 @@ class PendingRequest(ABC):
 
 
 def _retrieve(future: asyncio.Future[Any]) -> None:
-    """Nobody need wait for it: its client may have left."""
+    """An error that is not awaited, because the client has left, is not logged."""
     if not future.cancelled():
         future.exception()
 
