@@ -281,10 +281,8 @@ features each.
 One row in fp32; caches have that length and random contents. Attention reads keys and values of all tokens, MLA a
 latent of each; windows, recurrences and convolutions read a state of constant size.
 
-## GPU
-
-Not measured yet: it follows with `bench/family_gpu.py`.
 """
+GPU = "## GPU\n"  # the rest of the page, which bench/family_gpu.py measures
 
 
 def context_table(found: dict[str, list[float]], contexts: list[int]) -> str:
@@ -326,7 +324,8 @@ def main() -> None:
         text = PAGE.format(
             flags=flags, how=how, aim=AIM, table="\n".join(table), contexts=context_table(found, list(CONTEXTS))
         )
-        options.page.write_text(text, encoding="utf-8")
+        _, _, gpu = options.page.read_text("utf-8").partition(GPU) if options.page.is_file() else ("", "", "")
+        options.page.write_text(text + GPU + (gpu or "\nNot measured yet.\n"), encoding="utf-8")
         plot(found, list(CONTEXTS), options.page.with_name("family-speed-cpu.svg"))
 
 
