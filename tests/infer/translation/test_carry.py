@@ -112,6 +112,12 @@ def test_plain_text_is_read_once_and_as_it_is() -> None:
     assert heard == texts
 
 
+def test_without_protection_private_characters_are_text() -> None:
+    made, heard = carrier(str)
+    texts = ["a \U000f0000 b", "\U00108000"]
+    assert [one[0].text for one in made.translate(texts, [{}, {}], [(0,), (1,)])] == heard == texts
+
+
 def test_a_lost_stand_in_is_replaced_by_another() -> None:
     found = protect("Open {file} now.")
     made, heard = carrier(lambda text: text.replace("Tom", "him"))

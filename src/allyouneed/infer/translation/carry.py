@@ -137,7 +137,7 @@ class Carrier:
 
     def _read(self, template: str, spans: Mapping[str, Span], attempt: int) -> Reading | None:
         """What the model reads in this attempt; None: there is nothing left to try."""
-        if not SYMBOL.search(template):
+        if not spans or not SYMBOL.search(template):
             return Reading(template, []) if attempt == 0 else None
         if self.attention is None and re.search(MARK, template):
             return None

@@ -279,7 +279,7 @@ class StaticRetrievedKeyValues(RetrievedKeyValues):
 
     def load(self, given: Prefilled, past: State) -> None:
         assert given.memory is not None and self.keys is not None and self.values is not None
-        keys, values = self.part.source(given.memory.hidden, Context(given.memory.layout))
+        keys, values = self.part.project_memory(given.memory, 0, Context(given.memory.layout))
         self.keys[given.slots, :, : keys.shape[2]] = keys
         self.values[given.slots, :, : keys.shape[2]] = values
 
