@@ -325,7 +325,7 @@ def _object(line: str) -> Any:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"not JSON: {error}") from None
+        raise UserError(f"not JSON: {error}; give a row of the log as an object, or a file with --input") from None
     if not isinstance(found, dict):
         raise UserError("expected a JSON object, a row of the log")
     return found

@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 from allyouneed.data.chat.template import check_messages
-from allyouneed.data.files.chats import prompt_problem
+from allyouneed.data.files.chats import Chat, prompt_problem
 from allyouneed.data.files.lines import inner_suffix
 from allyouneed.data.files.readers import JSON_SUFFIXES, LINE_SUFFIXES, Files, Paths, Report, expand_paths, read_text
 from allyouneed.data.files.tables import read_objects
-
-
-class Prompt(NamedTuple):
-    """The messages before an answer."""
-
-    messages: tuple[Mapping[str, Any], ...]
-    file: str
-    line: int
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        return tuple(message["content"] for message in self.messages)
-
-    @property
-    def metadata(self) -> str:
-        return " ".join(message["role"] for message in self.messages)
 
 
 class PromptFiles(Files):
@@ -43,12 +27,12 @@ class PromptFiles(Files):
     def files(self) -> list[Path]:
         return expand_paths(self.path, (*LINE_SUFFIXES, *JSON_SUFFIXES))
 
-    def read(self, report: Report) -> Iterator[Prompt]:
+    def read(self, report: Report) -> Iterator[Chat]:
         for file in self.files():
             if inner_suffix(file) not in JSON_SUFFIXES:
                 for number, text in read_text(file, report):
                     if text.strip():
-                        yield Prompt(tuple(check_messages(text.strip())), str(file), number)
+                        yield Chat(tuple(check_messages(text.strip())), str(file), number)
                     else:
                         report.drop("empty", file, number, "the prompt is empty", text)
                 continue
@@ -58,4 +42,4 @@ class PromptFiles(Files):
                 if problem:
                     report.drop("broken", file, number, problem, text)
                 else:
-                    yield Prompt(tuple(check_messages(prompt)), str(file), number)
+                    yield Chat(tuple(check_messages(prompt)), str(file), number)

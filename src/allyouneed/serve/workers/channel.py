@@ -141,7 +141,7 @@ def split_tokens(payload: bytes) -> Iterator[tuple[int, int, list[int]]]:
 
 
 def error_content(error: BaseException) -> dict[str, Any]:
-    """What a client is told of an error: all of an error of ours, nothing of another."""
+    """What a client reads about an error: all of an error of ours, nothing of another."""
     if isinstance(error, UserError) and not isinstance(error, ApiError):
         error = ApiError(str(error))
     known = error if isinstance(error, ApiError) else internal_error()

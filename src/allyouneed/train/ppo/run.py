@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from allyouneed.config import tree_of
-from allyouneed.data.files.prompts import Prompt
+from allyouneed.data.files.chats import Chat
 from allyouneed.data.files.readers import Files, Report
 from allyouneed.errors import UserError
 from allyouneed.files import write_text
@@ -66,7 +66,7 @@ class PPORun:
         template, limit = folder_template(self.tuner.folder), self.tuner.model.config.limit
         examples = (example for entry in files for example in entry.read(report))
         for example in self.recipe.data.filters.apply(examples, report):
-            assert isinstance(example, Prompt)
+            assert isinstance(example, Chat)
             tokens = len(template.prompt(list(example.messages))) + self.tuner.settings.max_length
             if limit is not None and tokens > limit:
                 detail = f"{tokens} tokens with an answer of {self.tuner.settings.max_length}, at most {limit}"
