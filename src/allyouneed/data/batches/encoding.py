@@ -75,13 +75,14 @@ class TextEncoding(Encoding):
         }
 
     def encode(self, chunk: Sequence[Example]) -> Iterator[EncodedRow | Dropped]:
+        random = [getattr(example, "bpe_dropout", None) is not None for example in chunk]
         sides = [
-            encode_texts(tokenizer, [_text(example, side) for example in chunk])
+            encode_texts(tokenizer, ["" if skip else _text(one, side) for one, skip in zip(chunk, random, strict=True)])
             for side, tokenizer in enumerate(self.tokenizers.values())
         ]
         for number, example in enumerate(chunk):
             row: EncodedRow = [side[number] for side in sides]
-            if getattr(example, "bpe_dropout", None) is not None:
+            if random[number]:
                 row = self._segment_randomly(example)
             to = getattr(example, "to", None)
             if to is not None:  # multilingual models read the target language first
