@@ -93,8 +93,7 @@ def with_one_other_mixer(mixer: dict) -> nn.Module:
 CALLED = {
     "transformer-xl": {"kind": "attention", "heads": 4, "pattern": "causal", "positions": "transformer-xl"},
     "additive": {"kind": "attention", "heads": 4, "pattern": "causal", "scores": "additive"},
-    "infini": {"kind": "infini", "heads": 4, "segment": 3},
-    "performer": {"kind": "performer", "heads": 4},
+    "gru": {"kind": "gru", "reset": "before"},
 }
 
 

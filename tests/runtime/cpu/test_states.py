@@ -25,6 +25,11 @@ MIXERS: list[dict[str, Any]] = [
     {"kind": "lstm", "bias": False},
     {"kind": "convolution", "size": 3, "sees": "past", "gated": True, "activation": "sigmoid"},
     {"kind": "dynamic-convolution", "heads": 3, "size": 4, "sees": "past"},
+    {"kind": "mamba", "hidden": 37, "state": 5},
+    {"kind": "mamba2", "heads": 4, "head_width": 9, "groups": 2, "state": 5},
+    {"kind": "s4", "state": 38},
+    {"kind": "performer", "heads": 3, "features": 19},
+    {"kind": "infini", "heads": 3, "segment": 7, "positions": "rotary"},
     {"kind": "attention", "heads": 3, "kv_heads": 1, "pattern": "causal & window(5)", "positions": "buckets"},
     {"kind": "attention", "heads": 3, "pattern": "causal & (window(4) | global(1))"},
 ]

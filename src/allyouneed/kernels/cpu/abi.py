@@ -1,7 +1,7 @@
 """The interface of the CPU interpreter for ctypes, read from program.h, which is its only definition.
 
 `Instruction`, `Cache`, `Mask`, `Memory` and `Pass` are ctypes structures with the fields of the header; `Kind`,
-`Format`, `Keys` and `Activation` are its enums; `CONSTANTS` its integer constants.
+`Format`, `Keys`, `Activation` and `Features` are its enums; `CONSTANTS` its integer constants.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ _enums: Any = {
     name: IntEnum(name, [(member.strip(), number) for number, member in enumerate(members.split(","))])
     for name, members in re.findall(r"^enum (\w+) \{([^}]*)\};", _text, re.M)
 }
-Kind, Format, Keys, Activation = (_enums[name] for name in ("Kind", "Format", "Keys", "Activation"))
+Kind, Format, Keys, Activation, Features = (
+    _enums[name] for name in ("Kind", "Format", "Keys", "Activation", "Features")
+)
 
 _structs: dict[str, Any] = {}
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "recurrent.h"
 #include "simd.h"
 
 namespace {
@@ -153,8 +154,9 @@ void attend_row(const Instruction& o, const Pass& pass, const Place& at, int row
     const AttentionArgs& args = o.attention;
     const int heads = args.heads, kv_heads = args.kv_heads, width = args.head_width, values = args.value_width;
     const int shared = heads / kv_heads, from = args.keys;  // query heads per key head
-    const int start = from == CACHED ? pass.starts[row] : 0;
-    if (from == CACHED)
+    const bool cached = from == CACHED || from == SEGMENT;
+    const int start = from == CACHED ? pass.starts[row] : from == SEGMENT ? pass.starts[row] % args.segment : 0;
+    if (cached)
         for (int i = 0; i < pass.lengths[row]; i++) {
             const float* token = input_of(o, pass, int64_t(row) * pass.time + i);
             const float *k = token + (heads + head) * width, *v = token + (heads + kv_heads) * width + head * values;
@@ -170,7 +172,7 @@ void attend_row(const Instruction& o, const Pass& pass, const Place& at, int row
         const int position = start + i;
         Seen seen{0, 0, 0};
         if (i < pass.lengths[row])
-            seen.count = from == CACHED   ? position + 1
+            seen.count = cached           ? position + 1
                          : from == SOURCE ? pass.sources[row / pass.group]
                                           : pass.lengths[row];
         if (args.recent && from == CACHED) {
@@ -198,6 +200,12 @@ void attention(const Instruction& o, const Pass& pass, int task, int thread) {
         const Contiguous at{first + (heads + head) * width,
                             first + (heads + kv_heads) * width + head * args.value_width, stride, stride};
         return attend_row(o, pass, at, row, head, weights);
+    }
+    if (from == SEGMENT) {
+        const Memory& memory = pass.memories[args.cache];
+        const int64_t at = int64_t(head) * args.segment;
+        float *keys = carry_of(memory, 1, row) + at * width, *values = carry_of(memory, 2, row) + at * args.value_width;
+        return attend_row(o, pass, Contiguous{keys, values, width, args.value_width}, row, head, weights);
     }
     const Cache& cache = pass.caches[args.cache];
     float *keys = cache.keys + head * cache.head, *values = cache.values + head * cache.value_head;

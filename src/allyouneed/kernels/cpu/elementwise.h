@@ -114,8 +114,9 @@ void elementwise(const Instruction& o, const Pass& pass, int t) {
         if (o.kind == ADD) {
             x = _mm512_add_ps(x, _mm512_maskz_loadu_ps(inside, b + i));
         } else if (o.kind == SCALE) {
-            const float* factors = o.scale.factors;
+            const float *factors = o.scale.factors, *added = o.scale.added;
             x = _mm512_mul_ps(x, factors ? _mm512_maskz_loadu_ps(inside, factors + i) : _mm512_set1_ps(o.scale.factor));
+            if (added) x = _mm512_add_ps(x, _mm512_maskz_loadu_ps(inside, added + i));
         } else if (o.kind == ACTIVATE) {
             x = activate(x, o.activate.activation);
         } else if (o.kind == GATE) {

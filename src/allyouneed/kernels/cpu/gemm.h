@@ -219,7 +219,7 @@ inline LinearArgs part_of(const LinearArgs& args, int part) {
     const int64_t padded = args.format == INT8 ? (outputs + TILE_OUTPUTS - 1) / TILE_OUTPUTS * TILE_OUTPUTS : outputs;
     const int64_t bytes = args.format == INT8 ? 1 : args.format == FLOAT32 ? 4 : 2;
     if (args.experts && args.format != INT8) one.weight = ((const void* const*)args.weight)[part];
-    else one.weight = (const char*)args.weight + part * padded * inputs * bytes;
+    else if (!args.shared) one.weight = (const char*)args.weight + part * padded * inputs * bytes;
     if (args.step) one.step = args.step + part * outputs;
     if (args.sums) one.sums = args.sums + part * outputs;
     if (args.bias) one.bias = args.bias + part * outputs;

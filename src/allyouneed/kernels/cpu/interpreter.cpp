@@ -13,8 +13,10 @@
 #include "elementwise.h"
 #include "experts.h"
 #include "gemm.h"
+#include "matrix_state.h"
 #include "pool.h"
 #include "recurrent.h"
+#include "state_space.h"
 
 namespace {
 
@@ -36,10 +38,11 @@ int32_t check(const Pass& pass) {
             for (int t = 0; t < tokens; t++)
                 if (pass.tokens[t] < 0 || pass.tokens[t] >= o.embed.vocab) return 1;
         if (o.kind == ATTENTION) {
-            if ((o.attention.mask >= 0 || o.attention.ring) && !single) return 2;
+            if ((o.attention.mask >= 0 || o.attention.ring || o.attention.segment) && !single) return 2;
             for (int row = 0; row < pass.rows; row++) {
                 const int keys = o.attention.keys == SOURCE ? pass.sources[row / pass.group]
                                  : o.attention.keys == CACHED ? pass.starts[row] + pass.lengths[row]
+                                 : o.attention.keys == SEGMENT ? pass.starts[row] % o.attention.segment + 1
                                                               : pass.lengths[row];
                 if (keys < 0 || keys > room) return 2;
             }
@@ -66,12 +69,37 @@ void run_token(const Instruction& o, const Pass& pass, int t) {
         case WKV: return wkv(o, pass, t);
         case LSTM: return lstm(o, pass, t);
         case GRU: return gru(o, pass, t);
+        case SLIDE: return slide(o, pass, t);
+        case REMEMBER: return remember(o, pass, t);
         default: return elementwise(o, pass, t);
     }
 }
 
-bool is_tokenwise(const Instruction& o) {
-    return o.kind != LINEAR && o.kind != ATTENTION && o.kind != ROUTE && o.kind != RETAIN;
+// Instructions whose work on a row is divided further: the number of tasks of a pass, 0 of other instructions.
+int64_t count_tasks(const Instruction& o, const Pass& pass) {
+    const int64_t rows = pass.rows;
+    switch (o.kind) {
+        case ATTENTION: return rows * o.attention.kv_heads;
+        case RETAIN: return rows * o.retain.heads;
+        case ASSOCIATE: return rows * o.associate.heads;
+        case SCAN: return FeatureTasks(o, pass).count();
+        case STATE_SPACE: return FeatureTasks(o, pass).count();
+        default: return 0;
+    }
+}
+
+void run_task(const Instruction& o, const Pass& pass, int task, int thread) {
+    switch (o.kind) {
+        case ATTENTION: return attention(o, pass, task, thread);
+        case RETAIN: return retain(o, pass, task / o.retain.heads, task % o.retain.heads);
+        case ASSOCIATE: return associate(o, pass, task / o.associate.heads, task % o.associate.heads);
+        case SCAN: return FeatureTasks(o, pass).run(task, scan);
+        default: return FeatureTasks(o, pass).run(task, state_space);
+    }
+}
+
+bool is_tokenwise(const Instruction& o, const Pass& pass) {
+    return o.kind != LINEAR && o.kind != ROUTE && !count_tasks(o, pass);
 }
 
 struct Phase {  // either instructions that run token by token, then the quantization of a product's input (−1: none);
@@ -89,7 +117,7 @@ struct PassWork : Work {
         bool open = false;  // the last phase is one of tokens, and may be extended
         for (int n = 0; n < pass.count; n++) {
             const Instruction& o = pass.instructions[n];
-            if (is_tokenwise(o)) {
+            if (is_tokenwise(o, pass)) {
                 if (open) phases_.back().last = n + 1;
                 else phases_.push_back({n, n + 1, -1});
                 open = o.kind != SPREAD;  // which writes to the rows of other tokens
@@ -111,12 +139,11 @@ struct PassWork : Work {
         const PassWork& self = static_cast<const PassWork&>(work);
         const Pass& pass = self.pass;
         const Phase& phase = self.phases_[number];
-        if (phase.quantized >= 0 || is_tokenwise(pass.instructions[phase.first])) return self.token_chunks();
+        if (phase.quantized >= 0 || is_tokenwise(pass.instructions[phase.first], pass)) return self.token_chunks();
         const Instruction& o = pass.instructions[phase.first];
-        const int64_t tasks = o.kind == LINEAR      ? LinearChunks(o.linear, pass.rows * pass.time).total()
-                              : o.kind == ATTENTION ? int64_t(pass.rows) * o.attention.kv_heads
-                              : o.kind == RETAIN    ? int64_t(pass.rows) * o.retain.heads
-                                                    : 1;
+        const int64_t tasks = o.kind == LINEAR  ? LinearChunks(o.linear, pass.rows * pass.time).total()
+                              : o.kind == ROUTE ? 1
+                                                : count_tasks(o, pass);
         return int(std::min<int64_t>(tasks, MAX_CHUNKS));
     }
 
@@ -124,7 +151,7 @@ struct PassWork : Work {
         const PassWork& self = static_cast<const PassWork&>(work);
         const Pass& pass = self.pass;
         const Phase& phase = self.phases_[number];
-        if (phase.quantized >= 0 || is_tokenwise(pass.instructions[phase.first])) {
+        if (phase.quantized >= 0 || is_tokenwise(pass.instructions[phase.first], pass)) {
             const int64_t tokens = pass.rows * pass.time, chunks = self.token_chunks();
             const int begin = tokens * chunk / chunks, end = tokens * (chunk + 1) / chunks;
             for (int n = phase.first; n < phase.last; n++)
@@ -136,12 +163,8 @@ struct PassWork : Work {
         const Instruction& o = pass.instructions[phase.first];
         if (o.kind == LINEAR) return linear(o, pass, chunk);
         if (o.kind == ROUTE) return route(o, pass);
-        const int heads = o.kind == ATTENTION ? o.attention.kv_heads : o.retain.heads;
-        const int64_t tasks = int64_t(pass.rows) * heads;
-        for (int64_t task = chunk; task < tasks; task += MAX_CHUNKS) {
-            if (o.kind == ATTENTION) attention(o, pass, int(task), thread);
-            else retain(o, pass, int(task / heads), int(task % heads));
-        }
+        const int64_t tasks = count_tasks(o, pass);
+        for (int64_t task = chunk; task < tasks; task += MAX_CHUNKS) run_task(o, pass, int(task), thread);
     }
 };
 

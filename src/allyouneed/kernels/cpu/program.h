@@ -15,10 +15,12 @@ constexpr int MAX_DISTANCE = 256;  // of relative vectors
 constexpr int MAX_EXPERTS = 1024;
 
 // Instructions from LOAD on read and write the state of a layer: one new token of every row.
-enum Kind { EMBED, LINEAR, NORM, ADD, SCALE, ACTIVATE, GATE, ATTENTION, LERP, COPY, ROTATE, SOFTMAX, ROUTE, SPREAD, COMBINE, LOAD, STORE, COMMIT, PUSH, RECALL, CONVOLVE, UNFOLD, RETAIN, WKV, LSTM, GRU };
+enum Kind { EMBED, LINEAR, NORM, ADD, SCALE, ACTIVATE, GATE, ATTENTION, LERP, COPY, ROTATE, SOFTMAX, ROUTE, SPREAD, COMBINE, LOAD, STORE, COMMIT, PUSH, RECALL, CONVOLVE, UNFOLD, RETAIN, WKV, LSTM, GRU, SLIDE, SCAN, STATE_SPACE, ASSOCIATE, REMEMBER };
 enum Format { INT8, FLOAT32, BFLOAT16 };  // of weights; INT8 ones are packed by `pack`
-enum Keys { CACHED, SOURCE, SELF };       // what a query attends to: the KV cache, the source, the tokens of this pass
-enum Activation { IDENTITY, RELU, RELU_SQUARED, GELU, GELU_TANH, QUICK_GELU, SILU, SIGMOID, TANH, LOG_SIGMOID };
+// what a query attends to: the KV cache, the source, the tokens of this pass, or those of its segment in a memory
+enum Keys { CACHED, SOURCE, SELF, SEGMENT };
+enum Activation { IDENTITY, RELU, RELU_SQUARED, GELU, GELU_TANH, QUICK_GELU, SILU, SIGMOID, TANH, LOG_SIGMOID, SOFTPLUS };
+enum Features { EXPONENTIAL, RECTIFIED, ELU };  // φ of linear attention: e^x of log φ, max(x, 0) + 0.001, ELU + 1
 
 struct EmbedArgs {
     int32_t positions;  // table that is added, by position; −1: none
@@ -38,6 +40,7 @@ struct LinearArgs {
     int32_t groups;       // one map per group of features: weight (groups, outputs, inputs); not of INT8
     int32_t input_step;   // features from the inputs of a group to those of the next
     int32_t output_step;
+    int32_t shared;       // all groups have the same map: weight (outputs, inputs)
     int32_t experts;      // one map per expert, over the rows that ROUTE, in register `other`, gave it; 0: none
     int32_t top;          // rows per token
     const void* weight;   // (groups, outputs, inputs), or packed; of experts that are not packed, their addresses
@@ -58,6 +61,7 @@ struct NormArgs {
 struct ScaleArgs {
     float factor;
     const float* factors;  // (width), or null: `factor` for all
+    const float* added;    // (width) or null
 };
 
 struct ActivateArgs {
@@ -95,7 +99,8 @@ struct AttentionArgs {
     int32_t head_width;
     int32_t value_width;
     int32_t keys;
-    int32_t cache;   // which of the caches, for CACHED and SOURCE
+    int32_t cache;   // which of the caches, for CACHED and SOURCE; of the memories, for SEGMENT
+    int32_t segment;  // tokens of a segment
     int32_t bias;    // table (heads, 2 positions − 1) by key position − query position; −1: none
     int32_t mask;    // which of the masks; −1: none
     int32_t first;   // with `recent`: the first keys are seen by all
@@ -110,20 +115,59 @@ struct AttentionArgs {
 
 struct StateArgs {
     int32_t memory;  // which of the memories
-    int32_t part;    // LOAD, STORE: of the carry; RECALL: tokens back
-    int32_t size;    // CONVOLVE, UNFOLD: tokens; PUSH: tokens that are kept
+    int32_t part;    // LOAD, STORE, SLIDE: of the carry; RECALL: tokens back
+    int32_t size;    // CONVOLVE, UNFOLD, SLIDE: tokens; PUSH: tokens that are kept
     int32_t heads;   // CONVOLVE: filters (heads, size) in register `other`; 0: `weight`
-    const float* weight;  // CONVOLVE: (size, width); WKV: decay (width)
+    int32_t activation;   // SLIDE
+    const float* weight;  // CONVOLVE, SLIDE: (size, width); WKV: decay (width)
     const float* bonus;   // WKV: (width)
+    const float* bias;    // SLIDE: (width) or null
 };
 
-struct RetainArgs {
+struct RetainArgs {  // a matrix per head: S = a S + kᵀ v, o = q S
     int32_t memory;
+    int32_t part;  // of the carry: S (heads, keys, values)
+    int32_t sums;  // of the carry: sums of keys (heads, keys); −1: none
     int32_t heads;
+    int32_t groups;  // of heads that have the same queries and keys
     int32_t keys;
     int32_t values;
-    int32_t normalised;
+    int32_t query_at;  // in `input`: q (groups, keys), k (groups, keys), v (heads, values)
+    int32_t key_at;
+    int32_t value_at;
+    int32_t normalised;  // by the sums
+    int32_t weighted;    // a factor of v per head stands after the logarithms in register `other`
     const float* decay;  // (heads) logarithms; null: in register `other`
+    const float* skip;   // (heads) times v is added to the result, or null
+};
+
+struct ScanArgs {  // selective state space: h = e^{Δ A} h + Δ B x, y = C h + D x; in `input`: x, Δ; in `other`: B, C
+    int32_t memory;
+    int32_t part;  // of the carry: h (states, width)
+    int32_t states;
+    const float* decay;  // A (states, width)
+    const float* skip;   // D (width)
+};
+
+struct StateSpaceArgs {  // a complex state space per feature: h = α h − w (g·h) + b x, y = c·h + D x
+    int32_t memory;
+    int32_t part;  // of the carry: h (width, 2 pairs), real parts, then imaginary ones
+    int32_t pairs;
+    int32_t low_rank;  // 0: w is 0
+    const float* weight;  // (width, numbers, 2 pairs): α, b, c and, with `low_rank`, w, g; c and g act on real numbers
+    const float* skip;    // D (width)
+};
+
+struct AssociateArgs {  // linear attention: S = a S + φ(k)ᵀ (v, 1), o = φ(q) S, divided by its last number
+    int32_t memory;  // carry: S (heads, keys, values + 1); of EXPONENTIAL then the largest exponent so far (heads)
+    int32_t heads;
+    int32_t keys;    // features φ
+    int32_t values;
+    int32_t features;
+    int32_t update;  // 0: S is only read
+    int32_t width;   // of a key from which the exponents were computed
+    int32_t first;   // without update: before this position the result is `other`
+    float scale;     // of ‖k‖², which is subtracted from exponents
 };
 
 struct Instruction {
@@ -147,6 +191,9 @@ struct Instruction {
         AttentionArgs attention;
         StateArgs state;
         RetainArgs retain;
+        ScanArgs scan;
+        StateSpaceArgs state_space;
+        AssociateArgs associate;
     };
 };
 
@@ -167,7 +214,8 @@ struct Mask {  // 1 where a row's query may attend to the key at a position
     int64_t row;
 };
 
-struct Memory {  // of a recurrence (nn/states/recurrent.py), or recent tokens (nn/mixers/convolution.py)
+struct Memory {  // of a recurrence (nn/states/recurrent.py), recent tokens (nn/mixers/convolution.py), or a compressive memory
+                // (nn/mixers/attention/infini.py), whose carry is: M and z; keys and values of the segment; all cached ones
     float* const* carry;    // (rows, size) each
     float* const* pending;  // the carry `snapshot_after` tokens after the snapshot
     const int32_t* sizes;

@@ -98,51 +98,6 @@ void unfold(const Instruction& o, const Pass& pass, int row) {  // `size` tokens
     }
 }
 
-// --- retention (nn/mixers/retention.py) -------------------------------------------------------------------------------
-
-// One head of one row: S = a S + kᵀ v, z = a z + k, o = q S, divided by max(|q·z|, √Σ a^n) if `normalised`.
-void retain(const Instruction& o, const Pass& pass, int row, int head) {
-    const RetainArgs& args = o.retain;
-    const Memory& memory = pass.memories[args.memory];
-    const int keys = args.keys, values = args.values, inner = args.heads * keys;
-    const float *q = input_of(o, pass, row) + head * keys, *k = q + inner;
-    const float* v = input_of(o, pass, row) + 2 * inner + head * values;
-    float* s = carry_of(memory, 0, row) + int64_t(head) * keys * values;
-    float* z = carry_of(memory, 1, row) + head * keys;
-    const float log = args.decay ? args.decay[head] : other_of(o, pass, row)[head], decay = std::exp(log);
-    float* out = output_of(o, pass, row) + head * values;
-    float sum = 0;
-    for (int i = 0; i < keys; i++) z[i] = z[i] * decay + k[i], sum += q[i] * z[i];
-    const __m512 fading = _mm512_set1_ps(decay);
-    for (int j = 0; j < values; j += 4 * LANES) {  // four registers of values at a time
-        __m512 sums[4], v4[4];
-        __mmask16 inside[4];
-#pragma GCC unroll 4
-        for (int n = 0; n < 4; n++) {
-            inside[n] = tail(std::max(0, values - j - n * LANES));
-            sums[n] = _mm512_setzero_ps(), v4[n] = _mm512_maskz_loadu_ps(inside[n], v + j + n * LANES);
-        }
-        for (int i = 0; i < keys; i++) {
-            float* line = s + int64_t(i) * values + j;
-            const __m512 key = _mm512_set1_ps(k[i]), query = _mm512_set1_ps(q[i]);
-#pragma GCC unroll 4
-            for (int n = 0; n < 4; n++) {
-                const __m512 old = _mm512_mul_ps(_mm512_maskz_loadu_ps(inside[n], line + n * LANES), fading);
-                const __m512 now = _mm512_fmadd_ps(key, v4[n], old);
-                _mm512_mask_storeu_ps(line + n * LANES, inside[n], now);
-                sums[n] = _mm512_fmadd_ps(query, now, sums[n]);
-            }
-        }
-#pragma GCC unroll 4
-        for (int n = 0; n < 4; n++) _mm512_mask_storeu_ps(out + j + n * LANES, inside[n], sums[n]);
-    }
-    if (!args.normalised) return;
-    const double steps = pass.starts[row] + 1;
-    const float mass = float(std::expm1(steps * log) / std::expm1(double(log)));
-    const float share = 1 / std::max(std::fabs(sum), std::sqrt(mass));
-    for (int j = 0; j < values; j++) out[j] *= share;
-}
-
 // --- RWKV (nn/ops/wkv.py) ---------------------------------------------------------------------------------------------
 
 // Keys in `input`, values in `other`; the sums stand for e^m a and e^m b, in parts 1 to 3 of the carry.

@@ -34,6 +34,15 @@ inline __m512 tanh_(__m512 x) {  // tanh x = 2 σ(2x) − 1
     return _mm512_fmsub_ps(_mm512_set1_ps(2), sigmoid(_mm512_add_ps(x, x)), _mm512_set1_ps(1));
 }
 
+inline __m512 log1p_of_exp(__m512 x) {  // log(1 + y), y = e^−|x|, as 2 artanh(y / (2 + y)): precise for small y too
+    const __m512 y = exponential(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_abs_ps(x)));
+    const __m512 s = _mm512_div_ps(y, _mm512_add_ps(y, _mm512_set1_ps(2))), square = _mm512_mul_ps(s, s);
+    __m512 sum = _mm512_set1_ps(2.0f / 15);
+    for (float term : {2.0f / 13, 2.0f / 11, 2.0f / 9, 2.0f / 7, 2.0f / 5, 2.0f / 3, 2.0f})
+        sum = _mm512_fmadd_ps(sum, square, _mm512_set1_ps(term));
+    return _mm512_mul_ps(sum, s);
+}
+
 inline __m512 erf_(__m512 x) {  // Abramowitz, Stegun 1964, 7.1.26
     __mmask16 below = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
     __m512 a = _mm512_abs_ps(x), one = _mm512_set1_ps(1);
@@ -62,12 +71,8 @@ inline __m512 activate(__m512 x, int which) {
         case SILU: return _mm512_mul_ps(x, sigmoid(x));
         case SIGMOID: return sigmoid(x);
         case TANH: return tanh_(x);
-        case LOG_SIGMOID: {  // few features use it
-            alignas(64) float some[LANES];
-            _mm512_store_ps(some, x);
-            for (float& one : some) one = std::fmin(one, 0.0f) - std::log1p(std::exp(-std::fabs(one)));
-            return _mm512_load_ps(some);
-        }
+        case LOG_SIGMOID: return _mm512_sub_ps(_mm512_min_ps(x, _mm512_setzero_ps()), log1p_of_exp(x));
+        case SOFTPLUS: return _mm512_add_ps(_mm512_max_ps(x, _mm512_setzero_ps()), log1p_of_exp(x));
         default: return x;
     }
 }

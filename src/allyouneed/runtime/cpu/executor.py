@@ -18,13 +18,14 @@ from allyouneed.nn.batch import Rows
 from allyouneed.nn.context import Context, Memory, TokenLayout
 from allyouneed.nn.linear import int8 as quantized
 from allyouneed.nn.mixers.attention.attention import CrossAttention
+from allyouneed.nn.mixers.attention.infini import CompressiveMemory
 from allyouneed.nn.mixers.convolution import RecentTokens
 from allyouneed.nn.states.base import States
 from allyouneed.nn.states.kv_cache import KVCache
 from allyouneed.nn.states.paged import PagedStates
 from allyouneed.nn.states.recurrent import Recurrent
 from allyouneed.nn.states.window import WindowKVCache
-from allyouneed.runtime.cpu import lower_recurrent as recurrent_rules
+from allyouneed.runtime.cpu import lower_linear_attention, lower_recurrent, lower_state_space
 from allyouneed.runtime.cpu.bindings import StateBinding, grow_window
 from allyouneed.runtime.cpu.instructions import FORMATS, Instructions, PartCall, Register
 from allyouneed.runtime.cpu.lower import lower, lower_embed, lower_program
@@ -34,7 +35,7 @@ from allyouneed.runtime.eager import apply
 from allyouneed.runtime.program import Call, Unsupported
 from allyouneed.runtime.trace import require_traced_model, trace
 
-assert recurrent_rules  # registers its rules
+assert lower_linear_attention and lower_recurrent and lower_state_space  # register their rules
 
 
 @dataclass
@@ -222,8 +223,9 @@ class CpuExecutor:
             return states
         for layer in states.layers:
             for state in layer.values():
-                if isinstance(state, KVCache | WindowKVCache) and state.keys is not None and state.values is not None:
-                    state.keys, state.values = state.keys.to(self.dtype), state.values.to(self.dtype)
+                if isinstance(state, KVCache | WindowKVCache | CompressiveMemory):
+                    if state.keys is not None and state.values is not None:
+                        state.keys, state.values = state.keys.to(self.dtype), state.values.to(self.dtype)
                 elif isinstance(state, RecentTokens) and state.tokens is not None:
                     state.tokens = state.tokens.to(self.dtype)
                 elif isinstance(state, Recurrent) and state.now is not None:

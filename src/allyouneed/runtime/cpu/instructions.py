@@ -17,8 +17,9 @@ from allyouneed.runtime.program import Op, StateSlot, Unsupported
 
 FORMATS = {torch.float32: Format.FLOAT32, torch.bfloat16: Format.BFLOAT16}
 # kinds whose arguments have another name than the kind; those from LOAD on read and write a state
+OWN = (Kind.RETAIN, Kind.SCAN, Kind.STATE_SPACE, Kind.ASSOCIATE)
 STATEFUL = [kind for kind in Kind if kind >= Kind.LOAD]
-ARGUMENTS = {Kind.GATE: "activate", Kind.LERP: "scale"} | {kind: "state" for kind in STATEFUL if kind != Kind.RETAIN}
+ARGUMENTS = {Kind.GATE: "activate", Kind.LERP: "scale"} | {kind: "state" for kind in STATEFUL if kind not in OWN}
 
 
 class Register(NamedTuple):
@@ -44,7 +45,7 @@ class CacheSlot(NamedTuple):
 
 
 class MemorySlot(NamedTuple):
-    """A state of constant size (Recurrent, RecentTokens) whose inputs have so many features."""
+    """A state of constant size (Recurrent, RecentTokens, CompressiveMemory) whose inputs have so many features."""
 
     state: StateSlot
     features: int

@@ -123,15 +123,23 @@ def emit_positions(part: Any, both: Register, code: Instructions) -> None:
 
 
 def emit_rotation(
-    rotary: RotaryModule, parts: list[tuple[Register, int]], head_width: int, code: Instructions, scale: float = 1.0
+    rotary: RotaryModule,
+    parts: list[tuple[Register, int]],
+    head_width: int,
+    code: Instructions,
+    scale: float = 1.0,
+    segment: int | None = None,
 ) -> None:
-    """Rotate heads of queries, then of keys, which are also multiplied by `scale`, in place."""
+    """Rotate heads of queries, then of keys, which are also multiplied by `scale`, in place. `segment`: positions are
+    counted from the start of segments of so many tokens."""
     if rotary.config.values:
         raise Unsupported("rotary positions of values have no native instruction")
     interleaved = rotary.config.order == "interleaved"
 
     def table(which: int, factor: float, count: int) -> Tensor:
-        found = rotary.tables(torch.arange(count)[None], torch.float32)[which]  # (2, 1, 1, positions, planes)
+        positions = torch.arange(count)[None]
+        positions = positions if segment is None else positions % segment
+        found = rotary.tables(positions, torch.float32)[which]  # (2, 1, 1, positions, planes)
         return (found[:, 0, 0].transpose(0, 1) * factor).contiguous()
 
     for which, (x, heads) in enumerate(parts):

@@ -52,7 +52,8 @@ def _retention(part: RetentionModule, x: Register, code: Instructions, state: St
     else:
         log = part.decay(torch.empty(0))[0, :, 0]
     memory = code.memory(slot, stored.width)
-    sizes: dict[str, Any] = {"heads": part.heads, "keys": part.keys, "values": part.values, "normalised": not gated}
+    sizes: dict[str, Any] = {"heads": part.heads, "groups": part.heads, "keys": part.keys, "values": part.values}
+    sizes |= {"key_at": inner, "value_at": 2 * inner, "part": 0, "sums": 1, "normalised": not gated}
     mixed = code.emit(Kind.RETAIN, outer, both, decays if gated else None, memory=memory, decay=log, **sizes)
     commit(stored, memory, code)
     emit_norm(part.norm, mixed, code, part.heads, into=mixed)
