@@ -41,6 +41,7 @@ def test_no_other_module_uses_private_torch() -> None:
         "ops.aten._scaled_dot_product_flash_attention_for_cpu",
         "ops.aten._scaled_dot_product_flash_attention_for_cpu_backward",
         "_int_mm",
+        "_scaled_mm",
         "_foreach_norm",
         "_make_per_channel_quantized_tensor",
         "cpu._is_vnni_supported",

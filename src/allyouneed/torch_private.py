@@ -84,7 +84,7 @@ def _like_heads(x: Tensor, q: Tensor) -> Tensor:
     return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], 1)
 
 
-# --- integer matrix products ----------------------------------------------------------------------------------------
+# --- 8-bit matrix products ------------------------------------------------------------------------------------------
 
 
 def int8_matmul(x: Tensor, y: Tensor) -> Tensor:
@@ -92,6 +92,21 @@ def int8_matmul(x: Tensor, y: Tensor) -> Tensor:
     multiply = getattr(torch, "_int_mm", None)
     found: Tensor = x.int() @ y.int() if multiply is None else multiply(x, y)
     return found
+
+
+def scaled_matmul(
+    x: Tensor, y: Tensor, x_step: Tensor, y_step: Tensor, bias: Tensor | None, dtype: torch.dtype, fast: bool = False
+) -> Tensor:
+    """x (rows, inputs) times the transposed y (outputs, inputs), float8 codes with one step each, plus bias. Both are
+    contiguous, so that no layout is copied. `fast`: sums of fewer bits between steps of the matrix units."""
+    if x.is_cuda:
+        bias = None if bias is None else bias.to(dtype)
+        found: Tensor = torch._scaled_mm(x, y.t(), x_step, y_step, bias, out_dtype=dtype, use_fast_accum=fast)
+        return found
+    wide = torch.promote_types(dtype, torch.float32)
+    with torch.autocast(x.device.type, enabled=False):
+        product = (x.to(wide) @ y.to(wide).t()) * (x_step * y_step).to(wide)
+        return (product if bias is None else product + bias.to(wide)).to(dtype)
 
 
 @cache

@@ -164,6 +164,23 @@ def test_precision_follows_the_hardware_and_is_reported(make: Make):
     assert choose_backend(make(precision="bf16")).bf16
 
 
+def test_a_run_in_fp8_trains_validates_and_resumes(make: Make):
+    """On a CPU the 8-bit products are emulated; the loss is near that of bf16, and nothing of it is in the folder."""
+    chosen = choose_backend(make(precision="fp8"))
+    assert chosen.fp8 and chosen.bf16 and "fp8 (emulated" in chosen.summary
+    still = "model.dropout=0.0"
+    losses: dict[str, list[float]] = {}
+    for precision in ("bf16", "fp8"):
+        train(make(still, valid=True, steps=6, precision=precision), fresh=True)
+        losses[precision] = [e["loss"] for e in read_log(make().output / "log.jsonl") if "loss" in e]
+    assert losses["fp8"] != losses["bf16"] and losses["fp8"] == pytest.approx(losses["bf16"], rel=0.01)
+    train(make(still, valid=True, steps=4, precision="fp8"), fresh=True)
+    train(make(still, valid=True, steps=6, precision="fp8"))
+    assert [e["loss"] for e in read_log(make().output / "log.jsonl") if "loss" in e] == losses["fp8"]
+    with pytest.raises(UserError, match=r"precision: fp8 does not support parallel\.tensor above 1"):
+        make("parallel.tensor=2", precision="fp8")
+
+
 def test_a_compiled_run_trains_and_validates(make: Make, monkeypatch: pytest.MonkeyPatch):
     real = torch.nn.Module.compile
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **options: real(self, backend="eager", **options))

@@ -17,6 +17,7 @@ from allyouneed.nn.embed.tokens import EmbedModule
 from allyouneed.nn.models.block import Block
 from allyouneed.nn.models.stack import Stack
 from allyouneed.nn.positions.rotary import RotaryModule
+from allyouneed.runtime.float8 import check_device, use_float8
 from allyouneed.runtime.process import allow_tf32, run_eagerly
 from allyouneed.train.recipe import Recipe
 
@@ -34,6 +35,7 @@ class Backend:
     bf16: bool
     compiled: bool
     summary: str  # the choices and their reasons, in one line
+    fp8: bool = False  # products of linear maps with 8-bit factors; the others in bf16
 
     @property
     def cuda(self) -> bool:
@@ -51,7 +53,10 @@ class Backend:
 
     def compile_model(self, model: nn.Module, fusions: Collection[str] | None = None) -> None:
         """Compile traceable blocks, and the traceable parts of the others. Identical layers share one compiled graph.
-        `fusions`: of the backward pass (runtime/cuda/fused_backward.py); default: all."""
+        `fusions`: of the backward pass (runtime/cuda/fused_backward.py); default: all. With `fp8`, linear maps are
+        swapped before."""
+        if self.fp8:
+            use_float8(model)
         if self.cuda and self.bf16:
             allow_tf32()
         for module in model.modules():
@@ -94,16 +99,20 @@ def choose_backend(recipe: Recipe) -> Backend:
     device = _device(recipe.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     fast = device.type == "cuda" or cpu_supports_bf16()
-    bf16 = fast if recipe.precision == "auto" else recipe.precision == "bf16"
+    bf16 = fast if recipe.precision == "auto" else recipe.precision != "fp32"
+    fp8 = recipe.precision == "fp8"
+    if fp8:
+        check_device(device)
     if recipe.precision != "auto":
-        reason = "set by the recipe"
+        reason = "emulated: the same results, slower than bf16" if fp8 and device.type == "cpu" else "set by the recipe"
     elif device.type == "cuda":
         reason = "the GPU's matrix units"
     else:
         reason = "the CPU has bf16 instructions" if fast else "the CPU has no bf16 instructions"
     compiled = recipe.compile in ("on", "blocks") or (recipe.compile == "auto" and device.type == "cuda")
-    words = f"{name}; {'bf16' if bf16 else 'fp32'} ({reason}); {'compiled' if compiled else 'not compiled'}"
-    return Backend(device, bf16, compiled, words)
+    precision = "fp8" if fp8 else "bf16" if bf16 else "fp32"
+    words = f"{name}; {precision} ({reason}); {'compiled' if compiled else 'not compiled'}"
+    return Backend(device, bf16, compiled, words, fp8)
 
 
 def _device(wanted: str) -> torch.device:

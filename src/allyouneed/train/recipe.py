@@ -164,8 +164,9 @@ class Recipe(Config):
     """Batches whose gradients are summed for one update."""
     clip: PositiveFloat | None = 1.0
     """Largest norm of the gradient; null: no clipping."""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Precision of computation; `auto`: bf16 on a GPU, and on a CPU with bf16 instructions."""
+    precision: Literal["auto", "fp32", "bf16", "fp8"] = "auto"
+    """Precision of computation; `auto`: bf16 on a GPU, and on a CPU with bf16 instructions. `fp8`: 8-bit products of
+    linear maps, bf16 elsewhere; an NVIDIA GPU of compute capability 8.9 (Ada, Hopper) or newer."""
     compile: Switch = "auto"
     """torch.compile and CUDA graphs; `blocks`: compile blocks without capturing graphs; `auto`: on a GPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -247,6 +248,8 @@ class Recipe(Config):
             raise ValueError("'retrieval' uses the tokenizer of its index; remove 'tokenizer'")
         if self.steps is not None and self.epochs is not None:
             raise ValueError("'steps' and 'epochs' are exclusive; set one")
+        if self.precision == "fp8" and self.parallel.tensor > 1:
+            raise ValueError("precision: fp8 does not support parallel.tensor above 1; use bf16")
         if self.average > self.save.keep:
             raise ValueError(f"'average' needs the last {self.average} checkpoints, but save.keep is {self.save.keep}")
         if self.data.filters.ratio is not None and not self.task.file_type.has_two_texts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, TypeGuard
 
 from torch import nn
 
@@ -37,6 +37,12 @@ class Dense(Linear):
 
     def cost(self, inputs: int, outputs: int, bias: bool) -> Cost:
         return Cost(parameters=outputs * (inputs + bias), flops=2 * inputs * outputs)
+
+
+def is_dense(module: object) -> TypeGuard[nn.Linear]:
+    """A linear map as `Dense` builds it: neither quantized nor ternary. One whose class was swapped for training
+    counts too (`computes_as`)."""
+    return getattr(type(module), "computes_as", type(module)) in (nn.Linear, MergedLinear)
 
 
 class MergedLinear(nn.Linear):

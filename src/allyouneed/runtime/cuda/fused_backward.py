@@ -15,11 +15,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from allyouneed.nn.channels.feedforward import FFNModule
 from allyouneed.nn.context import Context
-from allyouneed.nn.linear.dense import MergedLinear
+from allyouneed.nn.linear.dense import is_dense
 from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttention
 from allyouneed.nn.models.block import Block
 from allyouneed.nn.norms import LayerNormModule
@@ -32,6 +31,7 @@ from allyouneed.runtime.cuda.bias_gradients import (
     layer_norm_backward,
     merge_heads,
 )
+from allyouneed.runtime.float8 import linear
 
 FUSIONS = ("ffn", "qkv", "norms", "biases")
 
@@ -68,7 +68,7 @@ def can_fuse_norms(wiring: Any) -> bool:
 
 def has_local_bias(module: Any) -> bool:
     """A dense linear map with a bias, both held whole by this process."""
-    return type(module) in (nn.Linear, MergedLinear) and _is_local(module.weight) and _is_local(module.bias)
+    return is_dense(module) and _is_local(module.weight) and _is_local(module.bias)
 
 
 def _is_local(weight: Tensor | None) -> bool:
@@ -119,7 +119,7 @@ class DeferredBias(Fused):
 
     def project_out(self, x: Tensor) -> Tensor:
         last = output_map(self)
-        return functional.linear(x, last.weight, None if self.training else last.bias)
+        return linear(x, last, None if self.training else last.bias)
 
 
 class ForkedPreNorm(Fused, ResidualModule):
@@ -165,14 +165,14 @@ def output_map(part: Any) -> Any:
 
 def linear_activation(x: Tensor, module: Any, kind: str) -> Tensor:
     """activation(module(x))"""
-    out: Tensor = _Activation.apply(functional.linear(x, module.weight, module.bias.detach()), module.bias, kind)
+    out: Tensor = _Activation.apply(linear(x, module, module.bias.detach()), module.bias, kind)
     return out
 
 
 def linear_split(x: Tensor, module: Any, sizes: Sequence[int], head_width: int) -> tuple[Tensor, ...]:
     """module(x) split into parts of these sizes, each (batch, heads, time, head_width)."""
     out: tuple[Tensor, ...] = _SplitHeads.apply(
-        functional.linear(x, module.weight, module.bias.detach()), module.bias, tuple(sizes), head_width
+        linear(x, module, module.bias.detach()), module.bias, tuple(sizes), head_width
     )
     return out
 

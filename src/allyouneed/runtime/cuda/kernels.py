@@ -18,7 +18,7 @@ from allyouneed.nn.channels.feedforward import FFNModule, GLUModule, gated
 from allyouneed.nn.context import Context, Memory, TokenLayout
 from allyouneed.nn.embed.tokens import TokenEmbedModule
 from allyouneed.nn.heads.vocabulary import VocabularyHeadModule
-from allyouneed.nn.linear.dense import MergedLinear
+from allyouneed.nn.linear.dense import is_dense
 from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttention
 from allyouneed.nn.mixers.attention.scores import ScoresModule
 from allyouneed.nn.mixers.attention.shared_kv import SharedAttention
@@ -274,7 +274,7 @@ def is_narrow(x: Tensor, weight: Tensor) -> bool:
 def linear(x: Tensor, module: Any, activation: Any = None, gate: bool = False, partial: bool = False) -> Tensor:
     """(rows, inputs) to (rows, outputs), or to partial sums of it (parts, rows, outputs)."""
     name = "" if activation is None else fused_name(activation)
-    if name is not None and type(module) in (nn.Linear, MergedLinear) and is_narrow(x, module.weight):
+    if name is not None and is_dense(module) and is_narrow(x, module.weight):
         from allyouneed.kernels.triton.small_batch_linear import linear as small_batch
 
         return small_batch(x, module.weight, module.bias, name, gate, partial)
