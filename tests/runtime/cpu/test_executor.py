@@ -113,14 +113,14 @@ def test_results_are_bit_identical_across_batches_and_thread_counts() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 8])
-@pytest.mark.parametrize("mixer", [None, "mla", "additive"])
+@pytest.mark.parametrize("mixer", [None, "mla", "gau", "lsra", "location"])
 def test_paged_caches_give_the_same_numbers(size: int, mixer: str | None) -> None:
     """Rows that share blocks, write to them and change places: the same bits, also where torch computes a part."""
     model: Any = language_model() if mixer is None else mixed_model(mixer)
     executor = cpu_executor(model)
     if not isinstance(executor, CpuExecutor):
         return
-    assert bool(executor.decoder.calls) == (mixer == "additive")
+    assert bool(executor.decoder.calls) == (mixer == "location")
     pool = BlockPool(60, size)
     plain = executor.start(3)
     paged = PagedStates(executor.start(3), pool)
@@ -137,18 +137,20 @@ def test_paged_caches_give_the_same_numbers(size: int, mixer: str | None) -> Non
     assert not pool.used
 
 
+MIXED = {
+    "mla": {"kind": "mla", "heads": 4, "kv_rank": 9, "nope_width": 9, "rope_width": 4, "value_width": 9},
+    "gau": {"kind": "gau", "key_width": 6},  # keys and values of different widths
+    "lsra": {"kind": "lsra", "heads": 4, "size": 3},  # a cache inside another state is not paged
+    "location": {"kind": "attention", "heads": 4, "scores": {"kind": "location", "length": 20}},  # torch computes it
+}
+
+
 def mixed_model(mixer: str) -> Any:
-    """A language model with attention in one layer and another mixer in the next; torch computes additive scores."""
+    """A language model with attention in one layer and another mixer in the next."""
     torch.manual_seed(0)
-    mla = {"kind": "mla", "kv_rank": 9, "nope_width": 9, "rope_width": 4, "value_width": 9}
-    other = mla if mixer == "mla" else {"kind": "attention", "scores": "additive"}
     layers = [
-        {
-            "wiring": "pre-norm",
-            "mixer": mixer | {"heads": 4, "pattern": "causal"},
-            "channel": {"kind": "ffn", "hidden": 48},
-        }
-        for mixer in ({"kind": "attention"}, other)
+        {"wiring": "pre-norm", "mixer": part | {"pattern": "causal"}, "channel": {"kind": "ffn", "hidden": 48}}
+        for part in ({"kind": "attention", "heads": 4}, MIXED[mixer])
     ]
     return parse(Model, {"kind": "decoder", "vocab": 31, "width": 32, "decoder": layers}).build().eval()  # type: ignore[type-abstract]
 

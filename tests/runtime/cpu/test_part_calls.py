@@ -91,8 +91,8 @@ def with_one_other_mixer(mixer: dict) -> nn.Module:
 
 
 CALLED = {
-    "transformer-xl": {"kind": "attention", "heads": 4, "pattern": "causal", "positions": "transformer-xl"},
-    "additive": {"kind": "attention", "heads": 4, "pattern": "causal", "scores": "additive"},
+    "cached hidden states": {"kind": "attention", "heads": 4, "pattern": "causal", "cache": "hidden"},
+    "location": {"kind": "attention", "heads": 4, "pattern": "causal", "scores": {"kind": "location", "length": 9}},
     "gru": {"kind": "gru", "reset": "before"},
 }
 

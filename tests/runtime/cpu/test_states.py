@@ -35,6 +35,30 @@ MIXERS: list[dict[str, Any]] = [
 ]
 
 
+ATTENTIVE: list[dict[str, Any]] = [
+    {"kind": "attention", "heads": 3, "pattern": "causal", "positions": {"kind": "transformer-xl", "clamp": 20}},
+    {"kind": "attention", "heads": 4, "kv_heads": 2, "pattern": "causal", "scores": "additive"},
+    {"kind": "attention", "heads": 3, "pattern": "causal & strided(3)", "soft_cap": 0.5, "positions": "transformer-xl"},
+    {"kind": "gau", "key_width": 4, "pattern": "causal & window(9)"},
+    {"kind": "gau", "key_width": 6, "pattern": "causal & strided(2)", "positions": "bias", "length": 9},
+    {"kind": "mssa", "heads": 3, "pattern": "causal & window(7)", "out": "tied"},
+    {"kind": "longnet", "heads": 4, "segments": [5, 18], "dilations": [1, 3], "positions": "alibi"},
+    {"kind": "lsra", "heads": 2, "size": 4, "pattern": "causal", "far_width": 8},
+    {
+        "kind": "branches",
+        "left": {"kind": "attention", "heads": 3, "pattern": "causal & window(5)"},
+        "right": {"kind": "glu", "hidden": 20},
+        "join": "product",
+        "then": {"kind": "gru"},
+    },
+]
+HASHED: list[dict[str, Any]] = [  # rounding decides about buckets, and these about much
+    {"kind": "lsh", "heads": 3, "buckets": 4, "rounds": 2, "whole": 59},
+    {"kind": "lsh", "heads": 2, "buckets": 1},
+]
+GROUPS = {"recurrent": MIXERS, "attentive": ATTENTIVE, "hashed": HASHED}
+
+
 @pytest.fixture(autouse=True)
 def _without_gradients():
     native.wait_for_build()
@@ -42,9 +66,10 @@ def _without_gradients():
         yield
 
 
-def build(stored: str) -> Any:
+def build(stored: str, group: str = "recurrent") -> Any:
     channels: list[dict[str, Any]] = [{"kind": "ffn", "hidden": 30}, {"kind": "rwkv-channel", "hidden": 30}]
-    layers = [{"wiring": "pre-norm", "mixer": mixer, "channel": channels[n % 2]} for n, mixer in enumerate(MIXERS)]
+    mixers = enumerate(GROUPS[group])
+    layers = [{"wiring": "pre-norm", "mixer": mixer, "channel": channels[n % 2]} for n, mixer in mixers]
     torch.manual_seed(0)
     model: Any = parse(Model, {"kind": "decoder", "vocab": 31, "width": 24, "decoder": layers}).build().eval()  # type: ignore[type-abstract]
     return model if stored == "single" else quantize(model, stored)
@@ -77,21 +102,23 @@ def decode(executors: list[Any], steps: int) -> list[Tensor]:
     return found
 
 
-def test_long_texts_give_the_same_numbers() -> None:
-    model = build("single")
+@pytest.mark.parametrize("group", GROUPS)
+def test_long_texts_give_the_same_numbers(group: str) -> None:
+    model = build("single", group)
     executor = cpu_executor(model)
     if not isinstance(executor, CpuExecutor):
         return
     assert not executor.decoder.calls
-    for executors, steps in (([executor], TAIL - 40), ([executor, model], 24)):
+    for executors, steps in (([executor], TAIL - 40 if group == "recurrent" else 56), ([executor, model], 24)):
         for ours, theirs in zip(decode(executors, steps), decode([model], steps), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=3e-5 * float(theirs.abs().max()))
 
 
+@pytest.mark.parametrize("group", ["recurrent", "attentive"])
 @pytest.mark.parametrize("stored", ["bf16", "int8"])
-def test_so_do_quantized_models(stored: str) -> None:
+def test_so_do_quantized_models(stored: str, group: str) -> None:
     """The plain model rounds more often in bf16; the states change their type with who computes."""
-    model = build(stored)
+    model = build(stored, group)
     executor = cpu_executor(model)
     if not isinstance(executor, CpuExecutor):
         return

@@ -9,7 +9,7 @@ import torch
 
 from allyouneed.kernels.cpu import build as native
 from allyouneed.runtime.cpu.executor import cpu_executor
-from allyouneed.runtime.cpu.threads import LATE, SOON, TRIES, ThreadCount
+from allyouneed.runtime.cpu.threads import FORGOTTEN, LATE, SOON, TRIES, ThreadCount
 from native_models import STARTS, decode, language_model
 
 
@@ -41,14 +41,35 @@ def test_a_machine_that_gets_busy_and_idle_again() -> None:
     assert run_passes(threads, 1_000, {2: 1.0, 1: 1.5})[2] > 900
 
 
-def test_one_stalled_pass_goes_back_to_one_thread() -> None:
+def test_one_stalled_pass_changes_nothing_and_two_go_back_to_one_thread() -> None:
+    for passes in ([1.0, 1.0, 1.0, 1.4, 30.0], [30.0, 1.0], [1.0, 30.0]):
+        threads = ThreadCount(2)
+        run_passes(threads, TRIES, {1: 1.5})
+        for seconds in passes:
+            assert threads.current == 2
+            threads.record(2, seconds)
+        assert run_passes(threads, FORGOTTEN - 2, {2: 1.0}) == {2: FORGOTTEN - 2}
+        threads.record(2, 30.0)
+        assert threads.current == 1 and threads.left == SOON
+
+
+def test_rare_stalls_keep_all_threads() -> None:
+    threads, used = ThreadCount(2), Counter[int]()
+    for number in range(1_000):
+        count = threads.current
+        used[count] += 1
+        threads.record(count, 30.0 if number % 25 == 4 else {1: 1.5, 2: 1.0}[count])
+    assert used[2] > 900
+
+
+def test_all_threads_are_tried_again_after_stalls() -> None:
+    """And one slow pass ends the next trial."""
     threads = ThreadCount(2)
     run_passes(threads, TRIES, {1: 1.5})
-    for seconds in (1.0, 1.0, 1.0, 1.4):
-        assert threads.current == 2
-        threads.record(2, seconds)
+    run_passes(threads, 2, {2: 30.0})
+    assert run_passes(threads, SOON, {1: 1.5}) == {1: SOON} and threads.current == 2
     threads.record(2, 30.0)
-    assert threads.current == 1 and threads.left == SOON
+    assert threads.current == 1 and threads.left == 2 * SOON
 
 
 def test_a_limit_of_one_thread() -> None:

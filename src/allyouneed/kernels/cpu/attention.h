@@ -36,9 +36,10 @@ struct Paged {
     float* value(int64_t p) const { return values + table[p >> shift] * value_block + inside(p) * value_time; }
 };
 
-struct Seen {  // the positions that a query sees: all up to `first`, then a gap
+struct Seen {  // the positions that a query sees: those of a list, or all up to `first`, then a gap
     int count, first, gap;
-    int64_t operator()(int i) const { return i < first ? i : i + gap; }
+    const int32_t* list;
+    int64_t operator()(int i) const { return list ? list[i] : i < first ? i : i + gap; }
 };
 
 // What is added to q·k of one head and query at `position`, before the softmax.
@@ -46,13 +47,36 @@ struct ScoreTerms {
     const float* bias = nullptr;  // by key position
     const uint8_t* mask = nullptr;
     const float *relative_keys = nullptr, *relative_values = nullptr;
+    const float* vectors = nullptr;   // by distance
+    const float* additive = nullptr;  // instead of q·k
     int distance = 0, position = 0;
     float cap = 0;
-    bool any() const { return bias || mask || relative_keys || cap != 0; }
+    bool squared = false;  // and after it
+    bool any() const { return bias || mask || relative_keys || vectors || cap != 0; }
     int vector_of(int64_t p) const {
         return int(std::clamp<int64_t>(p - position, -distance, distance)) + distance;
     }
 };
+
+// Σ_i term(q_i, k_i) · scale of so many keys, four at a time, written to `out` or added to it.
+template <typename KeyOf, typename Term>
+inline void score_keys(const float* q, int keys, int width, float scale, KeyOf key, Term term, bool added, float* out) {
+    for (int t = 0; t < keys; t += 4) {
+        const float* k[4];
+        for (int n = 0; n < 4; n++) k[n] = key(std::min(t + n, keys - 1));
+        __m512 sums[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
+        for (int i = 0; i < width; i += LANES) {
+            const __mmask16 inside = tail(width - i);
+            const __m512 some = _mm512_maskz_loadu_ps(inside, q + i);
+#pragma GCC unroll 4
+            for (int n = 0; n < 4; n++) sums[n] = term(some, _mm512_maskz_loadu_ps(inside, k[n] + i), sums[n], i);
+        }
+        const __m128 dots = _mm_mul_ps(four_sums(sums[0], sums[1], sums[2], sums[3]), _mm_set1_ps(scale));
+        _mm_storeu_ps(out + t, added ? _mm_add_ps(_mm_loadu_ps(out + t), dots) : dots);
+    }
+}
+
+inline __m512 product(__m512 q, __m512 k, __m512 sum, int) { return _mm512_fmadd_ps(q, k, sum); }
 
 void add_terms(const ScoreTerms& terms, const Seen& seen, const float* q, int width, float scale, float* scores) {
     if (terms.relative_keys) {
@@ -60,51 +84,40 @@ void add_terms(const ScoreTerms& terms, const Seen& seen, const float* q, int wi
         for (int n = 0; n <= 2 * terms.distance; n++) dots[n] = dot(q, terms.relative_keys + n * width, width) * scale;
         for (int i = 0; i < seen.count; i++) scores[i] += dots[terms.vector_of(seen(i))];
     }
+    if (terms.vectors) {
+        const auto vector = [&](int i) { return terms.vectors + (terms.position - seen(i)) * width; };
+        score_keys(q, seen.count, width, scale, vector, product, true, scores);
+    }
     if (terms.bias)
         for (int i = 0; i < seen.count; i++) scores[i] += terms.bias[seen(i)];
     if (terms.cap != 0)
         for (int i = 0; i < seen.count; i += LANES) {
             const __mmask16 inside = tail(seen.count - i);
             const __m512 cap = _mm512_set1_ps(terms.cap), some = _mm512_maskz_loadu_ps(inside, scores + i);
-            _mm512_mask_storeu_ps(scores + i, inside, _mm512_mul_ps(cap, tanh_(_mm512_div_ps(some, cap))));
+            const __m512 none = _mm512_set1_ps(-INFINITY);  // of a pattern, stays
+            const __mmask16 allowed = _mm512_mask_cmp_ps_mask(inside, some, none, _CMP_NEQ_UQ);
+            _mm512_mask_storeu_ps(scores + i, allowed, _mm512_mul_ps(cap, tanh_(_mm512_div_ps(some, cap))));
         }
     if (terms.mask)
         for (int i = 0; i < seen.count; i++)
             if (!terms.mask[seen(i)]) scores[i] = -INFINITY;
 }
 
-// softmax(q·k · scale + …) v of one query; `weights` has room for four more keys.
-template <typename Place>
-void attend(const float* q, const Place& at, const Seen& seen, int width, int value_width, float scale,
-            const ScoreTerms& terms, float* weights, float* out) {
-    const int keys = seen.count;
-    if (keys <= 0) {
-        std::memset(out, 0, value_width * sizeof(float));
-        return;
-    }
-    for (int t = 0; t < keys; t += 4) {
-        const float* k[4];
-        for (int n = 0; n < 4; n++) k[n] = at.key(seen(std::min(t + n, keys - 1)));
-        __m512 sums[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
-        for (int i = 0; i < width; i += LANES) {
-            __mmask16 inside = tail(width - i);
-            __m512 some = _mm512_maskz_loadu_ps(inside, q + i);
-#pragma GCC unroll 4
-            for (int n = 0; n < 4; n++)
-                sums[n] = _mm512_fmadd_ps(some, _mm512_maskz_loadu_ps(inside, k[n] + i), sums[n]);
-        }
-        __m128 dots = four_sums(sums[0], sums[1], sums[2], sums[3]);
-        _mm_storeu_ps(weights + t, _mm_mul_ps(dots, _mm_set1_ps(scale)));
-    }
-    if (terms.any()) add_terms(terms, seen, q, width, scale, weights);
+inline int allowed_keys(const ScoreTerms& terms, const Seen& seen) {
+    if (!terms.bias && !terms.mask) return seen.count;
+    int count = 0;
+    for (int i = 0; i < seen.count; i++)
+        count += (!terms.bias || terms.bias[seen(i)] != -INFINITY) && (!terms.mask || terms.mask[seen(i)]);
+    return count;
+}
+
+// The scores to weights; their sum, or 0 where no key is allowed.
+inline float softmax_weights(int keys, float* weights) {
     __m512 high = _mm512_set1_ps(-INFINITY), total = _mm512_setzero_ps();
     for (int t = 0; t < keys; t += LANES)
         high = _mm512_max_ps(high, _mm512_mask_loadu_ps(high, tail(keys - t), weights + t));
     const float most = _mm512_reduce_max_ps(high);
-    if (most == -INFINITY) {  // no key is allowed
-        std::memset(out, 0, value_width * sizeof(float));
-        return;
-    }
+    if (most == -INFINITY) return 0;
     const __m512 top = _mm512_set1_ps(most);
     for (int t = 0; t < keys; t += LANES) {
         __mmask16 inside = tail(keys - t);
@@ -112,7 +125,37 @@ void attend(const float* q, const Place& at, const Seen& seen, int width, int va
         total = _mm512_mask_add_ps(total, inside, total, some);
         _mm512_mask_storeu_ps(weights + t, inside, some);
     }
-    const float share = 1 / _mm512_reduce_add_ps(total);
+    return _mm512_reduce_add_ps(total);
+}
+
+// softmax(q·k · scale + …) v of one query; `weights` has room for four more keys.
+template <typename Place>
+void attend(const float* q, const Place& at, const Seen& seen, int width, int value_width, float scale,
+            const ScoreTerms& terms, float* weights, float* out) {
+    const int keys = seen.count;
+    if (scale == 0) scale = 1.0f / std::max(1, allowed_keys(terms, seen));
+    const auto key = [&](int i) { return at.key(seen(i)); };
+    if (terms.additive) {
+        const auto term = [&](__m512 q, __m512 k, __m512 sum, int i) {
+            const __m512 weight = _mm512_maskz_loadu_ps(tail(width - i), terms.additive + i);
+            return _mm512_fmadd_ps(weight, tanh_(_mm512_add_ps(q, k)), sum);
+        };
+        score_keys(q, keys, width, scale, key, term, false, weights);
+    } else {
+        score_keys(q, keys, width, scale, key, product, false, weights);
+    }
+    if (terms.any()) add_terms(terms, seen, q, width, scale, weights);
+    float share = 1;
+    if (terms.squared) {
+        for (int t = 0; t < keys; t++) weights[t] = std::max(weights[t], 0.0f) * std::max(weights[t], 0.0f);
+    } else {
+        const float sum = softmax_weights(keys, weights);
+        if (sum == 0) {
+            std::memset(out, 0, value_width * sizeof(float));
+            return;
+        }
+        share = 1 / sum;
+    }
     for (int i = 0; i < value_width; i += 4 * LANES) {  // four registers of features at a time, odd and even keys apart
         __mmask16 inside[4];
         __m512 even[4], odd[4];
@@ -148,10 +191,51 @@ void attend(const float* q, const Place& at, const Seen& seen, int width, int va
             add_scaled(out, terms.relative_values + int64_t(n) * value_width, by_vector[n] * share, value_width);
 }
 
+// The keys that a query of LongNet sees: every `dilation`-th one of its segment, if it is one of them, in each branch.
+// What two branches see counts twice.
+inline int keys_of_branches(const AttentionArgs& args, int head, int position, int32_t* list) {
+    int count = 0;
+    for (int branch = 0; branch < args.branches; branch++) {
+        const int32_t* each = args.segments + 3 * (branch * args.heads + head);
+        const int start = position - position % each[0];
+        if ((position - start) % each[1] != each[2]) continue;
+        for (int p = start + each[2]; p <= position; p += each[1]) list[count++] = p;
+    }
+    return count;
+}
+
+// The buckets of a token's key: in each round the direction of the largest product, or its opposite.
+inline void hash_key(const AttentionArgs& args, const float* products, int32_t* buckets) {
+    const int half = args.buckets / 2;
+    for (int round = 0; round < args.rounds; round++, products += half) {
+        float best = -INFINITY;
+        buckets[round] = 0;
+        for (int n = 0; n < 2 * half; n++) {
+            const float product = n < half ? products[n] : -products[n - half];
+            if (product > best) best = product, buckets[round] = n;
+        }
+    }
+}
+
+// The earlier keys that share a bucket with a query in some round; itself, if there is none.
+inline int keys_of_buckets(const AttentionArgs& args, const int32_t* buckets, int64_t time, int position, int32_t* list) {
+    int count = 0;
+    const int32_t* own = buckets + position * time;
+    for (int p = 0; p < position; p++) {
+        bool met = position < args.whole;
+        for (int round = 0; round < args.rounds; round++) met |= buckets[p * time + round] == own[round];
+        list[count] = p;
+        count += met;
+    }
+    if (!count) list[count++] = position;
+    return count;
+}
+
 // The tokens of one row, for the query heads that share a key head. The register holds queries, keys and values.
 template <typename Place>
 void attend_row(const Instruction& o, const Pass& pass, const Place& at, int row, int head, float* weights) {
     const AttentionArgs& args = o.attention;
+    int32_t* list = (int32_t*)(weights + pass.longest);
     const int heads = args.heads, kv_heads = args.kv_heads, width = args.head_width, values = args.value_width;
     const int shared = heads / kv_heads, from = args.keys;  // query heads per key head
     const bool cached = from == CACHED || from == SEGMENT;
@@ -163,24 +247,43 @@ void attend_row(const Instruction& o, const Pass& pass, const Place& at, int row
             std::memcpy(at.key(start + i), k, width * sizeof(float));
             if (at.keys != at.values) std::memcpy(at.value(start + i), v, values * sizeof(float));
         }
+    int32_t* buckets = nullptr;
+    const int64_t bucket_time = args.rounds ? pass.caches[args.cache].bucket_time : 0;
+    if (args.rounds) {
+        const Cache& cache = pass.caches[args.cache];
+        buckets = cache.buckets + row * cache.bucket_row + head * cache.bucket_head;
+        for (int i = 0; i < pass.lengths[row]; i++) {
+            const float* products = args.buckets < 2 ? nullptr : other_of(o, pass, int64_t(row) * pass.time + i);
+            hash_key(args, products + int64_t(head) * args.rounds * (args.buckets / 2), buckets + (start + i) * bucket_time);
+        }
+    }
     ScoreTerms terms;
+    terms.squared = args.squared;
     terms.relative_keys = args.relative_keys, terms.relative_values = args.relative_values;
     terms.distance = args.distance, terms.cap = args.cap;
     if (args.mask >= 0) terms.mask = pass.masks[args.mask].allowed + row * pass.masks[args.mask].row;
     for (int i = 0; i < pass.time; i++) {
         const int64_t t = int64_t(row) * pass.time + i;
         const int position = start + i;
-        Seen seen{0, 0, 0};
-        if (i < pass.lengths[row])
+        Seen seen{0, 0, 0, nullptr};
+        const bool real = i < pass.lengths[row], chosen = real && (args.branches || args.rounds);
+        if (real)
             seen.count = cached           ? position + 1
                          : from == SOURCE ? pass.sources[row / pass.group]
                                           : pass.lengths[row];
-        if (args.recent && from == CACHED) {
+        if (args.recent && from == CACHED && !args.branches) {
             seen.first = args.first, seen.gap = std::max(0, position + 1 - args.recent - args.first);
             seen.count -= seen.gap;
         }
         terms.position = position;
         for (int h = head * shared; h < (head + 1) * shared; h++) {
+            if (chosen) {
+                seen.list = list;
+                seen.count = args.rounds ? keys_of_buckets(args, buckets, bucket_time, position, list)
+                                         : keys_of_branches(args, h, position, list);
+            }
+            if (args.additive) terms.additive = args.additive + int64_t(h) * width;
+            if (args.vectors >= 0) terms.vectors = pass.tables[args.vectors] + int64_t(h) * pass.positions * width;
             if (args.bias >= 0)
                 terms.bias = pass.tables[args.bias] + int64_t(h) * (2 * pass.positions - 1) + pass.positions - 1 - position;
             attend(input_of(o, pass, t) + h * width, at, seen, width, values, args.scale, terms, weights,
@@ -192,7 +295,7 @@ void attend_row(const Instruction& o, const Pass& pass, const Place& at, int row
 void attention(const Instruction& o, const Pass& pass, int task, int thread) {
     const AttentionArgs& args = o.attention;
     const int heads = args.heads, kv_heads = args.kv_heads, width = args.head_width, from = args.keys;
-    float* weights = pass.scratch + 2 * int64_t(pass.most_rows) + int64_t(thread) * pass.longest;
+    float* weights = pass.scratch + 2 * int64_t(pass.most_rows) + 2 * int64_t(thread) * pass.longest;
     const int row = task / kv_heads, head = task % kv_heads;
     if (from == SELF) {
         const int64_t stride = pass.widths[o.input];
@@ -209,7 +312,7 @@ void attention(const Instruction& o, const Pass& pass, int task, int thread) {
     }
     const Cache& cache = pass.caches[args.cache];
     float *keys = cache.keys + head * cache.head, *values = cache.values + head * cache.value_head;
-    if (from == CACHED && pass.block_table && !args.ring) {
+    if (from == CACHED && cache.paged) {
         const int32_t* table = pass.block_table + int64_t(row) * pass.blocks;
         const Paged at{keys, values, table, cache.row, cache.time, cache.value_row, cache.value_time, pass.shift};
         return attend_row(o, pass, at, row, head, weights);

@@ -107,8 +107,16 @@ struct AttentionArgs {
     int32_t recent;  // keys up to the query that it sees; 0: all
     int32_t ring;    // slots of a ring that follow `first` slots; 0: the slot is the position
     int32_t distance;  // relative vectors are those of −distance … distance
-    float scale;
+    int32_t vectors;   // table (heads, positions, head_width) by distance; its product with q is added; −1: none
+    int32_t squared;   // weights are relu(score)²; 0: softmax
+    int32_t branches;  // a query sees the keys of each branch in turn (LongNet), see `segments`; 0: none
+    int32_t rounds;    // of hashing (LSH): a query sees earlier keys of its buckets, else itself; 0: none
+    int32_t buckets;   // of a round; if more than one, half as many products with directions are in register `other`
+    int32_t whole;     // LSH: queries at positions below it see all earlier keys
+    float scale;       // 0: 1 / keys that are seen
     float cap;                    // of scores; 0: none
+    const int32_t* segments;      // (branches, heads, 3): size of a segment, dilation, first position in it
+    const float* additive;        // (heads, head_width): scores are its product with tanh(q + k); null: q·k
     const float* relative_keys;   // (2 distance + 1, head_width) or null
     const float* relative_values;  // (2 distance + 1, value_width) or null
 };
@@ -207,6 +215,11 @@ struct Cache {  // keys and values of one layer, and the distances, in floats, f
     int64_t value_row;
     int64_t value_head;
     int64_t value_time;
+    int64_t paged;     // rows are blocks, found through the block table
+    int32_t* buckets;  // of LSH (rows, heads, time, rounds)
+    int64_t bucket_row;
+    int64_t bucket_head;
+    int64_t bucket_time;
 };
 
 struct Mask {  // 1 where a row's query may attend to the key at a position
@@ -235,7 +248,7 @@ struct Pass {
     int32_t time;
     int32_t threads;
     int32_t group;      // rows that share a source
-    int32_t longest;    // the most keys that any query attends to
+    int32_t longest;    // the most keys that any query attends to, counted in each branch
     int32_t blocks;     // in a row's block table
     int32_t shift;      // a block has 1 << shift tokens
     int32_t positions;  // in each table
@@ -253,7 +266,8 @@ struct Pass {
     const int32_t* sources;      // (rows / group) lengths of the sources
     const int32_t* block_table;  // (rows, blocks) of paged caches, or null
     uint8_t* quantized;          // (rows * time, widest input), more rows for experts
-    float* scratch;              // step and zero point of `most_rows` rows; then (threads, longest) attention weights
+    float* scratch;              // step and zero point of `most_rows` rows; then (threads, 2, longest):
+                                 // attention weights, and positions of chosen keys
 };
 
 }  // namespace

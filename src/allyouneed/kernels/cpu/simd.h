@@ -25,9 +25,13 @@ inline __m512 exponential(__m512 x) {  // 2^n · e^r, |r| ≤ ln 2 / 2, by its s
     return _mm512_scalef_ps(sum, n);
 }
 
+inline __m512 reciprocal(__m512 x) {  // a step of Newton's method; half the time of a division
+    const __m512 about = _mm512_rcp14_ps(x);
+    return _mm512_fmadd_ps(about, _mm512_fnmadd_ps(x, about, _mm512_set1_ps(1)), about);
+}
+
 inline __m512 sigmoid(__m512 x) {
-    __m512 one = _mm512_set1_ps(1), e = exponential(_mm512_sub_ps(_mm512_setzero_ps(), x));
-    return _mm512_div_ps(one, _mm512_add_ps(one, e));
+    return reciprocal(_mm512_add_ps(_mm512_set1_ps(1), exponential(_mm512_sub_ps(_mm512_setzero_ps(), x))));
 }
 
 inline __m512 tanh_(__m512 x) {  // tanh x = 2 σ(2x) − 1

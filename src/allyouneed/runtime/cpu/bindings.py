@@ -7,7 +7,7 @@ a binding gives the state tensors of its own the first time it sees it.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from torch import Tensor
 
 from allyouneed.kernels.cpu.abi import Cache, Mask, Memory
 from allyouneed.nn.mixers.attention.infini import CompressiveMemory
+from allyouneed.nn.mixers.attention.lsh import HashedKeyValues
+from allyouneed.nn.mixers.branches import NestedStates
 from allyouneed.nn.mixers.convolution import RecentTokens
 from allyouneed.nn.patterns.core import Pattern, TokenFields
 from allyouneed.nn.positions.rotary import RotaryModule
@@ -37,10 +39,8 @@ class StateBinding:
         self.layers, self.source = states.layers, states.memory
         self.slots = caches
         self.states: list[Any] = [find_state(slot, states) for slot in caches]
-        growing = PagedKVCache if isinstance(states, PagedStates) else KVCache
-        wanted = [
-            CrossKVCache if slot.state.name == "cross" else WindowKVCache if slot.window else growing for slot in caches
-        ]
+        paged = isinstance(states, PagedStates)
+        wanted = [kind_of_cache(slot, paged) for slot in caches]
         self.supported = all(type(state) is kind for state, kind in zip(self.states, wanted, strict=True))
         self.keys: list[Tensor | None] = [None] * len(caches)
         self.caches = (Cache * max(1, len(caches)))()
@@ -67,15 +67,20 @@ class StateBinding:
         """To the keys and values that a cache has now."""
         state = self.states[number]
         keys, values = state.keys, state.values
-        if keys.dtype is not torch.float32:
-            state.keys, state.values = keys, values = keys.float(), values.float()
-        if keys.stride(3) != 1 or (values.shape[3] and values.stride(3) != 1):
-            state.keys, state.values = keys, values = keys.contiguous(), values.contiguous()
+        if keys.dtype is not torch.float32 or keys.stride(3) != 1 or (values.shape[3] and values.stride(3) != 1):
+            keys, values = keys.float().contiguous(), values.float().contiguous()
+            replace_cache(state, keys, values)
         self.point_to(number, keys, values)
+        if self.slots[number].rounds:
+            state.buckets = state.buckets.contiguous()
+            cache = self.caches[number]
+            cache.buckets = state.buckets.data_ptr()
+            cache.bucket_row, cache.bucket_head, cache.bucket_time = state.buckets.stride()[:3]
 
-    def point_to(self, number: int, keys: Tensor, values: Tensor) -> None:
+    def point_to(self, number: int, keys: Tensor, values: Tensor, paged: bool = False) -> None:
         """Tensors (rows or blocks, heads, time, head_width)."""
         cache = self.caches[number]
+        cache.paged = paged
         self.keys[number] = keys
         values = values if values.shape[3] else keys
         cache.keys, cache.values = keys.data_ptr(), values.data_ptr()
@@ -104,17 +109,60 @@ class StateBinding:
 
 
 def find_state(slot: CacheSlot | MemorySlot, states: States) -> State | None:
-    return states.layers[slot.state.layer].get(slot.state.name)
+    name, *inner = slot.state.name.split("/")
+    found = states.layers[slot.state.layer].get(name)
+    for name in inner:
+        found = found.parts.get(name) if isinstance(found, NestedStates) else None
+    return found
+
+
+def leaf_states(states: Iterable[State]) -> Iterator[State]:
+    """States, and instead of nested ones those inside them."""
+    for state in states:
+        if isinstance(state, NestedStates):
+            yield from leaf_states(state.parts.values())
+        else:
+            yield state
+
+
+def kind_of_cache(slot: CacheSlot, paged: bool) -> type:
+    """`paged`: growing caches of whole sub-layers lie in a pool."""
+    if slot.state.name == "cross":
+        return CrossKVCache
+    if slot.window:
+        return WindowKVCache
+    if slot.rounds:
+        return HashedKeyValues
+    return PagedKVCache if paged and "/" not in slot.state.name else KVCache
 
 
 def grow_window(state: WindowKVCache, slot: CacheSlot, rows: int, end: int) -> None:
     """Room for the tokens of a pass in a ring that is not full yet."""
     state.end = min(end, state.first + state.ring)
-    like = torch.empty(rows, slot.heads, 0, slot.head_width)
-    state.keys = state._grow(state.keys, like)
-    state.values = state._grow(state.values, like[..., : slot.value_width])
+    if state.keys is None or state.end >= state.keys.shape[2]:
+        state.keys = state._grow(state.keys, torch.empty(rows, slot.heads, 0, slot.head_width))
+        state.values = state._grow(state.values, torch.empty(rows, slot.heads, 0, slot.value_width))
     if state.lengths is None or state.written is None:
         state.lengths = state.written = torch.zeros(rows, dtype=torch.long)
+
+
+def replace_cache(state: KVCache | WindowKVCache | CompressiveMemory, keys: Tensor, values: Tensor) -> None:
+    """By tensors of another type, which have no spare rows."""
+    state.keys, state.values = keys, values
+    if isinstance(state, KVCache):
+        state.drop_spare()
+
+
+def grow_cache(state: KVCache, slot: CacheSlot, rows: int, capacity: int) -> None:
+    """A cache that grows, with room for so many tokens."""
+    sizes = {"keys": (slot.head_width, torch.float32), "values": (slot.value_width, torch.float32)}
+    sizes |= {"buckets": (slot.rounds, torch.int32)} if slot.rounds else {}
+    for name, (width, dtype) in sizes.items():
+        grown, cache = torch.zeros(rows, slot.heads, capacity, width, dtype=dtype), getattr(state, name)
+        if cache is not None:
+            grown[:, :, : cache.shape[2]] = cache
+        setattr(state, name, grown)
+    state.drop_spare()
 
 
 class MaskTable:

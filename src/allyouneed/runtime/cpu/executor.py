@@ -17,16 +17,15 @@ from allyouneed.kernels.cpu.build import native_library, wait_for_build
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.context import Context, Memory, TokenLayout
 from allyouneed.nn.linear import int8 as quantized
-from allyouneed.nn.mixers.attention.attention import CrossAttention
 from allyouneed.nn.mixers.attention.infini import CompressiveMemory
 from allyouneed.nn.mixers.convolution import RecentTokens
 from allyouneed.nn.states.base import States
 from allyouneed.nn.states.kv_cache import KVCache
-from allyouneed.nn.states.paged import PagedStates
+from allyouneed.nn.states.paged import PagedKVCache, PagedStates
 from allyouneed.nn.states.recurrent import Recurrent
 from allyouneed.nn.states.window import WindowKVCache
-from allyouneed.runtime.cpu import lower_linear_attention, lower_recurrent, lower_state_space
-from allyouneed.runtime.cpu.bindings import StateBinding, grow_window
+from allyouneed.runtime.cpu import lower_linear_attention, lower_mixers, lower_recurrent, lower_state_space
+from allyouneed.runtime.cpu.bindings import StateBinding, grow_cache, grow_window, leaf_states, replace_cache
 from allyouneed.runtime.cpu.instructions import FORMATS, Instructions, PartCall, Register
 from allyouneed.runtime.cpu.lower import lower, lower_embed, lower_program
 from allyouneed.runtime.cpu.lower_attention import lower_source
@@ -35,7 +34,7 @@ from allyouneed.runtime.eager import apply
 from allyouneed.runtime.program import Call, Unsupported
 from allyouneed.runtime.trace import require_traced_model, trace
 
-assert lower_linear_attention and lower_recurrent and lower_state_space  # register their rules
+assert lower_linear_attention and lower_mixers and lower_recurrent and lower_state_space  # register their rules
 
 
 @dataclass
@@ -63,9 +62,8 @@ def lower_model(model: Any) -> LoweredModel:
     code.outputs += [hidden, embedded] if code.calls else [hidden]
     lowered = LoweredModel(code)
     for slot in code.caches:
-        part = model.decoder.blocks[slot.state.layer].sublayers[slot.state.name]
-        if type(part) is CrossAttention:
-            lowered.crosses[slot.state.layer] = part
+        if slot.state.name == "cross":
+            lowered.crosses[slot.state.layer] = model.decoder.blocks[slot.state.layer].sublayers["cross"]
     head = Instructions()
     try:
         head.outputs.append(lower(model.head, head.register(hidden.width), head, None))
@@ -222,10 +220,10 @@ class CpuExecutor:
         if self.dtype is torch.float32:
             return states
         for layer in states.layers:
-            for state in layer.values():
+            for state in leaf_states(layer.values()):
                 if isinstance(state, KVCache | WindowKVCache | CompressiveMemory):
                     if state.keys is not None and state.values is not None:
-                        state.keys, state.values = state.keys.to(self.dtype), state.values.to(self.dtype)
+                        replace_cache(state, state.keys.to(self.dtype), state.values.to(self.dtype))
                 elif isinstance(state, RecentTokens) and state.tokens is not None:
                     state.tokens = state.tokens.to(self.dtype)
                 elif isinstance(state, Recurrent) and state.now is not None:
@@ -275,13 +273,13 @@ class CpuExecutor:
                 if state.keys is not None and state.keys.shape[0] != rows:
                     return None
                 grow_window(state, slot, rows, end)
-            elif isinstance(states, PagedStates):
-                like = torch.empty(1, slot.heads, 0, slot.head_width)
-                keys, values = states.pool.layer(slot.state.layer, like, like[..., : slot.value_width])
+            elif isinstance(states, PagedStates) and isinstance(state, PagedKVCache):
+                like, value = (torch.empty(1, slot.heads, 0, width) for width in (slot.head_width, slot.value_width))
+                keys, values = states.pool.layer(slot.state.layer, like, value)
                 if keys.dtype is not torch.float32 or keys.shape[1::2] != like.shape[1::2]:
                     return None
                 if keys is not binding.keys[number]:
-                    binding.point_to(number, keys, values)
+                    binding.point_to(number, keys, values, paged=True)
                 continue
             else:
                 state.end = end
@@ -289,13 +287,7 @@ class CpuExecutor:
                 if state.keys is not None and state.keys.shape[0] != rows:
                     return None
                 if end > capacity:
-                    slots = max(end, 2 * capacity, 16)
-                    for name, width in (("keys", slot.head_width), ("values", slot.value_width)):
-                        grown, cache = torch.zeros(rows, slot.heads, slots, width), getattr(state, name)
-                        if cache is not None:
-                            grown[:, :, :capacity] = cache
-                        setattr(state, name, grown)
-                    state.drop_spare()
+                    grow_cache(state, slot, rows, max(end, 2 * capacity, 16))
             if state.keys is not binding.keys[number]:
                 binding.point(number)
         like = torch.empty(0, dtype=self.dtype)

@@ -33,15 +33,22 @@ class Register(NamedTuple):
         return Register(self.number, width, self.at + at)
 
 
+def nested(state: StateSlot | None, name: str) -> StateSlot | None:
+    """The state of a part inside a sub-layer (`NestedStates`), by its name there."""
+    return None if state is None else StateSlot(state.layer, f"{state.name}/{name}")
+
+
 class CacheSlot(NamedTuple):
     """A KV cache that an instruction reads: whose it is, and its sizes. `value_width` 0: the keys contain the values.
-    `window`: it is a ring (nn/states/window.py)."""
+    `window`: it is a ring (nn/states/window.py). `rounds`: it holds so many buckets of each key
+    (nn/mixers/attention/lsh.py)."""
 
     state: StateSlot
     heads: int
     head_width: int
     value_width: int
     window: bool = False
+    rounds: int = 0
 
 
 class MemorySlot(NamedTuple):

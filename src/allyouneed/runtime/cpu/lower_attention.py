@@ -13,70 +13,93 @@ from allyouneed.nn.linear.dense import MergedLinear
 from allyouneed.nn.linear.int8 import Int8Linear
 from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttention, SoftmaxAttention, kv_window
 from allyouneed.nn.mixers.attention.mla import LatentAttentionModule
-from allyouneed.nn.mixers.attention.scores import GeneralModule, ScoresModule
-from allyouneed.nn.patterns.core import And, Causal, Full, Not, Or, Pattern, TokenFields, Window
+from allyouneed.nn.mixers.attention.scores import AdditiveModule, GeneralModule, ScoresModule
+from allyouneed.nn.patterns.core import And, Causal, Full, KVWindow, Not, Or, Pattern, TokenFields, Window
 from allyouneed.nn.patterns.sparse import Dilated, Self, Strided
 from allyouneed.nn.positions.alibi import AlibiModule
 from allyouneed.nn.positions.relative import RelativeModule
 from allyouneed.nn.positions.rotary import RotaryModule
 from allyouneed.nn.positions.shaw import ShawModule
 from allyouneed.nn.positions.t5_bias import BucketsModule
+from allyouneed.nn.positions.transformer_xl import TransformerXLModule
 from allyouneed.nn.states.window import MAX_TRIM
 from allyouneed.runtime.cpu.instructions import CacheSlot, Instructions, Register
 from allyouneed.runtime.cpu.lower import emit_norm, emit_product, lower, weight_format
 from allyouneed.runtime.program import StateSlot, Unsupported
 
-BIASES = (AlibiModule, BucketsModule)  # that depend on head and distance
+BIASES = (AlibiModule, BucketsModule, TransformerXLModule)  # that depend on head and distance; of the last one, a part
 
 
 # --- scores -----------------------------------------------------------------------------------------------------------
 
 
+PLAIN: dict[str, Any] = {"bias": -1, "mask": -1, "vectors": -1}  # ATTENTION without the tables that these number
+
+
+def score_scale(part: SoftmaxAttention) -> float:
+    return part.scores.scale * part.relative.score_scale
+
+
 def score_arguments(part: SoftmaxAttention, code: Instructions) -> dict[str, Any]:
     """What ATTENTION adds to q·k · scale, apart from the pattern. Queries and keys are rotated before."""
     relative = part.relative
-    if type(part.scores) not in (ScoresModule, GeneralModule):
+    if type(part.scores) not in (ScoresModule, GeneralModule, AdditiveModule):
         raise Unsupported(f"{type(part.scores).__name__} has no native instruction")
-    found: dict[str, Any] = {"scale": part.scores.scale * relative.score_scale, "cap": part.soft_cap or 0.0}
-    if type(relative) is ShawModule:
+    if type(relative) not in (RelativeModule, RotaryModule, ShawModule, *BIASES):
+        raise Unsupported(f"{type(relative).__name__} has no native instruction")
+    found: dict[str, Any] = {"scale": score_scale(part), "cap": part.soft_cap or 0.0, "vectors": -1}
+    if isinstance(part.scores, AdditiveModule):
+        found |= {"scale": 1.0, "additive": part.scores.weight.detach().float()}
+    if isinstance(relative, ShawModule):
         if relative.adds_key_bias or relative.distance > CONSTANTS["MAX_DISTANCE"]:
             raise Unsupported("relative vectors of keys, or of large distances, have no native instruction")
         values = relative.values_table
         found |= {"distance": relative.distance, "relative_keys": relative.keys_table.weight.float()}
-        return found | ({} if values is None else {"relative_values": values.weight.float()})
-    if type(relative) not in (RelativeModule, RotaryModule, *BIASES):
-        raise Unsupported(f"{type(relative).__name__} has no native instruction")
+        found |= {} if values is None else {"relative_values": values.weight.float()}
+    if isinstance(relative, TransformerXLModule):
+        found["vectors"] = len(code.tables)
+        code.tables.append(partial(distance_vectors, relative))
     return found
 
 
-def pattern_arguments(part: SoftmaxAttention, code: Instructions, decoding: bool) -> dict[str, Any]:
+def distance_vectors(relative: TransformerXLModule, count: int) -> Tensor:
+    """W_R R of Transformer-XL: (heads, count, head_width) by query position − key position."""
+    away = torch.arange(count).clamp(max=count if relative.clamp is None else relative.clamp)
+    every, far = relative.sinusoids(away).float(), relative.far
+    found = every @ far.weight.detach().float().T if type(far) is nn.Linear else far(every).float()
+    return found.unflatten(-1, (len(relative.biases.content), -1)).transpose(0, 1).contiguous()
+
+
+def window_arguments(kept: KVWindow | None) -> dict[str, Any]:
+    """Of a cache that keeps some keys only."""
+    if kept is None:
+        return {}
+    if not kept.recent:
+        raise Unsupported("attention to the first tokens only has no native instruction")
+    return {"first": kept.first, "recent": kept.recent, "ring": kept.recent + MAX_TRIM}
+
+
+def pattern_arguments(
+    pattern: Pattern, relative: RelativeModule, heads: int, scale: float, code: Instructions, decoding: bool
+) -> dict[str, Any]:
     """Which keys a query sees, and what is added to their scores by distance: pattern and bias in one table."""
-    pattern, relative = part.pattern, part.relative
     found: dict[str, Any] = {"bias": -1, "mask": -1}
-    window = kv_window(pattern, relative.visible()) if decoding else None
-    if window is not None:
-        if not window.recent:
-            raise Unsupported(f"attention with pattern '{pattern}' has no native instruction")
-        found |= {"first": window.first, "recent": window.recent, "ring": window.recent + MAX_TRIM}
+    if decoding and pattern.reach[1] > 0:
+        raise Unsupported(f"attention with pattern '{pattern}' has no native instruction")
+    if decoding:
+        found |= window_arguments(kv_window(pattern, relative.visible()))
     by_distance = depends_on_distance(pattern)
     if not by_distance:
         if not decoding:
             raise Unsupported(f"attention with pattern '{pattern}' has no native instruction")
         found["mask"] = code.masks.index(pattern) if pattern in code.masks else len(code.masks)
         code.masks += [pattern] if found["mask"] == len(code.masks) else []
-    seen = type(pattern) in (Causal, Full) or is_window(pattern)  # `first` and `recent` say it all
+    # while decoding, `first` and `recent` say all of a window
+    seen = type(pattern) is Full or (decoding and (type(pattern) is Causal or is_window(pattern)))
     if type(relative) in BIASES or (by_distance and not seen):
         found["bias"] = len(code.tables)
-        code.tables.append(partial(distance_table, pattern if by_distance else None, relative, heads_of(part)))
-    if not decoding and type(pattern) is not Full and found["bias"] < 0:
-        found["bias"] = len(code.tables)
-        code.tables.append(partial(distance_table, pattern, relative, heads_of(part)))
+        code.tables.append(partial(distance_table, pattern if by_distance else None, relative, heads, scale))
     return found
-
-
-def heads_of(part: Any) -> int:
-    heads: int = part.config.heads if isinstance(part, LatentAttentionModule) else part.heads
-    return heads
 
 
 def depends_on_distance(pattern: Pattern) -> bool:
@@ -93,12 +116,15 @@ def is_window(pattern: Pattern) -> bool:
     return type(pattern) is And and {type(pattern.left), type(pattern.right)} == {Causal, Window}
 
 
-def distance_table(pattern: Pattern | None, relative: RelativeModule, heads: int, count: int) -> Tensor:
+def distance_table(pattern: Pattern | None, relative: RelativeModule, heads: int, scale: float, count: int) -> Tensor:
     """(heads, 2 · count − 1) by key position − query position, from 1 − count on; −∞ where the pattern forbids it."""
     ahead = torch.arange(1 - count, count)
     query, key = (-ahead).clamp(min=0)[None], ahead.clamp(min=0)[None]  # pairs at each distance, position 0 in each
     table = torch.zeros(heads, 2 * count - 1)
-    if type(relative) in BIASES:
+    if isinstance(relative, TransformerXLModule):  # (v − u) · W_R R of earlier keys; the rest are `distance_vectors`
+        extra = (relative.biases.place - relative.biases.content).detach().float()  # (heads, 1, head_width)
+        table[:, :count] = (distance_vectors(relative, count) @ extra.mT)[..., 0].flip(1) * scale
+    elif type(relative) in BIASES:
         like = torch.empty(0, dtype=torch.float32)
         pairs = relative.bias(like, query.T, key.T, 1.0)  # (distances, heads, 1, 1)
         table += pairs.float().reshape(2 * count - 1, heads).T
@@ -118,6 +144,9 @@ def emit_positions(part: Any, both: Register, code: Instructions) -> None:
     if type(part.scores) is GeneralModule:
         weight = part.scores.weight.detach().transpose(1, 2).contiguous()  # q @ W
         emit_heads(weight, queries, part.head_width, code, into=queries)
+    if isinstance(part.relative, TransformerXLModule):  # q + u
+        vectors = part.relative.biases.content.detach().flatten()
+        code.emit(Kind.SCALE, part.inner, queries, into=queries, factor=1.0, added=vectors)
     if type(part.relative) is RotaryModule:
         emit_rotation(part.relative, [(queries, part.heads), (keys, part.kv_heads)], part.head_width, code)
 
@@ -179,14 +208,22 @@ def emit_heads(
 @lower.register(SelfAttention)
 def _self_attention(part: SelfAttention, x: Register, code: Instructions, state: StateSlot | None) -> Register:
     """With a state each token sees those before it in the cache; without one, the tokens of the pass."""
+    if state is None and type(part.relative) is TransformerXLModule:
+        raise Unsupported("Transformer-XL positions of later tokens have no native instruction")
+    return emit_self_attention(part, x, code, state, part.pattern)
+
+
+def emit_self_attention(
+    part: SelfAttention, x: Register, code: Instructions, state: StateSlot | None, pattern: Pattern, **chosen: Any
+) -> Register:
+    """`chosen`: arguments that say which keys are seen, besides the pattern."""
     if part.caches_hidden:
         raise Unsupported("a cache of hidden states has no native instruction")
-    if state is not None and part.pattern.reach[1] > 0:
-        raise Unsupported(f"attention with pattern '{part.pattern}' has no native instruction")
     arguments = score_arguments(part, code)
     both = emit_product([part.qkv] if part.qkv is not None else [part.q, part.k, part.v], x, code)
     emit_positions(part, both, code)
-    arguments |= pattern_arguments(part, code, state is not None)
+    scale, decoding = score_scale(part), state is not None
+    arguments |= pattern_arguments(pattern, part.relative, part.heads, scale, code, decoding) | chosen
     if state is None:
         return emit_attention(part, both, code, keys=Keys.SELF, **arguments)
     arguments |= {"keys": Keys.CACHED, "cache": len(code.caches)}
@@ -215,7 +252,7 @@ def _cross_attention(part: CrossAttention, x: Register, code: Instructions, stat
     if type(part.scores) is GeneralModule:
         emit_heads(part.scores.weight.detach().transpose(1, 2).contiguous(), q, part.head_width, code, into=q)
     code.caches.append(CacheSlot(state, part.kv_heads, part.head_width, part.head_width))
-    return emit_attention(part, q, code, keys=Keys.SOURCE, cache=len(code.caches) - 1, bias=-1, mask=-1, **arguments)
+    return emit_attention(part, q, code, keys=Keys.SOURCE, cache=len(code.caches) - 1, **(PLAIN | arguments))
 
 
 def lower_source(part: CrossAttention, hidden: Register, code: Instructions) -> Register:
@@ -236,12 +273,13 @@ def _latent_attention(
 ) -> Register:
     """The absorbed form: queries are projected into the space of the latents, which are keys and values of one head."""
     c = part.config
-    if state is None or part.pattern.reach[1] > 0:
+    if state is None:
         raise Unsupported("latent attention without a causal state has no native instruction")
     if type(part.scores) is not ScoresModule:
         raise Unsupported(f"{type(part.scores).__name__} has no native instruction")
-    arguments = score_arguments(part, code) | pattern_arguments(part, code, True)
     heads, rank, nope, rope = c.heads, c.kv_rank, c.nope_width, c.rope_width
+    arguments = score_arguments(part, code)
+    arguments |= pattern_arguments(part.pattern, part.relative, heads, score_scale(part), code, True)
     h = x if part.q_latent is None else lower(part.q_latent, x, code)
     q = lower(part.q, h if part.q_norm is None else lower(part.q_norm, h, code), code)
     both = code.register(heads * (rank + rope) + rank + rope)  # queries, then the key

@@ -10,7 +10,7 @@ from allyouneed.nn.mixers.performer import PerformerModule
 from allyouneed.nn.positions.rotary import RotaryModule
 from allyouneed.runtime.cpu.instructions import Instructions, Register
 from allyouneed.runtime.cpu.lower import lower
-from allyouneed.runtime.cpu.lower_attention import emit_rotation
+from allyouneed.runtime.cpu.lower_attention import PLAIN, emit_rotation
 from allyouneed.runtime.cpu.lower_recurrent import commit, require_state
 from allyouneed.runtime.program import StateSlot
 
@@ -47,7 +47,7 @@ def _infini(part: InfiniModule, x: Register, code: Instructions, state: StateSlo
         parts = [(both.part(0, inner), heads), (both.part(inner, inner), heads)]
         emit_rotation(part.rotary, parts, width, code, segment=segment)
     sizes: dict[str, Any] = {"heads": heads, "kv_heads": heads, "head_width": width, "value_width": width}
-    sizes |= {"keys": Keys.SEGMENT, "cache": memory, "segment": segment, "bias": -1, "mask": -1}
+    sizes |= {"keys": Keys.SEGMENT, "cache": memory, "segment": segment, **PLAIN}
     near = code.emit(Kind.ATTENTION, inner, both, scale=width**-0.5, **sizes)
     sizes = {"heads": heads, "keys": width, "values": width, "features": Features.ELU}
     sizes["first"] = segment if part.first == "local" else 0

@@ -122,6 +122,8 @@ class NativeProgram:
         self.positions = self.tokens = self.keys = self.threads = 0
         self.inputs = max((step.linear.inputs for step in instructions if is_packed(step)), default=0)
         self.top = max((step.linear.top for step in instructions if is_packed(step)), default=0) or 1  # rows of a token
+        seen = (step.attention.branches for step in instructions if step.kind == Kind.ATTENTION)
+        self.branches = max(seen, default=0) or 1  # in each of which a key may be seen
         self.given = Pass(
             count=len(self.program),
             instructions=ctypes.addressof(self.program),
@@ -158,11 +160,11 @@ class NativeProgram:
             self.given.quantized = self.quantized.data_ptr()
             self.tokens = tokens
         if keys + 4 > self.keys or threads != self.threads:  # keys are read in fours
-            self.keys, longest = 0, 2 * keys + 4
-            self.scratch = torch.empty(2 * self.top * self.tokens + threads * longest)
+            self.keys, longest = 0, 2 * keys * self.branches + 4
+            self.scratch = torch.empty(2 * self.top * self.tokens + 2 * threads * longest)
             self.given.scratch, self.given.longest = self.scratch.data_ptr(), longest
             self.given.most_rows = self.top * self.tokens
-            self.keys, self.threads = longest, threads
+            self.keys, self.threads = 2 * keys + 4, threads
         if positions > self.positions:
             self.positions, longest = 0, max(2 * positions, POSITIONS)
             self.tables = [make(longest) for make in self.table_makers]

@@ -1,0 +1,186 @@
+"""Lowering rules of mixers built on attention (LongNet, LSH, MSSA, gated attention units) and of those that join two
+others (LSRA, branches)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from allyouneed.kernels.cpu.abi import Activation, Keys, Kind
+from allyouneed.nn.mixers.attention.attention import kv_window
+from allyouneed.nn.mixers.attention.longnet import LongNetAttention
+from allyouneed.nn.mixers.attention.lsh import LSHAttention, rotations
+from allyouneed.nn.mixers.branches import BranchesModule
+from allyouneed.nn.mixers.crate import ISTAModule, MSSAModule
+from allyouneed.nn.mixers.gau import GAUModule
+from allyouneed.nn.mixers.lsra import LSRAModule
+from allyouneed.nn.patterns.core import Causal
+from allyouneed.nn.positions.relative import RelativeModule
+from allyouneed.runtime.cpu.instructions import CacheSlot, Instructions, Register, nested
+from allyouneed.runtime.cpu.lower import emit_matmul, emit_product, lower
+from allyouneed.runtime.cpu.lower_attention import (
+    PLAIN,
+    emit_heads,
+    emit_rotation,
+    emit_self_attention,
+    pattern_arguments,
+    score_arguments,
+    score_scale,
+    window_arguments,
+)
+from allyouneed.runtime.program import StateSlot, Unsupported
+
+
+def require_state(state: StateSlot | None) -> StateSlot:
+    if state is None:
+        raise Unsupported("attention of chosen tokens in whole sentences has no native instruction")
+    return state
+
+
+def emit_joined(parts: Sequence[Register], code: Instructions) -> Register:
+    """Features side by side."""
+    joint, at = code.register(sum(part.width for part in parts)), 0
+    for part in parts:
+        code.emit(Kind.COPY, part.width, part, into=joint.part(at, part.width))
+        at += part.width
+    return joint
+
+
+# --- attention to chosen keys -----------------------------------------------------------------------------------------
+
+
+@lower.register(LongNetAttention)
+def _longnet(part: LongNetAttention, x: Register, code: Instructions, state: StateSlot | None) -> Register:
+    """A key that several branches reach is seen once in each: one softmax over all."""
+    slot = require_state(state)
+    branches: list[Any] = [None] * part.heads
+    for patterns, heads in part.groups:
+        for head in heads:
+            branches[head] = [one.right for one in patterns]  # type: ignore[attr-defined]  # causal & segment-dilated
+    sizes = [[(one.segment, one.dilation, one.offset % one.dilation) for one in of_head] for of_head in branches]
+    segments = torch.tensor(sizes, dtype=torch.int32).transpose(0, 1)  # (branches, heads, 3)
+    window = window_arguments(kv_window(part.pattern, part.relative.visible()))
+    chosen = {"branches": len(segments), "segments": segments, **window}
+    return emit_self_attention(part, x, code, slot, Causal(), **chosen)
+
+
+@lower.register(LSHAttention)
+def _lsh(part: LSHAttention, x: Register, code: Instructions, state: StateSlot | None) -> Register:
+    slot, c = require_state(state), part.config
+    heads, width = part.heads, part.head_width
+    inner, half = heads * width, c.buckets // 2
+    both = emit_product([part.qk, part.v], x, code)
+    queries, values = both.part(0, inner), both.part(inner, inner)
+    keys = code.emit(Kind.NORM, inner, queries, groups=heads, centred=0, eps=1e-6)
+    code.emit(Kind.SCALE, inner, keys, into=keys, factor=width**-0.5)
+    products = None
+    if half:
+        directions = rotations(c.seed, (heads, width, c.rounds, half), torch.device("cpu"))
+        products = emit_heads(directions.flatten(2).transpose(1, 2).contiguous(), keys, width, code)
+    arguments: dict[str, Any] = {"keys": Keys.CACHED, "cache": len(code.caches), **PLAIN}
+    arguments |= {"rounds": c.rounds, "buckets": c.buckets, "whole": c.whole, "scale": 1.0}
+    arguments |= {"heads": heads, "kv_heads": heads, "head_width": width, "value_width": width}
+    code.caches.append(CacheSlot(slot, heads, width, width, rounds=c.rounds))
+    joint = emit_joined([queries, keys, values], code)
+    found: Register = lower(part.out, code.emit(Kind.ATTENTION, inner, joint, products, **arguments), code)
+    return found
+
+
+# --- other projections ------------------------------------------------------------------------------------------------
+
+
+@lower.register(MSSAModule)
+def _mssa(part: MSSAModule, x: Register, code: Instructions, state: StateSlot | None) -> Register:
+    """Queries, keys and values are the same."""
+    z = lower(part.subspaces, x, code)
+    heads, width, scale = part.heads, z.width // part.heads, score_scale(part)
+    arguments = score_arguments(part, code)
+    arguments |= pattern_arguments(part.pattern, part.relative, heads, scale, code, state is not None)
+    arguments |= {"heads": heads, "kv_heads": heads, "head_width": width, "value_width": width}
+    if state is None:
+        arguments["keys"] = Keys.SELF
+    else:
+        arguments |= {"keys": Keys.CACHED, "cache": len(code.caches)}
+        code.caches.append(CacheSlot(state, heads, width, 0, "ring" in arguments))
+    seen = code.emit(Kind.ATTENTION, z.width, emit_joined([z] * (3 if state is None else 2), code), **arguments)
+    if part.out is None:
+        return emit_matmul(part.subspaces.weight.detach().T.contiguous(), None, None, seen, code)  # type: ignore[union-attr,operator]
+    found: Register = lower(part.out, seen, code)
+    return found
+
+
+@lower.register(ISTAModule)
+def _ista(part: ISTAModule, x: Register, code: Instructions, state: StateSlot | None = None) -> Register:
+    """One product: x + η (x − x Dᵀ) D = x (1 + η (D − Dᵀ D))."""
+    weight = part.dictionary.detach()
+    if not weight.is_meta:
+        d = weight.double()
+        weight = (torch.eye(len(d), dtype=d.dtype) + part.step * (d - d.T @ d)).T.float().contiguous()
+    bias = torch.full((len(weight),), -part.step * part.sparsity)
+    return emit_matmul(weight, None, bias, x, code, activation=Activation.RELU)
+
+
+@lower.register(GAUModule)
+def _gated_attention_unit(part: GAUModule, x: Register, code: Instructions, state: StateSlot | None) -> Register:
+    slot = require_state(state)
+    up, values, keys = lower(part.up, x, code), part.values, part.keys
+    code.last.linear.activation = Activation.SILU
+    u, v, z = up.part(0, values), up.part(values, values), up.part(2 * values, keys)
+    both = code.register(2 * keys + values)  # query, key, value
+    pair = both.part(0, keys), both.part(keys, keys)
+    for gains, offsets, target in zip(part.gains.detach(), part.offsets.detach(), pair, strict=True):
+        code.emit(Kind.SCALE, keys, z, into=target, factors=gains, added=offsets)
+    if part.rotary is not None:
+        emit_rotation(part.rotary, [(one, 1) for one in pair], keys, code)
+    code.emit(Kind.COPY, values, v, into=both.part(2 * keys, values))
+    bias = RelativeModule() if part.bias is None else part.bias
+    arguments = PLAIN | pattern_arguments(part.pattern, bias, 1, 1.0, code, True)
+    arguments |= {"heads": 1, "kv_heads": 1, "head_width": keys, "value_width": values}
+    arguments |= {"squared": 1, "scale": 0.0 if part.length is None else 1 / part.length}
+    arguments |= {"keys": Keys.CACHED, "cache": len(code.caches)}
+    code.caches.append(CacheSlot(slot, 1, keys, values, "ring" in arguments))
+    seen = code.emit(Kind.ATTENTION, values, both, **arguments)
+    found: Register = lower(part.out, code.emit(Kind.GATE, values, u, seen, activation=Activation.IDENTITY), code)
+    return found
+
+
+# --- two mixers side by side ------------------------------------------------------------------------------------------
+
+
+@lower.register(LSRAModule)
+def _lsra(part: LSRAModule, x: Register, code: Instructions, state: StateSlot | None) -> Register:
+    far, near = part.widths
+    left = lower(part.far, x.part(0, far), code, nested(state, "far"))
+    return emit_joined([left, lower(part.near, x.part(far, near), code, nested(state, "near"))], code)
+
+
+@lower.register(BranchesModule)
+def _branches(part: BranchesModule, x: Register, code: Instructions, state: StateSlot | None) -> Register:
+    names = [name for name in ("left", "right") if name in part.pieces]
+    found = emit_join(part.join, [lower(part.pieces[name], x, code, nested(state, name)) for name in names], code)
+    if part.norm is not None:
+        found = lower(part.norm, found, code)
+    if "then" in part.pieces:
+        found = lower(part.pieces["then"], found, code, nested(state, "then"))
+    missing = part.width - found.width
+    if missing:
+        zeros = code.emit(Kind.SCALE, missing, x.part(0, missing), factor=0.0)
+        found = emit_joined([found, zeros], code)
+    return found
+
+
+def emit_join(how: str, parts: list[Register], code: Instructions) -> Register:
+    """The narrower one is padded, so that features which it lacks stay as they are."""
+    if how == "concat":
+        return emit_joined(parts, code)
+    widest, *others = sorted(parts, key=lambda part: -part.width)
+    wide = code.emit(Kind.COPY, widest.width, widest)
+    for other in others:
+        into = wide.part(0, other.width)
+        if how == "sum":
+            code.emit(Kind.ADD, other.width, into, other, into=into)
+        else:
+            code.emit(Kind.GATE, other.width, into, other, into=into, activation=Activation.IDENTITY)
+    return wide
