@@ -451,7 +451,7 @@ def test_terminal_output_shown_on_pages_is_current(parts: None, capsys: pytest.C
 
 def test_the_executors_shown_are_current(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (shown,) = blocks(ROOT / "docs" / "decoding.md", "text")
-    run(["allyouneed", "describe", "reformer"], tmp_path)
+    run(["allyouneed", "describe", "transformer-xl-base"], tmp_path)
     assert capsys.readouterr().out.endswith(shown.text)
 
 

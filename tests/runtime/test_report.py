@@ -40,7 +40,9 @@ PARTS = {
     "universal-transformer": ("no sub-layer is native: recurrence in depth", CAPTURED),
     "infini": (NATIVE, CAPTURED),
     "mamba2-130m": (NATIVE, CAPTURED),
-    "reformer": ("wiring (torch.cat has no native instruction)", CAPTURED),
+    "reformer": (NATIVE, CAPTURED),
+    "longnet": (NATIVE, CAPTURED),
+    "transformer-xl-base": ("decoder.blocks.0-15.mixer (a cache of hidden states has no", CAPTURED),
     "adaptive-span": ("AdaptiveSpan", CAPTURED),
     "bert-base": ("encoder models do not decode", "encoder models do not decode"),
     "yoco-3b": ("decoder-decoder models have no traced decode step", CAPTURED),
@@ -54,6 +56,11 @@ def test_other_parts_are_named_with_a_reason(name: str) -> None:
     cpu, cuda = PARTS[name]
     found = str(cpu_choice(model))
     assert (found == NATIVE if cpu == NATIVE else cpu in found) and cuda in str(cuda_choice(model))
+
+
+def test_formulas_of_a_wiring_are_named() -> None:
+    found = str(cpu_choice(build(CASES["wiring reversible"]).float()))
+    assert found == f"{NATIVE}; in torch: wiring (torch.div has no native instruction)"
 
 
 @pytest.mark.parametrize("stored", ["int8", "bf16", "single"])

@@ -45,6 +45,8 @@ def lower_op(op: Op, inputs: list[Register], code: Instructions, program: Progra
         case Scale():
             factor: dict[str, Any] = {"factors" if isinstance(op.factor, Tensor) else "factor": op.factor}
             return code.emit(Kind.SCALE, width, inputs[0], **factor)
+        case Function(function=torch.cat, args=([*values], -1)) if len(values) == len(inputs):
+            return emit_joined(inputs, code)
         case Function():
             return code.call(None, op, inputs, width, f"torch.{op.name} has no native instruction")
         case Call(part=part, state=state):
@@ -54,6 +56,15 @@ def lower_op(op: Op, inputs: list[Register], code: Instructions, program: Progra
                     return found
             except Unsupported as reason:
                 return code.call(part, op, inputs, width, str(reason))
+
+
+def emit_joined(parts: Sequence[Register], code: Instructions) -> Register:
+    """Features side by side."""
+    joint, at = code.register(sum(part.width for part in parts)), 0
+    for part in parts:
+        code.emit(Kind.COPY, part.width, part, into=joint.part(at, part.width))
+        at += part.width
+    return joint
 
 
 def lower_embed(embed: nn.Module, width: int, code: Instructions) -> Register:

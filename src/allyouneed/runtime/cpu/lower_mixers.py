@@ -3,7 +3,6 @@ others (LSRA, branches)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from allyouneed.nn.mixers.lsra import LSRAModule
 from allyouneed.nn.patterns.core import Causal
 from allyouneed.nn.positions.relative import RelativeModule
 from allyouneed.runtime.cpu.instructions import CacheSlot, Instructions, Register, nested
-from allyouneed.runtime.cpu.lower import emit_matmul, emit_product, lower
+from allyouneed.runtime.cpu.lower import emit_joined, emit_matmul, emit_product, lower
 from allyouneed.runtime.cpu.lower_attention import (
     PLAIN,
     emit_heads,
@@ -37,15 +36,6 @@ def require_state(state: StateSlot | None) -> StateSlot:
     if state is None:
         raise Unsupported("attention of chosen tokens in whole sentences has no native instruction")
     return state
-
-
-def emit_joined(parts: Sequence[Register], code: Instructions) -> Register:
-    """Features side by side."""
-    joint, at = code.register(sum(part.width for part in parts)), 0
-    for part in parts:
-        code.emit(Kind.COPY, part.width, part, into=joint.part(at, part.width))
-        at += part.width
-    return joint
 
 
 # --- attention to chosen keys -----------------------------------------------------------------------------------------
