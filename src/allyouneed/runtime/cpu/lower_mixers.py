@@ -96,7 +96,7 @@ def _mssa(part: MSSAModule, x: Register, code: Instructions, state: StateSlot | 
         code.caches.append(CacheSlot(state, heads, width, 0, "ring" in arguments))
     seen = code.emit(Kind.ATTENTION, z.width, emit_joined([z] * (3 if state is None else 2), code), **arguments)
     if part.out is None:
-        return emit_matmul(part.subspaces.weight.detach().T.contiguous(), None, None, seen, code)  # type: ignore[union-attr,operator]
+        return emit_matmul(part.subspaces.weight.detach().T.contiguous(), None, None, seen, code)  # type: ignore[operator]
     found: Register = lower(part.out, seen, code)
     return found
 
