@@ -439,6 +439,7 @@ def slopes(check: Check, cuda: bool) -> None:
 # a decode step of a model of each kind
 HEADS_OF = {"heads": 2}
 LATENT = {"kv_rank": 20, "nope_width": 8, "rope_width": 6, "value_width": 10, "pattern": "causal"}
+PAST = {"size": 3, "sees": "past"}
 MIXERS: dict[str, dict[str, object]] = {
     "retention": HEADS_OF | {"value_width": 10, "head_norm": {"kind": "rms"}},
     "gated-retention": HEADS_OF,
@@ -450,6 +451,13 @@ MIXERS: dict[str, dict[str, object]] = {
     "gru": {"bias": False},
     "mamba": {"bias": True},
     "mamba2": {"heads": 4, "groups": 2, "state": 10},
+    "convolution": PAST,
+    "separable convolution": {"kind": "convolution", "separable": True, "activation": "relu"} | PAST,
+    "lightweight-convolution": {"heads": 3} | PAST,
+    "dynamic-convolution": {"heads": 3} | PAST,
+    "lsra": HEADS_OF | {"size": 3, "pattern": "causal"},
+    "mssa": HEADS_OF | {"pattern": "causal"},
+    "branches": {"left": {"kind": "attention", "heads": 2, "pattern": "causal"}, "right": {"kind": "convolution"} | PAST},
 }
 
 

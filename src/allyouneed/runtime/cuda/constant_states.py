@@ -299,7 +299,9 @@ def _recent(state: RecentTokens, part: Any, states: StaticStates) -> StaticRecen
 
 @make_static_state.register(NestedStates)
 def _nested(state: NestedStates, part: Any, states: StaticStates) -> StaticNestedStates:
-    return StaticNestedStates({name: make_static_state(one, None, states) for name, one in state.parts.items()})
+    inside = dict(getattr(part, "pieces", part).named_children())
+    found = {name: make_static_state(one, inside.get(name), states) for name, one in state.parts.items()}
+    return StaticNestedStates(found)
 
 
 @make_static_state.register(HashedKeyValues)

@@ -12,7 +12,14 @@ from torch import Tensor
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.models.decoder_decoder import DecoderDecoderModel
 from allyouneed.nn.models.stack import Stack
-from allyouneed.runtime.cuda import constant_states, mixer_kernels, state_space_kernels, window_cache
+from allyouneed.runtime.cuda import (
+    constant_states,
+    convolution_kernels,
+    mixer_kernels,
+    nested_kernels,
+    state_space_kernels,
+    window_cache,
+)
 from allyouneed.runtime.cuda.kernels import (
     NORMS,
     StepSetup,
@@ -31,7 +38,8 @@ from allyouneed.runtime.fuse import AddNorm, FusedOp, fuse_add_norm, summands
 from allyouneed.runtime.program import Add, Call, Op
 from allyouneed.runtime.trace import trace
 
-REGISTERED = (constant_states, window_cache, mixer_kernels, state_space_kernels)  # fixed-shape states, kernels
+REGISTERED = (constant_states, window_cache)  # fixed-shape states
+REGISTERED += (mixer_kernels, state_space_kernels, convolution_kernels, nested_kernels)  # kernels
 
 Values = dict[int, Tensor]  # (rows, width), or partial sums (parts, rows, width) where only an addition reads them
 Step = Callable[[Values, Tensor, Context], None]  # values, positions (rows,), context

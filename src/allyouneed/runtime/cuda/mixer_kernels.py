@@ -1,4 +1,4 @@
-"""Decode kernels of latent attention, retention and RWKV: one launch projects a token, one runs the mixer over its
+"""Decode kernels of mixers other than attention: one launch projects a token, one runs the mixer over its
 state in place, one projects the result. On a CPU, or in a form that they do not cover, the parts themselves run."""
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from allyouneed.nn.context import Context
 from allyouneed.nn.mixers.attention.infini import MIN_WEIGHT, InfiniModule
 from allyouneed.nn.mixers.attention.mla import LatentAttentionModule
 from allyouneed.nn.mixers.attention.scores import ScoresModule
+from allyouneed.nn.mixers.crate import MSSAModule
 from allyouneed.nn.mixers.performer import MIN_WEIGHT as LEAST
 from allyouneed.nn.mixers.performer import RELU_FLOOR, PerformerModule
 from allyouneed.nn.mixers.retention import GatedRetentionModule, MultiScaleRetentionModule, RetentionModule
@@ -229,6 +230,28 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     from allyouneed.kernels.triton.small_batch_linear import linear as small_batch
 
     return small_batch(x, weight, bias)
+
+
+# --- subspace attention -----------------------------------------------------------------------------------------------
+
+
+@make_kernel.register(MSSAModule)
+def _mssa(part: MSSAModule, setup: StepSetup, state: Any, partial: bool) -> Kernel:
+    """Attention whose keys are its values: one cache is both."""
+    states, width = setup.states, part.subspaces.out_features // part.heads
+    if not part.score_mod().plain or not sees_all(part.pattern, states.capacity) or width % 2:
+        raise Unsupported("the attention kernel computes softmax(q·k) over all keys")
+
+    def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
+        z = linear(x, part.subspaces).unflatten(-1, (part.heads, -1))  # (rows, heads, head_width)
+        (cache, _) = state.tokens.allocate((z[:, :, None], z[:, :, None, :0]))
+        scale = part.score_mod().scale
+        seen = decode_attention(z, cache, cache, positions, scale, states.table, (z, z), None, states.counters)
+        if part.out is not None:
+            return linear(seen.flatten(1), part.out, partial=partial)
+        return seen.flatten(1) @ part.subspaces.weight
+
+    return run
 
 
 # --- latent attention -------------------------------------------------------------------------------------------------

@@ -249,8 +249,9 @@ class StaticStates(States):
         self.own_rows = BlockTable(self.row_ids.int()[:, None].contiguous(), 0, 1)  # of caches that beams do not share
         self.source_table = BlockTable((self.row_ids // group).int()[:, None].contiguous(), 0, group)
         self.source_lengths = torch.ones(rows, dtype=torch.long, device=device)
-        heads = [getattr(part, "kv_heads", 1) for layer in parts for part in layer.values()]
-        self.counters = torch.zeros(rows * max(heads), dtype=torch.int32, device=device)
+        inside = [one for layer in parts for part in layer.values() for one in part.modules()]
+        heads = [getattr(one, "kv_heads", getattr(one, "heads", 1)) for one in inside]
+        self.counters = torch.zeros(rows * max(heads, default=1), dtype=torch.int32, device=device)
         self.layers = [
             {name: make_static_state(state, parts[n][name], self) for name, state in layer.items() if state is not None}
             for n, layer in enumerate(plain)
