@@ -457,7 +457,10 @@ MIXERS: dict[str, dict[str, object]] = {
     "dynamic-convolution": {"heads": 3} | PAST,
     "lsra": HEADS_OF | {"size": 3, "pattern": "causal"},
     "mssa": HEADS_OF | {"pattern": "causal"},
-    "branches": {"left": {"kind": "attention", "heads": 2, "pattern": "causal"}, "right": {"kind": "convolution"} | PAST},
+    "branches": {
+        "left": {"kind": "attention", "heads": 2, "pattern": "causal"},
+        "right": {"kind": "convolution"} | PAST,
+    },
 }
 
 

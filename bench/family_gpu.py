@@ -5,11 +5,15 @@ attention in the same run, at 32k tokens of context, and against other libraries
     python bench/family_gpu.py --only mixers,long --seconds 90
     python bench/family_gpu.py --only retention,rwkv,mla          # some mixers
     python bench/family_gpu.py --only peers --seconds 400         # Hugging Face and flash-linear-attention
+    python bench/family_gpu.py --compile off                      # steps as they are; `on` fuses their operators
     python bench/family_gpu.py --device cpu --tiny                # rehearsal
 
 The skeleton: 12 layers of width 768, 12 heads, a gated channel of 2048, vocabulary 32k, rotary positions where a mixer
 takes them; mixers of about equal parameters. A run decodes through the engine's graph runner: 32 prompt tokens, 128 new
-ones. `long` starts at 32k tokens of context, which are not prefilled: what a step costs depends on the shapes only.
+ones. Tokens per second count decode steps alone, replayed at the middle of that text; `with prompt` is the whole run,
+prefill included. `long` starts at 32k tokens of context, which are not prefilled: what a step costs depends on its
+shapes only. `--compile on` (the default) fuses operators of a step (runtime/cuda/compiled_step.py): mixers without
+kernels of their own take some seconds more for it, which are printed.
 
 Declared bytes are those of the cost functions (`allyouneed describe`): the weights that the tokens use, once, and each
 row's state. `share` is what they say of the measured time, at the speed of copying memory. States are compared with the
@@ -43,6 +47,7 @@ from allyouneed.infer.request import Request
 from allyouneed.nn.linear.ternary import pack_model
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.sublayer import Mixer
+from allyouneed.runtime.cuda.compiled_step import CompiledStep
 from allyouneed.runtime.report import cuda_choice
 
 ROTARY = {"kind": "rotary"}
@@ -83,6 +88,7 @@ def mixers(s: Sizes) -> dict[str, dict[str, Any]]:
         "convolution": {"size": 3} | past,
         "branches": branches | {"join": "sum"},
         "mssa": heads | causal,
+        "tensorized": causal | {"length": s.given + s.new},  # weights for each pair of positions: far more than others
         "gau": causal,
         "mixed-chunk": {"chunk": 128},
         "lightweight-convolution": heads | {"size": 7} | past,
@@ -107,10 +113,9 @@ def mixers(s: Sizes) -> dict[str, dict[str, Any]]:
     return found
 
 
-# mixers that the registry has and that do not decode by themselves (they see later tokens, or need a source) or, as
-# tensorized attention, have weights for each pair of positions
+# mixers that the registry has and that do not decode by themselves (they see later tokens, or need a source)
 OTHERS = {"big-bird", "longformer", "linformer", "chunked-cross", "multi-step", "synchronous", "attentive-gru",
-          "pooling", "spatial-mlp", "context-attention", "tensorized"}  # fmt: skip
+          "pooling", "spatial-mlp", "context-attention"}  # fmt: skip
 CONSTANT = ("retention", "gated-retention", "rwkv", "performer", "infini", "mamba", "mamba2", "lstm", "gru", "s4")
 
 
@@ -152,6 +157,7 @@ class Bench:
     begun: float = field(default_factory=time.perf_counter)
     results: dict[str, Any] = field(default_factory=dict)
     copied: float = 0.0  # bytes per second of a copy
+    compile: str = "on"
 
     @property
     def left(self) -> float:
@@ -245,22 +251,52 @@ def measure(bench: Bench, name: str, keys: dict[str, Any]) -> None:
     choice = cuda_choice(model)
     captured = not choice.blockers
     engine = Engine(model, bos=1, eos=2, pad=0, budget=64 * 1024)
+    engine.graphs.compile = bench.compile
     run = decode if captured else decode_plain
     bench.note(name, captured=captured, executor=str(choice), parameters=sum(p.numel() for p in model.parameters()))
+    bench.note(name, compile=bench.compile)
+    compiled = []
     for rows in s.rows:
         first = bench.timed(lambda rows=rows: run(bench, engine, rows), 0)  # compiles and captures
         slow = first > 4 and not captured
         taken = first if slow else bench.timed(lambda rows=rows: run(bench, engine, rows), 0.2)
-        speed, context = rows * s.new / taken, s.given + s.new / 2
-        reads, _ = declared(model, keys, rows, context)
-        share = reads * s.new / taken / bench.copied if bench.copied else 0.0
-        bench.note(name, **{f"b{rows}": speed, f"b{rows} first": first, f"b{rows} share": share})
+        step, context = taken / s.new, s.given + s.new / 2
+        bench.note(name, **{f"b{rows} with prompt": rows * s.new / taken, f"b{rows} first": first})
         if captured:
             runner = next(reversed(engine.graphs.kept.values()))
+            step = time_steps(bench, runner, int(context), 0.15)
+            found = runner.decode_step
+            compiled.append(f"{found.compiled} compiled" if isinstance(found, CompiledStep) else "plain operators")
+            refused = found.refused if isinstance(found, CompiledStep) else []
+            bench.note(name, **{f"b{rows} fused": compiled[-1], f"b{rows} refused": refused})
+        reads, _ = declared(model, keys, rows, context)
+        share = reads / step / bench.copied if bench.copied else 0.0
+        bench.note(name, **{f"b{rows}": rows / step, f"b{rows} share": share})
+        if captured:
             states = declared(model, keys, runner.states.rows, runner.states.capacity)[1]
             bench.note(name, **{f"b{rows} state bytes": runner.states.bytes, f"b{rows} state declared": states})
-    shown = "  ".join(f"b{rows} {bench.results[name][f'b{rows}']:>9,.0f}" for rows in s.rows)
-    print(f"{name:26s} {shown}  {'captured' if captured else 'PLAIN: ' + str(choice)[:120]}", flush=True)
+    found = bench.results[name]
+    shown = "  ".join(f"b{n} {found[f'b{n}']:>9,.0f} ({found[f'b{n} with prompt']:,.0f} with prompt)" for n in s.rows)
+    first = " + ".join(f"{found[f'b{n} first']:.1f}" for n in s.rows)
+    how = f"captured, {', '.join(compiled)}, first run {first} s" if captured else "PLAIN: " + str(choice)[:120]
+    print(f"{name:26s} {shown}  {how}", flush=True)
+    for why in {why for n in s.rows for why in found.get(f"b{n} refused", [])}:
+        print(f"{'':26s} not compiled: {why}", flush=True)
+
+
+def time_steps(bench: Bench, runner: GraphRunner, context: int, least: float) -> float:
+    """Seconds of a step of all rows at so many tokens of context, in runs of eight as the engine launches them."""
+
+    def turn() -> None:
+        for _ in range(2):
+            runner.launch(8)
+        runner.states.device_lengths.fill_(context)
+
+    with torch.inference_mode():
+        runner.states.device_lengths.fill_(context)
+        turn()
+        bench.wait()
+        return bench.timed(turn, least) / 16
 
 
 def measure_long(bench: Bench, name: str, keys: dict[str, Any]) -> None:
@@ -275,17 +311,8 @@ def measure_long(bench: Bench, name: str, keys: dict[str, Any]) -> None:
         rows = max(1, min(rows, int(0.8 * torch.cuda.mem_get_info()[0] // max(reads, 1))))
     spec = Engine(model, bos=1, eos=2, pad=0).spec(Decoding(method="greedy", max_length=s.new))
     with torch.inference_mode():
-        runner = GraphRunner(model, spec, rows, capacity, 0)
-        runner.states.device_lengths.fill_(s.long)
-
-        def turn() -> None:
-            for _ in range(2):
-                runner.launch(8)
-            runner.states.device_lengths.fill_(s.long)
-
-        turn()
-        bench.wait()
-        taken = bench.timed(turn, 0.15) / 16
+        runner = GraphRunner(model, spec, rows, capacity, 0, bench.compile == "on")
+    taken = time_steps(bench, runner, s.long, 0.15)
     share = declared(model, keys, rows, s.long)[0] / taken / bench.copied if bench.copied else 0.0
     bench.note(name, **{"long rows": rows, "long": rows / taken, "long share": share})
     print(f"{name:26s} long: {rows} rows {rows / taken:>9,.0f} tokens/s", flush=True)
@@ -391,7 +418,7 @@ def table(bench: Bench) -> None:
         plain = "" if found.get("captured", True) else " (plain)"
         print(f"| {name}{plain} | {' | '.join(numbers)} | {share} | {states} | {' | '.join(theirs)} |")
     used = time.perf_counter() - bench.begun
-    print(f"\ncopy {bench.copied / 1e12:.2f} TB/s, {used:.0f} s, torch {torch.__version__}")
+    print(f"\ncopy {bench.copied / 1e12:.2f} TB/s, {used:.0f} s, torch {torch.__version__}, compile {bench.compile}")
 
 
 def main() -> int:
@@ -400,8 +427,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=140, help="start nothing that would end later")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="small sizes, to rehearse")
+    parser.add_argument("--compile", default="on", choices=["on", "off"], help="fuse the operators of a step")
     given = parser.parse_args()
-    bench = Bench(torch.device(given.device), TINY if given.tiny else Sizes(), given.seconds)
+    bench = Bench(torch.device(given.device), TINY if given.tiny else Sizes(), given.seconds, compile=given.compile)
     bench.copied = copy_speed(bench)
     models, only = variants(bench.sizes), given.only.split(",")
     for unknown in set(Mixer.registry) - set(models) - OTHERS:

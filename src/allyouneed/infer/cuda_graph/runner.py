@@ -9,8 +9,8 @@ begins with the last one.
 from __future__ import annotations
 
 import warnings
-from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from allyouneed.infer.request import Request
 from allyouneed.nn.batch import to_device
 from allyouneed.nn.states.base import States
 from allyouneed.runtime.cuda.capture import can_capture, position_limit
+from allyouneed.runtime.cuda.compiled_step import compile_mode, fused_step
 from allyouneed.runtime.cuda.decode_step import DecodeStep
 from allyouneed.runtime.cuda.static_cache import StaticStates
 
@@ -34,15 +35,19 @@ JOIN_STEPS = 4  # of a run while a slot is free
 REFILL = 8  # slots are refilled when one in so many is free: prefill stalls the requests that are decoding
 KEPT = 4  # shapes whose runners are kept for the next call
 WORTH = 128  # tokens an engine decodes before it captures graphs: capturing takes a while
+WORTH_COMPILING = 20_000  # steps of one shape before they are compiled, which takes about ten seconds
 
 
 class GraphRunner:
-    """`slots` for requests, each with the rows its specification needs."""
+    """`slots` for requests, each with the rows its specification needs. `compiled`: operators of a step are fused
+    (runtime/cuda/compiled_step.py), which takes seconds."""
 
-    def __init__(self, model: Any, spec: DecodingSpec, slots: int, capacity: int, sources: int) -> None:
-        self.model = model
+    def __init__(
+        self, model: Any, spec: DecodingSpec, slots: int, capacity: int, sources: int, compiled: bool = False
+    ) -> None:
+        self.model, self.compiled = model, compiled
         self.states = StaticStates(model, slots, spec.decoding.rows, capacity, sources)
-        self.decode_step = DecodeStep(model, self.states)
+        self.decode_step: Callable[[Tensor], Tensor] = DecodeStep(model, self.states)
         self.search = device_search(spec, self.states, model.config.vocabs.target)
         self.free = list(range(slots))
         self.steps = 0  # decoded so far
@@ -52,6 +57,9 @@ class GraphRunner:
         self.prefill_runner = PrefillRunner(model, self.states, self.search)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by number of steps
         with torch.cuda.device_of(record), torch.no_grad():
+            if compiled:
+                self._step()  # allocates the states
+                self.decode_step = fused_step(self.decode_step, self.search.last_tokens)
             if cuda:
                 self.graphs = {1: capture_warm(self._step), RUN_STEPS: capture_warm(self._run, tries=0)}
             else:
@@ -219,6 +227,8 @@ class GraphRunnerCache:
 
     def __init__(self, engine: ModelRunner) -> None:
         self.engine, self.requested = engine, 0
+        self.compile = compile_mode()
+        self.steps: Counter[Shape] = Counter()  # decoded in each shape
         self.refused: str | None = None  # why a capture has failed; there are no others then
         self.known: tuple[bool, int | None] | None = None  # whether the model can be captured, and its `position_limit`
         self.kept: OrderedDict[Shape, GraphRunner] = OrderedDict()
@@ -263,14 +273,21 @@ class GraphRunnerCache:
     def prepare(self, requests: Sequence[RequestState]) -> bool:
         """Make the runner for these requests, unless there is one; False: it cannot be captured."""
         key = self.shape(requests)
-        if key in self.kept:
-            return True
         self.drop_stale(key)
         try:
-            self.keep(key, self.make(key))
+            self.keep(key, self.runner(key, requests))
         except Exception as error:
             self.refuse(error)
         return self.refused is None
+
+    def runner(self, key: Shape, requests: Sequence[RequestState]) -> GraphRunner:
+        """The one that is kept, or a new one, compiled once so many steps are to be decoded that this pays."""
+        steps = self.steps[key] + key.steps_of(requests)
+        pays = self.compile == "on" or (self.compile == "auto" and steps >= WORTH_COMPILING)
+        kept = self.kept.pop(key, None)
+        if kept is not None and (kept.compiled or not pays):
+            return kept
+        return GraphRunner(self.engine.model, key.kind, key.slots, key.capacity, key.sources, pays)
 
     def refuse(self, error: Exception) -> None:
         """After a capture that has failed: a part waits for the host, or a kernel does not compile here."""
@@ -285,7 +302,8 @@ class GraphRunnerCache:
         """A batch for these requests of one specification, largest first; no other batch uses its runner meanwhile."""
         key = self.shape(requests)
         self.drop_stale(key)
-        runner = self.kept.pop(key, None) or self.make(key)
+        runner = self.runner(key, requests)
+        self.steps[key] += key.steps_of(requests)
         return GraphBatch(runner, self.engine, requests, self, key)
 
     def shape(self, requests: Sequence[RequestState]) -> Shape:
@@ -297,9 +315,6 @@ class GraphRunnerCache:
         slots = min(next_power(len(requests), 1), most)
         sources = next_power(source, MIN_CAPACITY // 2) if source else 0
         return Shape(spec.device_key, slots, capacity, sources, weight_addresses(model))
-
-    def make(self, shape: Shape) -> GraphRunner:
-        return GraphRunner(self.engine.model, shape.kind, shape.slots, shape.capacity, shape.sources)
 
     def keep(self, shape: Shape, runner: GraphRunner) -> None:
         self.kept[shape] = runner
@@ -316,6 +331,10 @@ class Shape(NamedTuple):
     capacity: int
     sources: int
     weights: int
+
+    def steps_of(self, requests: Sequence[RequestState]) -> int:
+        """About how many these need."""
+        return max(state.limit for state in requests) * -(-len(requests) // self.slots)
 
 
 def weight_addresses(model: Any) -> int:

@@ -56,7 +56,9 @@ class SchedulerSlots:
                     continue
                 count = min(shape.slots, slots)
                 try:
-                    runner = GraphRunner(self.engine.model, shape.kind, count, shape.capacity, shape.sources)
+                    runner = GraphRunner(
+                        self.engine.model, shape.kind, count, shape.capacity, shape.sources, self.graphs.compile == "on"
+                    )
                 except Exception as error:
                     self.graphs.refuse(error)
                     plain += some

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+from allyouneed.kernels import launches
+
 ROWS = 16  # rows of a tile, the fewest of a matrix product
 INPUTS = 128  # inputs of a tile
 
@@ -49,6 +51,7 @@ def _table(addresses: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor(addresses, dtype=torch.int64, device=device)
 
 
+@launches
 def expert_linear(x: Tensor, maps: Sequence[nn.Linear], ends: Tensor) -> Tensor:
     """x (rows, inputs) sorted by expert, in the dtype of the weights; ends (experts,): the end of each one's rows."""
     (rows, inputs), first = x.shape, maps[0]

@@ -19,6 +19,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from allyouneed.kernels import launches
+
 RetentionState = tuple[Tensor, Tensor]
 SIDE = 64  # tokens per chunk; keys and values per tile of S
 PROGRAMS = 512  # programs per walk, to occupy the GPU
@@ -371,6 +373,7 @@ def _contiguous_features(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
+@launches
 def retention(
     q: Tensor, k: Tensor, v: Tensor, log: Tensor, sums: RetentionState | None = None
 ) -> tuple[Tensor, Tensor, RetentionState]:

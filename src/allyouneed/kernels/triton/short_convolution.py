@@ -15,6 +15,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from allyouneed.kernels import launches
+
 TOKENS, FEATURES = 8, 64  # of a tile
 TILES = 8  # per program in backward
 WARPS = 4
@@ -131,6 +133,7 @@ class _ShortConvolution(torch.autograd.Function):
         return dx, d_before, d_weight.sum((0, 1)).to(weight.dtype), on_bias
 
 
+@launches
 def short_convolution(x: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """y (batch, time, features) in the dtype of x; weight (features, taps), a few of them: loops are unrolled."""
     x = x if x.stride(-1) == 1 else x.contiguous()

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import overlaps
+from allyouneed.kernels import launches, overlaps
 
 
 @triton.jit
@@ -48,6 +48,7 @@ def _convolution_step(
     tl.store(out + row * features + f, (found * tl.sigmoid(found)).to(kind), mask=inside)
 
 
+@launches
 def convolution_step(x: Tensor, before: Tensor, taps: Tensor, shift: Tensor | None) -> Tensor:
     """silu of the filters (features, size) over the last inputs `before` (rows, size − 1, features), which move on, and
     x (rows, features)."""
@@ -92,6 +93,7 @@ def _mamba_step(
     tl.store(out + at, (found.to(kind).to(tl.float32) * gate).to(kind), mask=inside)
 
 
+@launches
 def mamba_step(
     x: Tensor, steps: Tensor, bias: Tensor, a_log: Tensor, b: Tensor, c: Tensor, skip: Tensor, z: Tensor, h: Tensor
 ) -> Tensor:
@@ -140,6 +142,7 @@ def _mamba2_step(
     tl.store(target, (found.to(kind).to(tl.float32) * gate).to(kind), mask=known)
 
 
+@launches
 def mamba2_step(
     x: Tensor, b: Tensor, c: Tensor, steps: Tensor, bias: Tensor, a_log: Tensor, skip: Tensor, z: Tensor, h: Tensor
 ) -> Tensor:

@@ -12,6 +12,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
+from allyouneed.kernels import launches
+
 
 @triton.jit
 def _quantize(x, whole, step, inputs, smallest: tl.constexpr, most: tl.constexpr, WIDE: tl.constexpr):
@@ -57,6 +59,7 @@ def tile_sizes(tokens: int) -> tuple[int, int, int, int]:
     return (16, 32, 128, 2) if tokens <= 16 else (64 if tokens <= 64 else 128, 64, 64, 4)
 
 
+@launches
 def ternary_linear(
     x: Tensor, bytes: Tensor, weight_step: Tensor, smallest: float, most: int, dtype: torch.dtype
 ) -> Tensor:

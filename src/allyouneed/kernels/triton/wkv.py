@@ -22,6 +22,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from allyouneed.kernels import launches
+
 WKVState = tuple[Tensor, Tensor, Tensor]
 FEATURES = 64  # per program (one warp)
 AHEAD = tl.constexpr(5)  # tokens to prefetch, to hide memory latency
@@ -277,6 +279,7 @@ class _WKV(torch.autograd.Function):
         return None, d_past[1], d_past[2], dk, dv, d_decay.sum((0, 1)), d_bonus.sum((0, 1)), None, None
 
 
+@launches
 def wkv(
     past: WKVState, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, lengths: Tensor | None, least: float
 ) -> tuple[Tensor, WKVState]:

@@ -38,8 +38,8 @@ from allyouneed.runtime.fuse import AddNorm, FusedOp, fuse_add_norm, summands
 from allyouneed.runtime.program import Add, Call, Op
 from allyouneed.runtime.trace import trace
 
-REGISTERED = (constant_states, window_cache)  # fixed-shape states
-REGISTERED += (mixer_kernels, state_space_kernels, convolution_kernels, nested_kernels)  # kernels
+STATES = (constant_states, window_cache)  # imported for their rules, as are these
+KERNELS = (mixer_kernels, state_space_kernels, convolution_kernels, nested_kernels)
 
 Values = dict[int, Tensor]  # (rows, width), or partial sums (parts, rows, width) where only an addition reads them
 Step = Callable[[Values, Tensor, Context], None]  # values, positions (rows,), context

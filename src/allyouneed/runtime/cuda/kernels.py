@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
+from torch.overrides import TorchFunctionMode
 
 from allyouneed.kernels import usable
 from allyouneed.nn.activations import fused_name
@@ -59,7 +60,18 @@ def kernel(part: Any, setup: StepSetup, state: Any, partial: bool) -> Kernel:
         found: Kernel = make_kernel(part, setup, state, partial)
         return found
     except Unsupported:
-        return lambda x, positions, context: context.call(part, x[:, None], state)[:, 0]
+        return plain_kernel(part, state)
+
+
+def plain_kernel(part: Any, state: Any) -> Kernel:
+    """The part itself."""
+
+    def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
+        with NarrowLinear():
+            found: Tensor = context.call(part, x[:, None], state)[:, 0]
+        return found
+
+    return run
 
 
 @make_kernel.register(FFNModule)
@@ -282,6 +294,20 @@ def linear(x: Tensor, module: Any, activation: Any = None, gate: bool = False, p
     if gate:
         return gated(found, activation, name)
     return found if activation is None else activation(found)
+
+
+class NarrowLinear(TorchFunctionMode):
+    """Linear maps of few rows inside of parts run by our kernel, too."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is nn.functional.linear and not kwargs and args[0].dim() > 1:
+            x, weight, bias = (*args, None)[:3]
+            flat = x.flatten(0, -2)
+            if is_narrow(flat, weight) and flat.stride(1) == 1:
+                from allyouneed.kernels.triton.small_batch_linear import linear as small_batch
+
+                return small_batch(flat, weight, bias).unflatten(0, x.shape[:-1])
+        return func(*args, **(kwargs or {}))
 
 
 def total(x: Tensor) -> Tensor:

@@ -238,18 +238,21 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 @make_kernel.register(MSSAModule)
 def _mssa(part: MSSAModule, setup: StepSetup, state: Any, partial: bool) -> Kernel:
     """Attention whose keys are its values: one cache is both."""
-    states, width = setup.states, part.subspaces.out_features // part.heads
+    states, subspaces = setup.states, part.subspaces
+    if not isinstance(subspaces, nn.Linear):
+        raise Unsupported("subspaces in a packed format have no fused kernel")
+    width = subspaces.out_features // part.heads
     if not part.score_mod().plain or not sees_all(part.pattern, states.capacity) or width % 2:
         raise Unsupported("the attention kernel computes softmax(q·k) over all keys")
 
     def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
-        z = linear(x, part.subspaces).unflatten(-1, (part.heads, -1))  # (rows, heads, head_width)
+        z = linear(x, subspaces).unflatten(-1, (part.heads, -1))  # (rows, heads, head_width)
         (cache, _) = state.tokens.allocate((z[:, :, None], z[:, :, None, :0]))
         scale = part.score_mod().scale
         seen = decode_attention(z, cache, cache, positions, scale, states.table, (z, z), None, states.counters)
         if part.out is not None:
             return linear(seen.flatten(1), part.out, partial=partial)
-        return seen.flatten(1) @ part.subspaces.weight
+        return seen.flatten(1) @ subspaces.weight
 
     return run
 

@@ -32,7 +32,7 @@ def _branches(part: BranchesModule, setup: StepSetup, state: Any, partial: bool)
     def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
         found = [run_branch(x, positions, context) for run_branch in (left, right) if run_branch is not None]
         if adds and found[0].shape[-1] == found[1].shape[-1]:
-            y = add_norm(*found, norm, context, keep=False)[1]
+            y = add_norm(found[0], found[1], norm, context, keep=False)[1]
         else:
             y = part.joined([y if y.dim() == 2 else y.sum(0).to(x.dtype) for y in found])
             y = y if norm is None else norm(y[:, None], context)[:, 0]
