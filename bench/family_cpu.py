@@ -116,7 +116,7 @@ def build(name: str, stored: str) -> Any:
     tree = {"kind": "decoder", "vocab": VOCAB, "width": WIDTH, "decoder": [layer]}
     if "linear" in entry:
         tree["linear"] = entry["linear"]
-        stored = "ternary" if stored == "int8" else stored
+        stored = "ternary-int8" if stored == "int8" else stored
     torch.manual_seed(0)
     model: Any = parse(Model, tree).build().eval()  # type: ignore[type-abstract]
     return model if stored == "fp32" else quantize(model, stored)
@@ -267,10 +267,9 @@ the channel mixer or the linear maps.
 
 {table}
 
-LSTM and GRU are not quantized in int8 models (their maps are torch's own), so they read four times the bytes of the
-others. BitNet in the int8 columns is stored as ternary: its maps are read as int8, but embedding and vocabulary head
-stay in fp32, which is most of its bytes here. Experts are those of the same active size: 2 of 8 with half of the FFN's
-features each.
+LSTM and GRU have int8 weights and float activations in int8 models. BitNet in the int8 columns is stored as
+`ternary-int8`: its maps are ternary, read as int8, embedding and vocabulary head int8. Experts are those of the same
+active size: 2 of 8 with half of the FFN's features each.
 
 ### Against the length of the context
 

@@ -79,7 +79,7 @@ class FolderConfig(Config):
     retrieval: dict[str, StrictStr] = Field(default_factory=dict)
     tokenizer_hash: StrictStr | None
     sha256: dict[str, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]]
-    stored: Literal["int8", "bf16", "ternary"] | None = None
+    stored: Literal["int8", "bf16", "ternary", "ternary-int8"] | None = None
     together: Annotated[StrictInt, Field(ge=0, lt=MAX_TOKENS)] | None = None
     confidence: Confidence | None = None
     plugins: list[RequiredPlugin] = Field(default_factory=list)
@@ -283,7 +283,7 @@ def _load_model(
     stored = MappedFile(file)
     check_size(config, stored)
     model = meta_model(config)
-    model = model if quantized is None else quantize(model, quantized)
+    model = model if quantized is None else quantize(model, quantized, set(stored))
     wanted = named_tensors(model)
     check_fit(file, stored, wanted, left_over=sorted(set(stored) - set(wanted)))
     found = ((name, stored[name]) for name in wanted)

@@ -46,7 +46,7 @@ def test_an_int8_folder_is_measured_against_ctranslate2(
     assert "widened to float32" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("precision", "linear"), [("int8", "dense"), ("ternary", "bit")])
+@pytest.mark.parametrize(("precision", "linear"), [("int8", "dense"), ("ternary", "bit"), ("ternary-int8", "bit")])
 def test_widened_weights_compute_the_same(precision: str, linear: str) -> None:
     torch.manual_seed(0)
     layer = {"mixer": {"kind": "attention", "heads": 4, "pattern": "causal"}, "channel": {"kind": "ffn", "hidden": 64}}

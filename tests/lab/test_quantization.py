@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import sys
@@ -21,8 +22,11 @@ from allyouneed.folder import Folder
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.lab.quantization import compare, quantized
+from allyouneed.nn.batch import Batch, Rows
+from allyouneed.nn.mixers.rnn import Int8RNN
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.models.precision import stored_as, to_int8
+from allyouneed.nn.models.precision import dequantize, stored_as, to_int8
+from allyouneed.nn.models.weights import named_tensors
 from toy_models import BOS, EOS, PAD, random_model
 
 
@@ -133,6 +137,26 @@ def test_ternary_is_for_models_trained_so(tmp_path: Path, tokenizer: Tokenizer, 
     again = Folder.load(tmp_path / "small")
     assert stored_as(again.model) == "ternary" and size(tmp_path / "small") < 0.6 * size(tmp_path / "bit")
     assert compare(before, again).loss == pytest.approx(0, abs=1e-3)
+    quantized(tmp_path / "bit", "ternary-int8")[1].save(tmp_path / "smaller")
+    again = Folder.load(tmp_path / "smaller")
+    assert stored_as(again.model) == "ternary-int8" and size(tmp_path / "smaller") < 0.8 * size(tmp_path / "small")
+
+
+def test_recurrent_networks_are_quantized_except_in_older_folders(tmp_path: Path) -> None:
+    layer = {"mixer": "lstm", "channel": {"kind": "ffn", "hidden": 16}}
+    tree = {"kind": "decoder", "vocab": 31, "width": 24, "decoder": [layer]}
+    model = parse(Model, tree).build().eval()  # type: ignore[type-abstract]
+    batch = Batch(Rows.of([[1, 2, 3, 4], [5, 6]]))
+    logits = model.logits(batch)  # type: ignore[operator]
+    older = to_int8(copy.deepcopy(model), floats=named_tensors(model))
+    for name, part, kind in (("old", older, torch.nn.LSTM), ("new", to_int8(model), Int8RNN)):
+        Folder(part, None).save(tmp_path / name)
+        again: Any = Folder.load(tmp_path / name).model
+        assert type(again.decoder.blocks[0].sublayers["mixer"].rnn) is kind and stored_as(again) == "int8"
+        torch.testing.assert_close(again.logits(batch), part.logits(batch))
+        assert (again.logits(batch) - logits).abs().max() < 0.03 * logits.abs().max()
+        assert dequantize(again).keys() == named_tensors(parse(Model, tree).build()).keys()  # type: ignore[type-abstract]
+    assert size(tmp_path / "new") < 0.5 * size(tmp_path / "old")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def quantize(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="a model folder: ours or Hugging Face's")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="the folder to write; new or empty")],
     *,
-    to: Annotated[str, option("--to", metavar="int8|bf16|ternary", help="format of the weights")],
+    to: Annotated[str, option("--to", metavar="int8|bf16|ternary|ternary-int8", help="format of the weights")],
     data: Annotated[
         Path | None, option("--data", panel=FILES, metavar="FILE", help="examples to evaluate it on, before and after")
     ] = None,

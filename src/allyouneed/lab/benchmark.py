@@ -78,14 +78,14 @@ def ours(peer: Peer, workload: Workload) -> tuple[Jobs, dict[str, float]]:
     from allyouneed.infer.translation.frames import forbidden_tokens
     from allyouneed.interop.load import load as load_folder
     from allyouneed.kernels.cpu import build as native
-    from allyouneed.nn.models.precision import quantize
+    from allyouneed.nn.models.precision import STORED, quantize
     from allyouneed.nn.models.weights import named_tensors, widen_half_for_cpu
 
     start = time.perf_counter()
     folder = load_folder(Path(peer.folder), workload.device)
     seconds = time.perf_counter() - start
     model: Any = folder.model
-    if peer.precision in ("int8", "bf16", "ternary"):
+    if peer.precision in STORED:
         model = folder.model = quantize(model, peer.precision)
     elif workload.device == "cpu":
         widen_half_for_cpu(model)

@@ -44,6 +44,22 @@ void quantize_symmetric(const float* x, int inputs, uint8_t* quantized, float* s
     }
 }
 
+// 16 bits of the largest absolute value: x / step = 256 (high − 128) + low.
+void quantize_digits(const float* x, int inputs, uint8_t* high, uint8_t* low, float* steps) {
+    __m512 most = _mm512_set1_ps(1e-30f);
+    for (int i = 0; i < inputs; i += LANES)
+        most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_maskz_loadu_ps(tail(inputs - i), x + i)));
+    const float step = _mm512_reduce_max_ps(most) * (1.0f / 32767);
+    steps[0] = 256 * step, steps[1] = 128, steps[2] = step, steps[3] = 0;
+    const __m512 inverse = _mm512_set1_ps(1 / step), middle = _mm512_set1_ps(32768);
+    for (int i = 0; i < inputs; i += LANES) {
+        const __m512 some = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(tail(inputs - i), x + i), inverse, middle);
+        const __m512i whole = _mm512_min_epi32(_mm512_cvtps_epi32(some), _mm512_set1_epi32(0xffff));
+        _mm_storeu_si128((__m128i*)(high + i), _mm512_cvtepi32_epi8(_mm512_srli_epi32(whole, 8)));
+        _mm_storeu_si128((__m128i*)(low + i), _mm512_cvtepi32_epi8(whole));
+    }
+}
+
 // Integer dot products of ROWS tokens with TILE_OUTPUTS outputs. Weights are packed: (outputs / TILE_OUTPUTS,
 // inputs / QUAD, TILE_OUTPUTS, QUAD). Not inlined: the compiler would spill the sums for what follows the call.
 template <int ROWS>
@@ -119,6 +135,10 @@ inline int64_t quantized_stride(const LinearArgs& args) { return (args.inputs + 
 void quantize(const Instruction& o, const Pass& pass, int t) {
     const LinearArgs& args = o.linear;
     const int64_t stride = quantized_stride(args);
+    if (args.digits) {
+        uint8_t* high = pass.quantized + 2 * t * stride;
+        return quantize_digits(input_of(o, pass, t), args.inputs, high, high + stride, pass.scratch + 4 * int64_t(t));
+    }
     const int rows = args.experts ? args.top : 1;
     for (int k = 0; k < rows; k++) {
         const int64_t row = int64_t(t) * rows + k;
@@ -236,6 +256,7 @@ void linear_blocks(const Instruction& o, const Pass& pass, const LinearArgs& arg
     float* out = pass.registers[o.output] + o.output_at + int64_t(part) * args.output_step;
     int64_t stride = pass.widths[o.input], out_stride = pass.widths[o.output];
     int begin = 0, end = tokens;
+    if (args.digits) out_stride = args.outputs, end = 2 * tokens;
     if (args.experts) {
         stride = args.inputs, out_stride = args.outputs;
         begin = first_rows(o, pass)[part], end = first_rows(o, pass)[part + 1];

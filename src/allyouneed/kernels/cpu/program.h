@@ -37,6 +37,8 @@ struct LinearArgs {
     int32_t activation;
     int32_t format;
     int32_t symmetric;    // INT8: activations are quantized to −128 … 127 of their largest absolute value (BitNet)
+    int32_t digits;       // INT8: 2: activations are quantized to 16 bits, two digits of 8 bits; the result is the sum of
+                          // the two halves of the output (2, outputs)
     int32_t groups;       // one map per group of features: weight (groups, outputs, inputs); not of INT8
     int32_t input_step;   // features from the inputs of a group to those of the next
     int32_t output_step;
@@ -149,7 +151,8 @@ struct RetainArgs {  // a matrix per head: S = a S + kᵀ v, o = q S
     const float* skip;   // (heads) times v is added to the result, or null
 };
 
-struct ScanArgs {  // selective state space: h = e^{Δ A} h + Δ B x, y = C h + D x; in `input`: x, Δ; in `other`: B, C
+struct ScanArgs {  // selective state space: h = e^{Δ A} h + Δ B x, y = C h + D x; in `input`: x, Δ
+                   // before its softplus; in `other`: B, C
     int32_t memory;
     int32_t part;  // of the carry: h (states, width)
     int32_t states;

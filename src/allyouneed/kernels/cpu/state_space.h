@@ -60,7 +60,7 @@ void scan(const Instruction& o, const Pass& pass, int row, int first, int last) 
         const int i = first + n * LANES;
         inside[n] = tail(std::max(0, last - i));
         const __m512 some = _mm512_maskz_loadu_ps(inside[n], x + i);
-        dt[n] = _mm512_maskz_loadu_ps(inside[n], x + width + i);
+        dt[n] = activate(_mm512_maskz_loadu_ps(inside[n], x + width + i), SOFTPLUS);
         added[n] = _mm512_mul_ps(dt[n], some);
         y[n] = _mm512_mul_ps(_mm512_maskz_loadu_ps(inside[n], args.skip + i), some);
     }

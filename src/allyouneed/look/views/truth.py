@@ -3,7 +3,7 @@
 data: {
   "sites": [{"name", "shape", "largest": largest |value|, "difference": largest |difference|}],
   "worst": name of the site with the largest relative difference, "relative": that difference / largest |value|,
-  "stored": "int8" | "ternary" | null,     # quantized models also round their activations; the difference shows it
+  "stored": null or how it is stored,      # quantized models also round their activations; the difference shows it
   "answers": {"same": 7, "of": 7}          # choices that the float64 run makes as well
 }
 """

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -97,8 +97,8 @@ class Int8Linear(nn.Module):
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
 
 
-class Int8Table(nn.Module):
-    """Int8 replacement of a token embedding; a tied head shares its codes."""
+class Int8Codes(nn.Module):
+    """A matrix in int8; `weight` dequantizes it."""
 
     codes: Tensor
     step: Tensor
@@ -107,20 +107,28 @@ class Int8Table(nn.Module):
         super().__init__()
         self.register_buffer("codes", codes.codes)
         self.register_buffer("step", codes.step)
-        self.num_embeddings, self.embedding_dim = codes.codes.shape
 
     @property
     def weight(self) -> Tensor:
         return self.codes * self.step[:, None]
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.codes[tokens] * self.step[tokens][..., None]
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Int8Table:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """`model.to(bfloat16)` moves steps without rounding them."""
         step = self.step
         super()._apply(fn, recurse)
         self.step = step.to(self.codes.device)
         return self
+
+
+class Int8Table(Int8Codes):
+    """Int8 replacement of a token embedding; a tied head shares its codes."""
+
+    def __init__(self, codes: Int8Weight) -> None:
+        super().__init__(codes)
+        self.num_embeddings, self.embedding_dim = codes.codes.shape
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.codes[tokens] * self.step[tokens][..., None]
 
 
 # --- arithmetic ------------------------------------------------------------------------------------------------------

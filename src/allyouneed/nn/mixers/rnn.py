@@ -1,12 +1,13 @@
 """LSTM and GRU as token mixers, with states for decoding.
 
-Sentences run through torch's own kernels, so the model's `linear` does not apply to these maps.
+Sentences run through torch's own kernels, so the model's `linear` does not apply to these maps. In int8 models their
+weights are stored in int8, and activations stay floats (`Int8RNN`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -16,6 +17,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
+from allyouneed.nn.linear.int8 import Int8Codes, Int8Weight, weight_version
 from allyouneed.nn.ops.unpack import unpack_rows
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.recurrent import Carry, Recurrent, recurrent_cost
@@ -94,9 +96,14 @@ class RNNModule(SubLayer):
     def __init__(self, kind: Callable[..., nn.RNNBase], config: RNN, common: Common) -> None:
         super().__init__()
         self.hidden, self.carries, self.bidirectional = config.size(common), config.carries, config.bidirectional
-        self.rnn = kind(
+        self.rnn: nn.RNNBase | Int8RNN = kind(
             common.width, self.hidden, bias=config.bias, batch_first=True, bidirectional=config.bidirectional
         )
+
+    @property
+    def float_rnn(self) -> nn.RNNBase:
+        """The network with float weights."""
+        return self.rnn.dequantized if isinstance(self.rnn, Int8RNN) else self.rnn
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         if isinstance(state, Recurrent):
@@ -147,6 +154,59 @@ def _pack(x: Tensor, real: Tensor) -> nn.utils.rnn.PackedSequence:
     return pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
 
 
+class Int8RNN(nn.Module):
+    """Replacement of a torch LSTM or GRU with weights in int8 (`weight_ih_l0.codes`, …), a quarter of the bytes. It
+    computes as the network with the dequantized weights does."""
+
+    def __init__(self, rnn: nn.RNNBase) -> None:
+        super().__init__()
+        self.shell = [rnn]  # not a submodule: its weights are not stored
+        self.is_filled, self.dtype = False, torch.float32
+        self.bias = rnn.bias
+        for name, tensor in rnn.named_parameters():
+            if name.startswith("weight"):
+                self.add_module(name, Int8Codes(Int8Weight.of(tensor)))
+            else:
+                self.register_buffer(name, tensor.detach().float())
+
+    @property
+    def is_lstm(self) -> bool:
+        return isinstance(self.shell[0], nn.LSTM)
+
+    @property
+    def dequantized(self) -> nn.RNNBase:
+        rnn = self.shell[0]
+        if not self.is_filled:
+            weights = {name: codes.weight for name, codes in self.named_children() if isinstance(codes, Int8Codes)}
+            for name, tensor in {**weights, **dict(self.named_buffers(recurse=False))}.items():
+                setattr(rnn, name, nn.Parameter(tensor.to(self.dtype), requires_grad=False))
+            rnn.flatten_parameters()
+            self.is_filled = True
+        return rnn
+
+    def forward(self, *given: Any) -> Any:
+        return self.dequantized(*given)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Int8RNN:
+        """`model.to(bfloat16)` computes in that type; biases are not rounded."""
+        held = dict(self.named_buffers(recurse=False))
+        super()._apply(fn, recurse)
+        self.dtype = fn(torch.empty(0)).dtype
+        for name, tensor in held.items():
+            setattr(self, name, tensor.to(getattr(self, name).device))
+        self.forget()
+        return self
+
+    def _load_from_state_dict(self, *given: Any, **named: Any) -> None:
+        super()._load_from_state_dict(*given, **named)
+        self.forget()
+
+    def forget(self) -> None:
+        """The codes have changed."""
+        self.is_filled = False
+        weight_version.count += 1
+
+
 class ResetBeforeModule(RNNModule):
     """Same weights as nn.GRU, in the order r, z, candidate."""
 
@@ -165,8 +225,9 @@ class ResetBeforeModule(RNNModule):
         return y, (after,)
 
     def loop(self, x: Tensor, h: Tensor, real: Tensor | None, which: str) -> tuple[Tensor, Tensor]:
-        maps = {name: getattr(self.rnn, f"{name}_l0{which}", None) for name in ("weight_ih", "bias_ih", "bias_hh")}
-        state = getattr(self.rnn, f"weight_hh_l0{which}")
+        rnn = self.float_rnn
+        maps = {name: getattr(rnn, f"{name}_l0{which}", None) for name in ("weight_ih", "bias_ih", "bias_hh")}
+        state = getattr(rnn, f"weight_hh_l0{which}")
         seen = nn.functional.linear(x, maps["weight_ih"], maps["bias_ih"])  # type: ignore[arg-type]
         if maps["bias_hh"] is not None:
             seen = seen + maps["bias_hh"]

@@ -3,7 +3,7 @@ loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +13,16 @@ from allyouneed.nn.embed.tokens import EmbedModule
 from allyouneed.nn.heads.vocabulary import VocabularyHeadModule
 from allyouneed.nn.linear.bitlinear import BitLinear
 from allyouneed.nn.linear.dense import MergedLinear
-from allyouneed.nn.linear.int8 import Int8Linear, Int8Table, Int8Weight
+from allyouneed.nn.linear.int8 import Int8Codes, Int8Linear, Int8Table, Int8Weight
 from allyouneed.nn.linear.ternary import PackedBitLinear, pack_model
+from allyouneed.nn.mixers.rnn import Int8RNN, RNNModule
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.weights import assign_weights, cast_weights, meta_model, named_tensors
 
 
-def to_int8(model: nn.Module) -> nn.Module:
-    """Quantize dense maps, token embeddings and the vocabulary head to int8 in place; everything else becomes fp32. The
-    model can no longer be trained.
+def to_int8(model: nn.Module, floats: Container[str] = ()) -> nn.Module:
+    """Quantize dense maps, LSTMs, GRUs, token embeddings and the vocabulary head to int8 in place; everything else
+    becomes fp32. The model can no longer be trained. `floats`: names of weights of LSTMs and GRUs that stay floats.
 
     Shared weights stay shared. To load the `state_dict` of such a model: build, `to_int8`, load.
     """
@@ -36,7 +37,9 @@ def to_int8(model: nn.Module) -> nn.Module:
         return known[id(weight)]
 
     made: dict[nn.Module, nn.Module] = {}
-    for parent in list(model.modules()):
+    for path, parent in list(model.named_modules()):
+        if isinstance(parent, RNNModule) and f"{path}.rnn.weight_ih_l0" not in floats:
+            parent.rnn = Int8RNN(parent.float_rnn)
         if isinstance(parent, VocabularyHeadModule) and parent.product is None:
             parent.set_product(Int8Linear(codes(parent.weight), parent.bias))
         if isinstance(parent, EmbedModule) and type(getattr(parent, "tokens", None)) is nn.Embedding:
@@ -54,18 +57,18 @@ def to_int8(model: nn.Module) -> nn.Module:
     return model.float().eval()
 
 
-def _int8(model: nn.Module) -> nn.Module:
-    if not any(isinstance(part, Int8Linear) for part in to_int8(model).modules()):
+def _int8(model: nn.Module, floats: Container[str]) -> nn.Module:
+    if not any(isinstance(part, Int8Linear) for part in to_int8(model, floats).modules()):
         raise UserError("int8: the model has no dense linear map to quantize")
     return model
 
 
-def _bf16(model: nn.Module) -> nn.Module:
+def _bf16(model: nn.Module, floats: Container[str]) -> nn.Module:
     cast_weights(model, torch.bfloat16)
     return model.eval()
 
 
-def _ternary(model: nn.Module) -> nn.Module:
+def _ternary(model: nn.Module, floats: Container[str]) -> nn.Module:
     if not any(isinstance(part, BitLinear | PackedBitLinear) for part in model.modules()):
         raise UserError(
             "ternary: needs linear maps of kind 'bit', which must be trained as such; train "
@@ -74,20 +77,30 @@ def _ternary(model: nn.Module) -> nn.Module:
     return pack_model(model)
 
 
-STORED: dict[str, Callable[[nn.Module], nn.Module]] = {"int8": _int8, "bf16": _bf16, "ternary": _ternary}
+def _ternary_int8(model: nn.Module, floats: Container[str]) -> nn.Module:
+    return to_int8(_ternary(model, floats), floats)
 
 
-def quantize(model: nn.Module, precision: str) -> nn.Module:
-    """Convert the model in place. It can no longer be trained (except bf16)."""
+STORED: dict[str, Callable[[nn.Module, Container[str]], nn.Module]] = {
+    "int8": _int8,
+    "bf16": _bf16,
+    "ternary": _ternary,
+    "ternary-int8": _ternary_int8,  # what is not ternary, embedding and vocabulary head above all, as int8
+}
+
+
+def quantize(model: nn.Module, precision: str, stored: Container[str] = ()) -> nn.Module:
+    """Convert the model in place. It can no longer be trained (except bf16). `stored`: names of the tensors of the file
+    that it is loaded from; in int8 files of earlier versions, LSTMs and GRUs are floats."""
     if precision not in STORED:
         raise UserError(f"unknown precision {precision!r} (allowed: {', '.join(STORED)})")
-    return STORED[precision](model)
+    return STORED[precision](model, stored)
 
 
 def dequantize(model: nn.Module) -> dict[str, Tensor]:
     """Weights under the names of the trainable model, int8 dequantized to fp32. The trained weights behind ternary ones
     are lost."""
-    if (precision := stored_as(model)) == "ternary":
+    if (precision := stored_as(model)) in ("ternary", "ternary-int8"):
         raise UserError(f"weights stored as {precision} cannot be trained; start from the original model")
     return _plain_weights(model)
 
@@ -109,6 +122,8 @@ def _plain_weights(model: nn.Module) -> dict[str, Tensor]:
         home, _, leaf = name.rpartition(".")
         if leaf == "codes":
             tensor, leaf = tensor * found[f"{home}.step"][:, None], "weight"
+            if type(model.get_submodule(home)) is Int8Codes:  # of an LSTM or GRU
+                home, _, leaf = home.rpartition(".")
         elif leaf == "packed":
             packed = model.get_submodule(home)
             assert isinstance(packed, PackedBitLinear)
@@ -121,9 +136,8 @@ def _plain_weights(model: nn.Module) -> dict[str, Tensor]:
 
 def stored_as(model: nn.Module) -> str | None:
     """Stored precision of a quantized model; None for plain tensors."""
-    for part in model.modules():
-        if isinstance(part, Int8Linear | Int8Table):
-            return "int8"
-        if isinstance(part, PackedBitLinear):
-            return "ternary"
-    return None
+    kinds = {type(part) for part in model.modules()}
+    int8 = not kinds.isdisjoint({Int8Linear, Int8Table})
+    if PackedBitLinear in kinds:
+        return "ternary-int8" if int8 else "ternary"
+    return "int8" if int8 else None

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from allyouneed.kernels.cpu.abi import Activation, Kind
+from allyouneed.nn.linear.int8 import Int8Codes
 from allyouneed.nn.mixers.convolution import ConvolutionModule
 from allyouneed.nn.mixers.lightweight import DynamicModule, LightweightModule
 from allyouneed.nn.mixers.retention import GatedRetentionModule, MultiScaleRetentionModule, RetentionModule
-from allyouneed.nn.mixers.rnn import RNNModule
+from allyouneed.nn.mixers.rnn import Int8RNN, RNNModule
 from allyouneed.nn.mixers.rwkv import RWKVChannelModule, RWKVModule
 from allyouneed.nn.states.window import MAX_TRIM
 from allyouneed.runtime.cpu.instructions import Instructions, Register
@@ -99,17 +100,27 @@ def _rwkv_channel(part: RWKVChannelModule, x: Register, code: Instructions, stat
 # --- LSTM and GRU -----------------------------------------------------------------------------------------------------
 
 
+def emit_precise(weight: Tensor | Int8Codes, bias: Tensor | None, x: Register, code: Instructions) -> Register:
+    """A product of float activations; with int8 weights, of activations of 16 bits."""
+    if not isinstance(weight, Int8Codes):
+        return emit_matmul(weight.detach(), None, bias, x, code)
+    count = len(weight.codes)
+    halves, half = code.register(2 * count), None if bias is None else bias / 2
+    emit_matmul(weight.codes, weight.step, half, x, code, into=halves, digits=2)
+    return code.emit(Kind.ADD, count, halves.part(0, count), halves.part(count, count))
+
+
 @lower.register(RNNModule)
 def _rnn(part: RNNModule, x: Register, code: Instructions, state: StateSlot | None) -> Register:
-    rnn = part.rnn
+    rnn: Any = part.rnn
     if part.bidirectional:
         raise Unsupported("a bidirectional RNN has no native instruction")
     memory = code.memory(require_state(state), x.width)
     before = code.emit(Kind.LOAD, part.hidden, memory=memory, part=0)
     of_x, of_h = (getattr(rnn, name) if rnn.bias else None for name in ("bias_ih_l0", "bias_hh_l0"))
-    new = emit_matmul(rnn.weight_ih_l0.detach(), None, of_x, x, code)  # type: ignore[operator]
-    old = emit_matmul(rnn.weight_hh_l0.detach(), None, of_h, before, code)  # type: ignore[operator]
-    if isinstance(rnn, nn.LSTM):
+    new = emit_precise(rnn.weight_ih_l0, of_x, x, code)
+    old = emit_precise(rnn.weight_hh_l0, of_h, before, code)
+    if isinstance(rnn, nn.LSTM) or (isinstance(rnn, Int8RNN) and rnn.is_lstm):
         gates = code.emit(Kind.ADD, new.width, new, old)
         found = code.emit(Kind.LSTM, part.hidden, gates, memory=memory)
     else:

@@ -33,11 +33,11 @@ def _mamba(part: MambaModule, x: Register, code: Instructions, state: StateSlot 
     hidden, rank = part.hidden, part.rank
     memory = code.memory(require_state(state), x.width)
     both = lower(part.up, x, code)  # x, z
-    inputs = code.register(2 * hidden)  # x, Δ
+    inputs = code.register(2 * hidden)  # x, Δ before its softplus
     seen = emit_short_convolution(part.convolution, both.part(0, hidden), memory, code, into=inputs.part(0, hidden))
     selected = lower(part.select, seen, code)  # Δ of fewer features, B, C
-    steps: dict[str, Any] = {"into": inputs.part(hidden, hidden), "activation": Activation.SOFTPLUS}
-    emit_matmul(part.step_map.detach(), None, part.step_bias, selected.part(0, rank), code, **steps)
+    steps = inputs.part(hidden, hidden)
+    emit_matmul(part.step_map.detach(), None, part.step_bias, selected.part(0, rank), code, into=steps)
     decay = negative_exp(part.a_log).t().contiguous()  # (N, hidden)
     chosen = selected.part(rank, 2 * part.states)
     arguments: dict[str, Any] = {"part": 1, "states": part.states, "decay": decay, "skip": part.skip}

@@ -121,9 +121,10 @@ class NativeProgram:
         self.thread_counts: dict[int, ThreadCount] = {}
         self.positions = self.tokens = self.keys = self.threads = 0
         self.inputs = max((step.linear.inputs for step in instructions if is_packed(step)), default=0)
-        self.top = max((step.linear.top for step in instructions if is_packed(step)), default=0) or 1  # rows of a token
         seen = (step.attention.branches for step in instructions if step.kind == Kind.ATTENTION)
         self.branches = max(seen, default=0) or 1  # in each of which a key may be seen
+        rows = (max(step.linear.top, step.linear.digits) for step in instructions if is_packed(step))
+        self.top = max(rows, default=0) or 1  # rows of a token
         self.given = Pass(
             count=len(self.program),
             instructions=ctypes.addressof(self.program),

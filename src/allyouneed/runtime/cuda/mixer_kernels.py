@@ -210,7 +210,7 @@ def _infini(part: InfiniModule, setup: StepSetup, state: Any, partial: bool) -> 
 def _rnn(part: RNNModule, setup: StepSetup, state: Any, partial: bool) -> Kernel:
     """Two linear maps and the gates: cuDNN would copy all weights in every step to have them side by side."""
     require_kernels(setup)
-    rnn = part.rnn
+    rnn = part.float_rnn
 
     def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
         from allyouneed.kernels.triton.recurrent_step import rnn_gates
