@@ -95,6 +95,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "longnet": {"mixer": {"kind": "longnet", "heads": HEADS, "segments": [256, 1024], "dilations": [1, 4]}},
     "lsh": {"mixer": {"kind": "lsh", "heads": HEADS, "chunk": 64, "buckets": 16}},
     "lsra": {"mixer": {"kind": "lsra", "heads": HEADS, "size": 7, "pattern": "causal"}},
+    "synthesizer": {"mixer": {"kind": "synthesizer", "heads": HEADS, "length": 256, "pattern": "causal"}},
+    "synthesizer, random": {
+        "mixer": {"kind": "synthesizer", "heads": HEADS, "length": 256, "pattern": "causal", "synthesis": "random"}
+    },
     "experts, 2 of 8 (channel)": {
         "mixer": CAUSAL,
         "channel": {"kind": "moe", "experts": 8, "top": 2, "expert": {"kind": "ffn", "hidden": HIDDEN // 2}},

@@ -141,6 +141,7 @@ MIXED = {
     "mla": {"kind": "mla", "heads": 4, "kv_rank": 9, "nope_width": 9, "rope_width": 4, "value_width": 9},
     "gau": {"kind": "gau", "key_width": 6},  # keys and values of different widths
     "lsra": {"kind": "lsra", "heads": 4, "size": 3},  # a cache inside another state is not paged
+    "synthesizer": {"kind": "synthesizer", "heads": 4, "length": 6},
     "location": {"kind": "attention", "heads": 4, "scores": {"kind": "location", "length": 20}},  # torch computes it
 }
 
@@ -224,6 +225,12 @@ def test_a_text_beyond_the_last_position_is_refused() -> None:
     cpu_executor(model).advance(Rows.of([[1, 2, 3, 4, 5, 6]]), states)
     with pytest.raises(UserError, match="6 learned positions"):
         cpu_executor(model).advance(Rows.of([[1]]), states)
+    model = mixed_model("synthesizer")
+    states = cpu_executor(model).start(2)
+    for _ in range(6):
+        cpu_executor(model).advance(Rows.of([[1], [2]]), states)
+    with pytest.raises(UserError, match="7 tokens exceeds the synthesizer's length 6"):
+        cpu_executor(model).advance(Rows.of([[1], [2]]), states)
 
 
 @pytest.mark.parametrize("token", [31, 10**9, -1])

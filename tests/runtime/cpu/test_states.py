@@ -51,6 +51,9 @@ ATTENTIVE: list[dict[str, Any]] = [
         "join": "product",
         "then": {"kind": "gru"},
     },
+    {"kind": "synthesizer", "heads": 3, "length": 130, "pattern": "causal & strided(2)", "dot": True},
+    {"kind": "synthesizer", "heads": 4, "length": 130, "pattern": "causal & window(9)", "synthesis": "random"},
+    {"kind": "tensorized", "rank": 5, "length": 130, "pattern": "causal & strided(3)"},
 ]
 HASHED: list[dict[str, Any]] = [  # rounding decides about buckets, and these about much
     {"kind": "lsh", "heads": 3, "buckets": 4, "rounds": 2, "whole": 59},

@@ -48,11 +48,13 @@ struct ScoreTerms {
     const uint8_t* mask = nullptr;
     const float *relative_keys = nullptr, *relative_values = nullptr;
     const float* vectors = nullptr;   // by distance
+    const float *placed = nullptr, *place_bias = nullptr;  // by key position
     const float* additive = nullptr;  // instead of q·k
-    int distance = 0, position = 0;
+    int distance = 0, position = 0, ahead = 0;
     float cap = 0;
     bool squared = false;  // and after it
-    bool any() const { return bias || mask || relative_keys || vectors || cap != 0; }
+    bool any() const { return bias || mask || relative_keys || vectors || placed || place_bias || cap != 0; }
+    bool allows(int64_t p) const { return !(bias && bias[p] == -INFINITY) && !(mask && !mask[p]); }
     int vector_of(int64_t p) const {
         return int(std::clamp<int64_t>(p - position, -distance, distance)) + distance;
     }
@@ -88,6 +90,12 @@ void add_terms(const ScoreTerms& terms, const Seen& seen, const float* q, int wi
         const auto vector = [&](int i) { return terms.vectors + (terms.position - seen(i)) * width; };
         score_keys(q, seen.count, width, scale, vector, product, true, scores);
     }
+    if (terms.placed) {
+        const auto vector = [&](int i) { return terms.placed + seen(i) * terms.ahead; };
+        score_keys(q, seen.count, terms.ahead, 1, vector, product, true, scores);
+    }
+    if (terms.place_bias)
+        for (int i = 0; i < seen.count; i++) scores[i] += terms.place_bias[seen(i)];
     if (terms.bias)
         for (int i = 0; i < seen.count; i++) scores[i] += terms.bias[seen(i)];
     if (terms.cap != 0)
@@ -106,8 +114,7 @@ void add_terms(const ScoreTerms& terms, const Seen& seen, const float* q, int wi
 inline int allowed_keys(const ScoreTerms& terms, const Seen& seen) {
     if (!terms.bias && !terms.mask) return seen.count;
     int count = 0;
-    for (int i = 0; i < seen.count; i++)
-        count += (!terms.bias || terms.bias[seen(i)] != -INFINITY) && (!terms.mask || terms.mask[seen(i)]);
+    for (int i = 0; i < seen.count; i++) count += terms.allows(seen(i));
     return count;
 }
 
@@ -134,7 +141,7 @@ void attend(const float* q, const Place& at, const Seen& seen, int width, int va
             const ScoreTerms& terms, float* weights, float* out) {
     const int keys = seen.count;
     if (scale == 0) scale = 1.0f / std::max(1, allowed_keys(terms, seen));
-    const auto key = [&](int i) { return at.key(seen(i)); };
+    const auto key = [&](int i) { return terms.ahead == width ? q : at.key(seen(i)); };  // there may be none
     if (terms.additive) {
         const auto term = [&](__m512 q, __m512 k, __m512 sum, int i) {
             const __m512 weight = _mm512_maskz_loadu_ps(tail(width - i), terms.additive + i);
@@ -142,7 +149,8 @@ void attend(const float* q, const Place& at, const Seen& seen, int width, int va
         };
         score_keys(q, keys, width, scale, key, term, false, weights);
     } else {
-        score_keys(q, keys, width, scale, key, product, false, weights);
+        const int ahead = terms.ahead;
+        score_keys(q + ahead, keys, width - ahead, scale, key, product, false, weights);
     }
     if (terms.any()) add_terms(terms, seen, q, width, scale, weights);
     float share = 1;
@@ -191,6 +199,23 @@ void attend(const float* q, const Place& at, const Seen& seen, int width, int va
             add_scaled(out, terms.relative_values + int64_t(n) * value_width, by_vector[n] * share, value_width);
 }
 
+// Σ q k v of every two keys, 0 where one is not seen (tensorized attention): out (length, length) by their positions.
+template <typename Place>
+void combine_pairs(const float* q, const Place& at, const Seen& seen, int width, int length, const ScoreTerms& terms,
+                   float* sums, float* out) {
+    std::memset(out, 0, int64_t(length) * length * sizeof(float));
+    const auto value = [&](int i) { return at.value(seen(i)); };
+    const auto term = [&](__m512 k, __m512 v, __m512 sum, int i) {
+        return _mm512_fmadd_ps(_mm512_mul_ps(_mm512_maskz_loadu_ps(tail(width - i), q + i), k), v, sum);
+    };
+    for (int j = 0; j < seen.count; j++) {
+        if (!terms.allows(seen(j))) continue;
+        score_keys(at.key(seen(j)), seen.count, width, 1, value, term, false, sums);
+        for (int i = 0; i < seen.count; i++)
+            if (terms.allows(seen(i))) out[seen(j) * length + seen(i)] = sums[i];
+    }
+}
+
 // The keys that a query of LongNet sees: every `dilation`-th one of its segment, if it is one of them, in each branch.
 // What two branches see counts twice.
 inline int keys_of_branches(const AttentionArgs& args, int head, int position, int32_t* list) {
@@ -237,14 +262,16 @@ void attend_row(const Instruction& o, const Pass& pass, const Place& at, int row
     const AttentionArgs& args = o.attention;
     int32_t* list = (int32_t*)(weights + pass.longest);
     const int heads = args.heads, kv_heads = args.kv_heads, width = args.head_width, values = args.value_width;
+    const int key_width = width - args.ahead;
     const int shared = heads / kv_heads, from = args.keys;  // query heads per key head
     const bool cached = from == CACHED || from == SEGMENT;
     const int start = from == CACHED ? pass.starts[row] : from == SEGMENT ? pass.starts[row] % args.segment : 0;
     if (cached)
         for (int i = 0; i < pass.lengths[row]; i++) {
             const float* token = input_of(o, pass, int64_t(row) * pass.time + i);
-            const float *k = token + (heads + head) * width, *v = token + (heads + kv_heads) * width + head * values;
-            std::memcpy(at.key(start + i), k, width * sizeof(float));
+            const float *k = token + heads * width + head * key_width;
+            const float* v = token + heads * width + kv_heads * key_width + head * values;
+            if (key_width) std::memcpy(at.key(start + i), k, key_width * sizeof(float));
             if (at.keys != at.values) std::memcpy(at.value(start + i), v, values * sizeof(float));
         }
     int32_t* buckets = nullptr;
@@ -258,7 +285,7 @@ void attend_row(const Instruction& o, const Pass& pass, const Place& at, int row
         }
     }
     ScoreTerms terms;
-    terms.squared = args.squared;
+    terms.squared = args.squared, terms.ahead = args.ahead;
     terms.relative_keys = args.relative_keys, terms.relative_values = args.relative_values;
     terms.distance = args.distance, terms.cap = args.cap;
     if (args.mask >= 0) terms.mask = pass.masks[args.mask].allowed + row * pass.masks[args.mask].row;
@@ -282,10 +309,17 @@ void attend_row(const Instruction& o, const Pass& pass, const Place& at, int row
                 seen.count = args.rounds ? keys_of_buckets(args, buckets, bucket_time, position, list)
                                          : keys_of_branches(args, h, position, list);
             }
+            if (args.placed) terms.placed = args.placed + int64_t(h) * args.length * args.ahead;
+            if (args.place_bias)
+                terms.place_bias = args.place_bias + h * args.place_head + position * args.place_query;
             if (args.additive) terms.additive = args.additive + int64_t(h) * width;
             if (args.vectors >= 0) terms.vectors = pass.tables[args.vectors] + int64_t(h) * pass.positions * width;
             if (args.bias >= 0)
                 terms.bias = pass.tables[args.bias] + int64_t(h) * (2 * pass.positions - 1) + pass.positions - 1 - position;
+            if (args.pairs) {
+                combine_pairs(input_of(o, pass, t), at, seen, width, args.length, terms, weights, output_of(o, pass, t));
+                continue;
+            }
             attend(input_of(o, pass, t) + h * width, at, seen, width, values, args.scale, terms, weights,
                    output_of(o, pass, t) + h * values);
         }
@@ -300,8 +334,9 @@ void attention(const Instruction& o, const Pass& pass, int task, int thread) {
     if (from == SELF) {
         const int64_t stride = pass.widths[o.input];
         float* first = (float*)input_of(o, pass, int64_t(row) * pass.time);
-        const Contiguous at{first + (heads + head) * width,
-                            first + (heads + kv_heads) * width + head * args.value_width, stride, stride};
+        const int key_width = width - args.ahead;
+        const Contiguous at{first + heads * width + head * key_width,
+                            first + heads * width + kv_heads * key_width + head * args.value_width, stride, stride};
         return attend_row(o, pass, at, row, head, weights);
     }
     if (from == SEGMENT) {

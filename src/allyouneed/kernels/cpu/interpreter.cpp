@@ -44,6 +44,7 @@ int32_t check(const Pass& pass) {
                                  : o.attention.keys == CACHED ? pass.starts[row] + pass.lengths[row]
                                  : o.attention.keys == SEGMENT ? pass.starts[row] % o.attention.segment + 1
                                                               : pass.lengths[row];
+                if (o.attention.length && keys > o.attention.length) return 2;
                 if (keys < 0 || int64_t(keys) * std::max(1, o.attention.branches) > room) return 2;
             }
         }

@@ -115,9 +115,16 @@ struct AttentionArgs {
     int32_t rounds;    // of hashing (LSH): a query sees earlier keys of its buckets, else itself; 0: none
     int32_t buckets;   // of a round; if more than one, half as many products with directions are in register `other`
     int32_t whole;     // LSH: queries at positions below it see all earlier keys
+    int32_t ahead;     // features of a query before those that are multiplied with the key, which has so many fewer
+    int32_t length;    // positions that `placed`, `place_bias` and `pairs` have; 0: any number
+    int32_t pairs;     // the result is Σ q k v of every two keys (length, length), 0 where one is not seen
     float scale;       // 0: 1 / keys that are seen
     float cap;                    // of scores; 0: none
     const int32_t* segments;      // (branches, heads, 3): size of a segment, dilation, first position in it
+    const float* placed;          // (heads, length, ahead) by key position; its product with q is added; or null
+    const float* place_bias;      // (heads, queries, length) by position, added to scores; or null
+    int64_t place_head;           // numbers from one head to the next in `place_bias`
+    int64_t place_query;          // and from one query position to the next
     const float* additive;        // (heads, head_width): scores are its product with tanh(q + k); null: q·k
     const float* relative_keys;   // (2 distance + 1, head_width) or null
     const float* relative_values;  // (2 distance + 1, value_width) or null

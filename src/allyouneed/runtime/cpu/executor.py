@@ -138,8 +138,10 @@ class CpuExecutor:
         self.scores = None if lowered.head is None else NativeProgram(lowered.head, library, arena)
         self.encoder = None if lowered.encoder is None else NativeProgram(lowered.encoder, library, arena)
         self.crosses, self.int8 = lowered.crosses, is_int8(model)
-        self.limit: int | None = model.embed.limit
+        self.limit = least(model.embed.limit, lowered.decoder.limit)
         self.source_embed: Any = getattr(model, "source_embed", None) or model.embed
+        reader = lowered.encoder
+        self.source_limit = least(self.source_embed.limit, None if reader is None else reader.limit)
         self.width = lowered.decoder.outputs[0].width
         self.bindings: weakref.WeakKeyDictionary[States, StateBinding] = weakref.WeakKeyDictionary()
 
@@ -163,7 +165,7 @@ class CpuExecutor:
         if encoder is None or options or not isinstance(source, Rows) or not is_plain(source):
             return model.start(source, **options)
         rows, time = source.tokens.shape
-        if self.source_embed.limit is not None and time > self.source_embed.limit:
+        if self.source_limit is not None and time > self.source_limit:
             return model.start(source)
         lengths = [time] * rows if source.lengths is None else source.lengths.tolist()
         layout = self.source_embed.layout(source)
@@ -306,6 +308,10 @@ class CpuExecutor:
         ones = [1] * len(x)
         (logits,) = self.scores.run(PassInputs(len(x), 1, None, ones, ones), x=x.contiguous())
         return logits
+
+
+def least(*limits: int | None) -> int | None:
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def is_plain(rows: Rows) -> bool:

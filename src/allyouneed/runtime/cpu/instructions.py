@@ -72,7 +72,8 @@ class PartCall:
 class Instructions:
     """`steps`: instructions and part calls in order. `caches`: what ATTENTION reads; `masks`: patterns that depend on
     more than the distance. `memories`: other states. `tables`: functions that make a table of that many positions.
-    `kept`: tensors that instructions point to. `outputs`: registers read afterwards."""
+    `kept`: tensors that instructions point to. `outputs`: registers read afterwards. `limit`: positions of a text that
+    its parts have weights for; None: any number."""
 
     def __init__(self) -> None:
         self.steps: list[Instruction | PartCall] = []
@@ -83,6 +84,10 @@ class Instructions:
         self.tables: list[Callable[[int], Tensor]] = []
         self.kept: list[Tensor] = []
         self.outputs: list[Register] = []
+        self.limit: int | None = None
+
+    def limit_positions(self, count: int) -> None:
+        self.limit = count if self.limit is None else min(count, self.limit)
 
     @property
     def calls(self) -> list[PartCall]:

@@ -1,16 +1,19 @@
-"""Lowering rules of mixers built on attention (LongNet, LSH, MSSA, gated attention units) and of those that join two
-others (LSRA, branches)."""
+"""Lowering rules of mixers built on attention (LongNet, LSH, MSSA, gated attention units, synthesizers, tensorised
+attention) and of those that join two others (LSRA, branches)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from allyouneed.kernels.cpu.abi import Activation, Keys, Kind
 from allyouneed.nn.mixers.attention.attention import kv_window
 from allyouneed.nn.mixers.attention.longnet import LongNetAttention
 from allyouneed.nn.mixers.attention.lsh import LSHAttention, rotations
+from allyouneed.nn.mixers.attention.synthesizer import DenseSynthesis, RandomSynthesis, SynthesizerModule
+from allyouneed.nn.mixers.attention.tensorized import TensorizedModule
 from allyouneed.nn.mixers.branches import BranchesModule
 from allyouneed.nn.mixers.crate import ISTAModule, MSSAModule
 from allyouneed.nn.mixers.gau import GAUModule
@@ -133,6 +136,69 @@ def _gated_attention_unit(part: GAUModule, x: Register, code: Instructions, stat
     code.caches.append(CacheSlot(slot, 1, keys, values, "ring" in arguments))
     seen = code.emit(Kind.ATTENTION, values, both, **arguments)
     found: Register = lower(part.out, code.emit(Kind.GATE, values, u, seen, activation=Activation.IDENTITY), code)
+    return found
+
+
+# --- scores of positions ----------------------------------------------------------------------------------------------
+
+
+@lower.register(SynthesizerModule)
+def _synthesizer(part: SynthesizerModule, x: Register, code: Instructions, state: StateSlot | None) -> Register:
+    """A dense one multiplies a query with a vector of each position, a random one has a bias of each two. The features
+    that are multiplied with keys, if any, follow those of the first kind."""
+    scores: Any = part.scores
+    synthesis, mixture, length = scores.synthesis, scores.mixture, part.length
+    heads, width = part.heads, part.head_width
+    shares = [1.0, 0.0] if mixture is None else [0.5, 0.5] if mixture.is_meta else mixture.float().softmax(0).tolist()
+
+    def share_of(table: Tensor) -> Tensor:
+        table = table.detach().float()
+        return table if table.is_meta or mixture is None else table * shares[0]
+
+    arguments: dict[str, Any] = {"length": length, "scale": shares[1] * width**-0.5}
+    if isinstance(synthesis, DenseSynthesis) and len(synthesis.maps) == 1:
+        arguments |= {"ahead": width, "placed": share_of(synthesis.maps[0]).transpose(1, 2).contiguous()}
+        if len(synthesis.shifts):
+            arguments |= {"place_bias": share_of(synthesis.shifts[0]), "place_head": length}
+    elif isinstance(synthesis, RandomSynthesis) and not synthesis.factorised:
+        arguments |= {"place_bias": share_of(synthesis.table), "place_head": length**2, "place_query": length}
+    else:
+        raise Unsupported("factorised scores of a synthesizer have no native instruction")
+    dense, dot = part.hidden is not None, mixture is not None
+    both = emit_product([one for one in (part.hidden, part.q, part.k, part.v) if one is not None], x, code)
+    inner = heads * width
+    if dense:
+        code.emit(Kind.ACTIVATE, inner, both.part(0, inner), into=both.part(0, inner), activation=Activation.RELU)
+    if dense and dot:  # both kinds of features of each head, side by side
+        starts = [at + head * width for head in range(heads) for at in (0, inner)]
+        both = emit_joined([*(both.part(at, width) for at in starts), both.part(2 * inner, 2 * inner)], code)
+    decoding = state is not None
+    arguments |= PLAIN | pattern_arguments(part.pattern, part.relative, heads, 1.0, code, decoding)
+    arguments |= {"heads": heads, "kv_heads": heads, "head_width": (dense + dot) * width, "value_width": width}
+    if state is None:
+        arguments["keys"] = Keys.SELF
+    else:
+        arguments |= {"keys": Keys.CACHED, "cache": len(code.caches)}
+        code.caches.append(CacheSlot(state, heads, dot * width, width, "ring" in arguments))
+    code.limit_positions(length)
+    found: Register = lower(part.out, code.emit(Kind.ATTENTION, inner, both, **arguments), code)
+    return found
+
+
+@lower.register(TensorizedModule)
+def _tensorized(part: TensorizedModule, x: Register, code: Instructions, state: StateSlot | None) -> Register:
+    slot, both, rank = require_state(state), lower(part.qkv, x, code), part.rank
+    query, cores = both.part(0, rank), part.cores.detach()
+    core = cores[0] if cores.is_meta else cores.float().mean(0)
+    code.emit(Kind.SCALE, rank, query, into=query, factors=core)
+    arguments = PLAIN | pattern_arguments(part.pattern, RelativeModule(), 1, 1.0, code, True)
+    if "ring" in arguments:
+        raise Unsupported("tensorised attention with a window has no native instruction")
+    arguments |= {"heads": 1, "kv_heads": 1, "head_width": rank, "value_width": rank, "scale": 1.0}
+    arguments |= {"keys": Keys.CACHED, "cache": len(code.caches), "pairs": 1, "length": part.length}
+    code.caches.append(CacheSlot(slot, 1, rank, rank))
+    code.limit_positions(part.length)
+    found: Register = lower(part.out, code.emit(Kind.ATTENTION, part.length**2, both, **arguments), code)
     return found
 
 

@@ -6,24 +6,26 @@ from __future__ import annotations
 
 from statistics import median
 
-TRIES = 3  # passes that are compared
-HOPELESS = 2.0  # times as slow
-FORGOTTEN = 16  # passes without a slow one after which a slow one is forgotten
+TRIES = 3  # passes of one thread whose median is compared with
 SOON, LATE = 64, 8192  # passes until all threads are tried again: twice as many each time one thread is faster
 
 
 class ThreadCount:
-    """One thread, or all of them (`most`) while their passes are faster than the median of one thread. A single slow
-    pass says nothing: any machine has one now and then. Beside a busy core they come in quick succession, and two of
-    them end a trial; where all threads have lost before, one does."""
+    """One thread, or all of them (`most`) while they are faster in total than the median of one thread. The slowest of
+    their passes does not count, since any machine stalls now and then: beside a busy core more than one does. Where all
+    threads have lost before, their first pass decides."""
 
     def __init__(self, most: int) -> None:
         self.most, self.retry_after = most, SOON
         self.single: list[float] = []  # seconds of the last passes on one thread
-        self.left = TRIES  # passes on one thread before all are tried
+        self.lost = False  # all threads were slower when they were tried last
+        self.measure(TRIES)
+
+    def measure(self, passes: int) -> None:
+        """So many passes on one thread before all are tried."""
+        self.left = passes
         self.tries = 0  # passes on all threads since then
-        self.slow = self.fast = 0  # slow passes among them that count, and others since the last one
-        self.lost = False  # whether the last trial of all threads was ended
+        self.total = self.slowest = 0.0  # their seconds
 
     @property
     def current(self) -> int:
@@ -34,16 +36,13 @@ class ThreadCount:
         if threads == 1:
             self.single, self.left = [*self.single[1 - TRIES :], seconds], self.left - 1
             return
-        usual, self.tries = median(self.single), self.tries + 1
-        if seconds > HOPELESS * usual or (self.tries <= TRIES and seconds >= usual):
-            self.slow, self.fast = self.slow + 1, 0
-        else:
-            self.fast += 1
-            self.slow = 0 if self.fast == FORGOTTEN else self.slow
-        forgiven = 0 if self.lost else 1
-        if self.slow > forgiven:
-            self.left, self.lost, self.retry_after = self.retry_after, True, min(2 * self.retry_after, LATE)
-            self.tries = self.slow = self.fast = 0
+        self.tries, self.total, self.slowest = self.tries + 1, self.total + seconds, max(self.slowest, seconds)
+        count, spent = self.tries - 1, self.total - self.slowest
+        if self.lost and self.tries == 1:
+            count, spent = 1, seconds
+        if count and spent >= count * median(self.single):
+            self.measure(self.retry_after)
+            self.lost, self.retry_after = True, min(2 * self.retry_after, LATE)
         elif self.tries == SOON:  # measure one thread again: the load may have changed
-            self.left, self.lost, self.retry_after = TRIES, False, SOON
-            self.tries = self.slow = self.fast = 0
+            self.measure(TRIES)
+            self.lost, self.retry_after = False, SOON
