@@ -213,17 +213,63 @@ void float_product(const LinearArgs& args, int first, int last, int begin, int e
     }
 }
 
+// Small maps that all groups of a token share: sums of columns of weights (inputs, outputs), for many outputs at a time.
+template <int ROWS>
+__attribute__((noinline)) void column_sums(const float* weights, int inputs, int outputs, const float* x, int64_t step,
+                                           float* out, int64_t out_step, int left) {
+    __m512 sums[ROWS][4];
+    __mmask16 inside[4];
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        inside[j] = tail(std::max(0, left - j * LANES));
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) sums[r][j] = _mm512_setzero_ps();
+    }
+    for (int i = 0; i < inputs; i++, weights += outputs) {
+        __m512 some[4];
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) some[j] = _mm512_maskz_loadu_ps(inside[j], weights + j * LANES);
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) {
+            const __m512 one = _mm512_set1_ps(x[r * step + i]);
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; j++) sums[r][j] = _mm512_fmadd_ps(one, some[j], sums[r][j]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) _mm512_mask_storeu_ps(out + r * out_step + j * LANES, inside[j], sums[r][j]);
+}
+
+void shared_product(const LinearArgs& args, int first, int last, int tokens, const float* x, int64_t stride, float* out,
+                    int64_t out_stride) {
+    for (int n = first * TILE_OUTPUTS; n < std::min(args.outputs, last * TILE_OUTPUTS); n += TILE_OUTPUTS)
+        for (int t = 0; t < tokens; t++) {
+            int group = 0;
+            in_tiles(args.groups, [&](auto rows) {
+                constexpr int ROWS = decltype(rows)::value;
+                column_sums<ROWS>((const float*)args.weight + n, args.inputs, args.outputs,
+                                  x + t * stride + group * args.input_step, args.input_step,
+                                  out + t * out_stride + group * args.output_step + n, args.output_step,
+                                  args.outputs - n);
+                group += ROWS;
+            });
+        }
+}
+
 // --- a product in chunks ----------------------------------------------------------------------------------------------
 
 struct LinearChunks {  // of `per` blocks of outputs each, in every group or expert
     int blocks, per, chunks, parts;
 
     LinearChunks(const LinearArgs& args, int tokens) {
-        const int size = args.format == INT8 ? TILE_OUTPUTS : 4;  // outputs of a block
+        const int size = args.format == INT8 || args.shared ? TILE_OUTPUTS : 4;  // outputs of a block
         const int64_t bytes = args.format == INT8 ? 1 : args.format == FLOAT32 ? 4 : 2;
-        parts = std::max(1, std::max(args.groups, args.experts));
+        parts = args.shared ? 1 : std::max(1, std::max(args.groups, args.experts));
         blocks = (args.outputs + size - 1) / size;
-        const int64_t work = size * args.inputs * (bytes + tokens / 8) + 1;  // of a block, about, in bytes read
+        const int64_t rows = args.shared ? int64_t(tokens) * args.groups : tokens;
+        const int64_t work = size * args.inputs * (bytes + rows / 8) + 1;  // of a block, about, in bytes read
         per = std::max<int64_t>(1, (48 << 10) / work);
         per = std::max(per, (blocks + 255) / 256);  // a chunk's number has 16 bits, and there may be many parts
         chunks = (blocks + per - 1) / per;
@@ -239,7 +285,7 @@ inline LinearArgs part_of(const LinearArgs& args, int part) {
     const int64_t padded = args.format == INT8 ? (outputs + TILE_OUTPUTS - 1) / TILE_OUTPUTS * TILE_OUTPUTS : outputs;
     const int64_t bytes = args.format == INT8 ? 1 : args.format == FLOAT32 ? 4 : 2;
     if (args.experts && args.format != INT8) one.weight = ((const void* const*)args.weight)[part];
-    else if (!args.shared) one.weight = (const char*)args.weight + part * padded * inputs * bytes;
+    else one.weight = (const char*)args.weight + part * padded * inputs * bytes;
     if (args.step) one.step = args.step + part * outputs;
     if (args.sums) one.sums = args.sums + part * outputs;
     if (args.bias) one.bias = args.bias + part * outputs;
@@ -262,6 +308,7 @@ void linear_blocks(const Instruction& o, const Pass& pass, const LinearArgs& arg
         begin = first_rows(o, pass)[part], end = first_rows(o, pass)[part + 1];
         if (begin == end) return;
     }
+    if (args.shared) return shared_product(args, first, last, tokens, x, stride, out, out_stride);
     if (args.format == INT8) int8_product(args, pass, first, last, begin, end, out, out_stride);
     else if (args.format == FLOAT32) float_product<float>(args, first, last, begin, end, x, stride, out, out_stride);
     else float_product<uint16_t>(args, first, last, begin, end, x, stride, out, out_stride);

@@ -42,7 +42,7 @@ struct LinearArgs {
     int32_t groups;       // one map per group of features: weight (groups, outputs, inputs); not of INT8
     int32_t input_step;   // features from the inputs of a group to those of the next
     int32_t output_step;
-    int32_t shared;       // all groups have the same map: weight (outputs, inputs)
+    int32_t shared;       // FLOAT32: all groups have the same map, without bias or activation: weight (inputs, outputs)
     int32_t experts;      // one map per expert, over the rows that ROUTE, in register `other`, gave it; 0: none
     int32_t top;          // rows per token
     const void* weight;   // (groups, outputs, inputs), or packed; of experts that are not packed, their addresses

@@ -21,7 +21,7 @@ def _performer(part: PerformerModule, x: Register, code: Instructions, state: St
     heads, width, inner, count = part.heads, part.head_width, part.inner, len(part.bits)
     both = lower(part.qkv, x, code)
     features = part.features.detach()
-    features = features if features.is_meta else features * width**-0.25
+    features = features.t() if features.is_meta else features.t() * width**-0.25  # (head_width, m)
     sizes: dict[str, Any] = {"inputs": width, "outputs": count, "groups": 2 * heads, "format": Format.FLOAT32}
     sizes |= {"input_step": width, "output_step": count, "shared": 1, "weight": features}
     products = code.emit(Kind.LINEAR, count, both, into=code.register(2 * heads * count), **sizes)  # ω·q, ω·k
