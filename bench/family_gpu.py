@@ -241,7 +241,7 @@ def declared(model: Any, keys: dict[str, Any], rows: int, context: float) -> tup
     cost, alone = config.cost(max(1, int(context))), config.cost(1)
     weights = [*model.parameters(), *model.buffers()]
     stored = sum(weight.numel() * weight.itemsize for weight in weights)
-    states = rows * (cost.state_per_token * context + cost.state_constant) * next(model.parameters()).itemsize
+    states = rows * cost.state_bytes(max(1, int(context)), next(model.parameters()).itemsize, captured=True)
     return stored * min(1.0, rows * alone.flops / 2 / alone.parameters) + states, states
 
 

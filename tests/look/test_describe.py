@@ -91,6 +91,19 @@ def test_costs_follow_the_context():
         assert number(text, r"^cache, fp32 .* \+ ([\d,]+) per source token") == 4 * cost.state_constant / length
 
 
+def test_states_are_counted_with_and_without_what_trimming_needs():
+    config = CASES["retnet-1.3b"]
+    cost, text = config.cost(1024), shown(config, 1024)
+    for name, size in (("fp32", 4), ("bf16", 2)):
+        found = re.search(
+            rf"^cache, {name} +0 bytes per token \+ ([\d,]+) whatever .* \(([\d,]+) in a CUDA graph\)", text, re.M
+        )
+        assert found is not None
+        plain, captured = (int(number.replace(",", "")) for number in found.groups())
+        assert (plain, captured) == (cost.state_bytes(1024, size), cost.state_bytes(1024, size, captured=True))
+        assert captured == 4 * cost.wide_constant / 2 < plain  # sums stay in single precision
+
+
 def test_the_executors_are_named_with_the_parts_that_keep_a_model_from_them():
     text = shown(CASES["transformer-base"])
     assert re.search(r"^CPU executor  native program$", text, re.MULTILINE)

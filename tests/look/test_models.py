@@ -30,7 +30,7 @@ def test_a_row_matches_the_config(name):
     for at, length in zip(row.at, LENGTHS, strict=True):
         cost = config.cost(length)
         assert (at.length, at.flops) == (length, cost.flops)
-        assert at.state == (2 * (length * cost.state_per_token + cost.state_constant) if config.generates else None)
+        assert at.state == (cost.state_bytes(length, 2, captured=True) if config.generates else None)
         assert at.reached == (config.limit is None or length <= config.limit)
 
 

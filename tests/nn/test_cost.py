@@ -10,7 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from allyouneed.config import override, parse, preset_names, preset_tree
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.base import Model
-from any_part import CASES, HEADS, tree
+from allyouneed.runtime.cuda.decode_step import DecodeStep
+from allyouneed.runtime.cuda.static_cache import StaticStates
+from any_part import CASES, HEADS, first_of_each_kind, tree
 from parameter_count import parameter_count
 
 
@@ -90,24 +92,54 @@ def test_the_flops_of_a_window_do_not_grow_with_the_sentence():
     assert flops("causal", 4000) - flops("causal", 1000) == pytest.approx(4 * 12 * 1500, rel=1e-2)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name.startswith(("mixer", "cross", "two"))])
+STATEFUL = [name for name in CASES if name.startswith(("mixer", "cross", "two", "channel rwkv"))]
+QUICK = first_of_each_kind(("mixer", "cross mixer"))
+HALF, SINGLE = torch.bfloat16, torch.float32
+
+
+def long_text(name: str) -> int:
+    """More tokens than small parts keep; a table of places ends somewhere."""
+    return 40 if any(part in name for part in ("location", "synthesizer", "tensorized")) else 90
+
+
+@pytest.mark.parametrize("name", STATEFUL)
 def test_state_is_as_large_as_declared(name):
     """After so many tokens of a source and of a target as long: what grows, for each token of the target; what is
-    constant, once: the source's keys, and what a mixer that forgets comes to keep. In elements; float32 here."""
-    config, rows = parse(Model, CASES[name]), 3
+    constant, once: the source's keys, and what a mixer that forgets comes to keep. In half precision sums stay in
+    single."""
+    config, rows, long = parse(Model, CASES[name]), 3, long_text(name)
     model = config.build().eval()
-    ends = any(part in name for part in ("location", "synthesizer", "tensorized"))  # a table of places ends somewhere
-    for tokens in (1, 33, 40 if ends else 90):
+    for tokens, dtype in ((1, SINGLE), (33, SINGLE), (long, SINGLE), *([(long, HALF)] if name in QUICK else [])):
+        model = model.to(dtype)
         with torch.no_grad():
             states = model.start(Rows(torch.ones(rows, tokens, dtype=torch.long)))
             for piece in torch.ones(rows, tokens, dtype=torch.long).tensor_split(min(tokens, 5), 1):  # grows repeatedly
                 model.advance(Rows(piece), states)
         cost = config.cost(tokens)
         shared = sum(s.bytes for layer in states.layers for s in layer.values() if s.shared)
-        grown, constant = 4 * rows * tokens * cost.state_per_token, 4 * rows * cost.state_constant
-        assert 0 < grown + shared <= states.bytes <= grown + constant
+        most, constant = (rows * cost.state_bytes(length, dtype.itemsize) for length in (tokens, 0))
+        assert 0 < most - constant + shared <= states.bytes <= most
         if tokens >= 90 or shared == constant:  # whatever small parts keep is full by now
-            assert states.bytes == grown + constant
+            assert states.bytes == most
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in STATEFUL
+        if not name.startswith("mixer synchronous")  # two directions at once are not captured
+    ],
+)
+def test_captured_state_is_as_large_as_declared(name):
+    """States of a CUDA graph are allocated at once, for all that a row may hold, without what trimming needs."""
+    config, rows = parse(Model, CASES[name]), 2
+    model = config.build().eval()
+    for capacity, dtype in ((12, SINGLE), (long_text(name), HALF)):
+        states = StaticStates(model.to(dtype), rows, 1, capacity, capacity if hasattr(model, "encode") else 0)
+        with torch.no_grad():
+            DecodeStep(model, states)(torch.ones(rows, dtype=torch.long))
+        assert states.bytes == rows * config.cost(capacity).state_bytes(capacity, dtype.itemsize, captured=True)
 
 
 def test_cost_of_a_large_model_builds_no_module(monkeypatch):

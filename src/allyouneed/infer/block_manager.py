@@ -22,21 +22,21 @@ ENDLESS = 1 << 16  # a length at which windows are full: what still grows there 
 
 class DeclaredSize:
     """State of a row as its config declares it, in blocks of `size` tokens of what grows without bound. `paged`:
-    whether any keys and values are stored in blocks."""
+    whether any keys and values are stored in blocks; `itemsize`: bytes of a number of the model."""
 
-    def __init__(self, config: Model, size: int, paged: bool) -> None:
-        self.size, self.paged = size, paged
+    def __init__(self, config: Model, size: int, paged: bool, itemsize: int) -> None:
+        self.size, self.paged, self.itemsize = size, paged, itemsize
         self.cost = cache(config.cost)
         long = self.cost(ENDLESS)
-        self.grows = long.state_per_token if paged else 0.0
-        # elements of one block; where nothing is paged, the whole state of a row counts as one
-        self.block = self.grows * size or max(1.0, long.state_per_token * size + long.state_constant)
+        self.grows = long.state_bytes(1, itemsize) - long.state_bytes(0, itemsize) if paged else 0.0
+        # bytes of one block; where nothing is paged, the whole state of a row counts as one
+        self.block = self.grows * size or max(1.0, long.state_bytes(size, itemsize))
 
     def constant(self, length: int, source: int = 0) -> int:
         """Blocks' worth of state of a row of this length that is not paged."""
         cost = self.cost(max(length, source))
-        elements = cost.state_per_token * length + cost.state_constant - self.grows * length
-        return max(0, ceil(elements / self.block))
+        rest = cost.state_bytes(length, self.itemsize) - self.grows * length
+        return max(0, ceil(rest / self.block))
 
     def pages(self, length: int) -> int:
         """Blocks of a row of this length."""
@@ -47,7 +47,7 @@ class BlockManager:
     def __init__(self, engine: ModelRunner, pool: BlockPool) -> None:
         self.engine, self.pool, self.prefixes = engine, pool, PrefixCache(pool)
         states = PagedStates(_empty_states(engine), pool)
-        self.declared = DeclaredSize(engine.model.config, pool.size, states.has_pages)
+        self.declared = DeclaredSize(engine.model.config, pool.size, states.has_pages, _itemsize(engine))
         self.shares_prefixes = shares_prefixes(engine, states)
 
     # --- what a request needs ----------------------------------------------------------------------------------------
@@ -139,8 +139,11 @@ def shares_prefixes(engine: ModelRunner, states: PagedStates | None = None) -> b
 
 def block_bytes(engine: ModelRunner, size: int = BLOCK) -> int:
     """Bytes of one block, in all layers."""
-    declared = DeclaredSize(engine.model.config, size, paged=True)
-    return ceil(declared.block * next(engine.model.parameters()).itemsize)
+    return ceil(DeclaredSize(engine.model.config, size, True, _itemsize(engine)).block)
+
+
+def _itemsize(engine: ModelRunner) -> int:
+    return next(engine.model.parameters()).itemsize
 
 
 def _empty_states(engine: ModelRunner) -> States:

@@ -135,7 +135,7 @@ class Scheduler:
         length = max(len(state.request.prompt) + state.limit for state in states)
         source = max(len(state.request.source or ()) for state in states)
         cost = model.config.cost(max(length, source))
-        each = (cost.state_per_token * length + cost.state_constant) * next(model.parameters()).itemsize
+        each = cost.state_bytes(length, next(model.parameters()).itemsize)
         return round(each * sum(state.spec.decoding.rows for state in states))
 
     # --- steps -------------------------------------------------------------------------------------------------------

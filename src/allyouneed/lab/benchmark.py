@@ -98,7 +98,7 @@ def ours(peer: Peer, workload: Workload) -> tuple[Jobs, dict[str, float]]:
         call = reading_call(predictor(folder), workload)
         return {f"{workload.unit} {count}": partial(call, count) for count in workload.rows}, figures
     cost, size = model.config.cost(2 * workload.length), next(model.parameters()).itemsize
-    figures["state of a row, KB"] = (cost.state_per_token * 2 * workload.length + cost.state_constant) * size / 1e3
+    figures["state of a row, KB"] = cost.state_bytes(2 * workload.length, size, workload.device == "cuda") / 1e3
     read_per_token = [
         size_in_bytes
         for name, size_in_bytes in weights.items()

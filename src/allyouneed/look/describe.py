@@ -12,6 +12,7 @@ from rich.tree import Tree
 from torch import nn
 
 from allyouneed.config import Config, tree_of
+from allyouneed.nn.cost import Cost
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.block import Block, Layer
 from allyouneed.nn.models.encoder_decoder import EncoderDecoder
@@ -59,11 +60,9 @@ def costs(config: Model, length: int) -> str:
         "parameters": f"{cost.parameters:,}",
         "FLOPs": f"{cost.flops:,.0f} forward per {of.get(tree_of(config)['kind'], 'token')}, context {length:,}",
     }
-    source = _source_state(config, length)
+    source = _source_cost(config, length)
     for name, size in BYTES.items() if config.generates else ():
-        each = f"{cost.state_per_token * size:,.0f} bytes per {'target ' if source else ''}token"
-        more = {"per source token": source / length, "whatever the length": cost.state_constant - source}
-        rows[f"cache, {name}"] = each + "".join(f" + {n * size:,.0f} {what}" for what, n in more.items() if n)
+        rows[f"cache, {name}"] = _cache(cost, source, length, size)
     return "\n".join(f"{name:<11}  {value}" for name, value in rows.items())
 
 
@@ -72,11 +71,25 @@ def executors(model: nn.Module) -> str:
     return "\n".join(f"{name}  {escape(value)}" for name, value in executor_lines(model).items())
 
 
-def _source_state(config: Model, length: int) -> float:
+def _cache(cost: Cost, source: Cost, length: int, size: int) -> str:
+    """Bytes of state of one row, by what they depend on; numbers of the model have `size` bytes."""
+    of_source = source.state_bytes(0, size)
+    constant, captured = (cost.state_bytes(0, size, captured) - of_source for captured in (False, True))
+    words = [
+        f"{cost.state_bytes(1, size) - cost.state_bytes(0, size):,.0f} bytes per {'target ' * bool(of_source)}token"
+    ]
+    words += [f"{of_source / length:,.0f} per source token"] if of_source else []
+    words += [f"{constant:,.0f} whatever the length"] if constant or captured else []
+    return " + ".join(words) + (f" ({captured:,.0f} in a CUDA graph)" if captured != constant else "")
+
+
+def _source_cost(config: Model, length: int) -> Cost:
     """The decoding state of a source of this length."""
     layers = config.decoder if isinstance(config, EncoderDecoder) else ()
     crosses = [(layer.repeat, layer.cross) for layer in layers if layer.cross is not None]
-    return sum(times * cross.cost(config, length, cross=True).state_constant for times, cross in crosses)
+    costs = [(times, cross.cost(config, length, cross=True)) for times, cross in crosses]
+    constant, wide = (sum(n * getattr(cost, key) for n, cost in costs) for key in ("state_constant", "wide_constant"))
+    return Cost(state_constant=constant, wide_constant=wide)
 
 
 def summary(part: Config) -> str:

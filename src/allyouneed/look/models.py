@@ -29,7 +29,7 @@ class CostAt:
 
     length: int
     flops: float  # forward, per token; per source and target token of an encoder-decoder
-    state: float | None  # bytes of decoding state in bf16; None for models that do not generate
+    state: float | None  # bytes of decoding state in bf16, in a CUDA graph; None for models that do not generate
     reached: bool  # within the limit of its positions
 
 
@@ -55,7 +55,7 @@ def row(name: str, lengths: Sequence[int] = LENGTHS) -> Row:
 
 def _at(config: Model, length: int) -> CostAt:
     cost = config.cost(length)
-    state = (cost.state_per_token * length + cost.state_constant) * BYTES
+    state = cost.state_bytes(length, BYTES, captured=True)
     reached = config.limit is None or length <= config.limit
     return CostAt(length, cost.flops, state if config.generates else None, reached)
 

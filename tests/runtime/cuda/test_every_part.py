@@ -69,6 +69,12 @@ def test_two_stacks_share_a_captured_cache() -> None:
     check_steps(build({"kind": "decoder-decoder", "vocab": VOCAB, "width": 12} | stacks), [])
 
 
+def test_a_segment_longer_than_a_row_is_not_allocated() -> None:
+    """Infini-attention whose rows end within their first segment."""
+    mixer = {"kind": "infini", "heads": 3, "segment": 1000, "positions": "rotary"}
+    check_steps(build({"kind": "decoder", "vocab": VOCAB, "width": 12, "decoder": [{"mixer": mixer}]}), [])
+
+
 @pytest.mark.parametrize("read", [lambda x: x.sum().item(), lambda x: x[x > 0], lambda x: x * torch.tensor([2.0])])
 def test_the_guard_finds_what_waits_for_the_host(read: Any) -> None:
     with pytest.raises(AssertionError, match="waits for the host"), NoHostSync():

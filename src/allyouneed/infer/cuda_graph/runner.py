@@ -362,5 +362,5 @@ def rows_in_memory(model: Any, capacity: int) -> int:
         return MAX_ROWS
     free, _ = torch.cuda.mem_get_info(device)
     cost = model.config.cost(capacity)
-    size = (cost.state_per_token * capacity + cost.state_constant) * next(model.parameters()).itemsize
+    size = cost.state_bytes(capacity, next(model.parameters()).itemsize, captured=True)
     return int(free) // 2 // max(1, int(size))

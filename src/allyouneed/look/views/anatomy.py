@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
@@ -190,7 +189,7 @@ def _source_cost(layer: Layer, config: Any) -> Cost:
 
 def _stateless(cost: Cost) -> Cost:
     """An encoder keeps nothing: it does not decode."""
-    return replace(cost, state_per_token=0.0, state_constant=0.0)
+    return Cost(cost.parameters, cost.flops)
 
 
 def _embed(part: Any, config: Any, path: str, main: bool, of_source: bool) -> Document:

@@ -16,12 +16,11 @@ from torch import Tensor, nn
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, Memory
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.mixers.convolution import RecentTokens
+from allyouneed.nn.mixers.convolution import RecentTokens, recent_cost
 from allyouneed.nn.mixers.rnn import gru_step
 from allyouneed.nn.observe import observe, show
 from allyouneed.nn.ops.unpack import UnpackedRows, unpack_rows
 from allyouneed.nn.states.base import State
-from allyouneed.nn.states.window import MAX_TRIM
 from allyouneed.nn.sublayer import Mixer, SubLayer
 
 Size = Annotated[int, Field(gt=0)]
@@ -74,7 +73,7 @@ class AttentiveGRU(Mixer):
             one = common.linear.cost(*sizes)  # `key` and `start` run once per source
             total += Cost(one.parameters, 0.0 if name in ("key", "start") else one.flops)
         total += Cost(flops=2 * length * (aligned + common.width))
-        return total + Cost(state_constant=aligned * length + hidden * (1 + MAX_TRIM))
+        return total + Cost(state_constant=aligned * length) + recent_cost(hidden, 1)
 
     def source_flops(self, common: Common) -> float:
         return common.linear.cost(*self.maps(common)["key"]).flops

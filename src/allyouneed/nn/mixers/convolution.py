@@ -82,7 +82,12 @@ class Convolution(SlidingMixer):
         total = common.linear.cost(*self.sizes(common), self.bias)
         if self.separable:
             total += Cost(parameters=common.width * self.size, flops=2 * common.width * self.size)
-        return total + Cost(state_constant=common.width * (self.size - 1 + MAX_TRIM) if self.size > 1 else 0)
+        return total + recent_cost(common.width, self.size - 1)
+
+
+def recent_cost(width: int, back: int) -> Cost:
+    """Of the last `back` inputs (`RecentTokens`)."""
+    return Cost(state_constant=width * (back + MAX_TRIM), trim=width * MAX_TRIM) if back else Cost()
 
 
 class ConvolutionModule(SubLayer):

@@ -108,7 +108,8 @@ class MixedChunk(_Gated):
         values, block = self.values(common), BlockDiagonal(size=self.chunk)
         both, near = self.key_width + values, (Causal() & block if self.causal else block).mean_keys(length)
         total = super().cost(common, length) + Cost(flops=2 * both * near + 4 * self.key_width * values)
-        return total + recurrent_cost(1 + self.chunk * both + self.key_width * values, common.width)
+        wide = 1 + self.key_width * values  # how many tokens the chunk has, and the sums
+        return total + recurrent_cost(self.chunk * both + wide, common.width, wide)
 
 
 class _GatedModule(SubLayer):

@@ -16,10 +16,9 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.dropout import Dropout
-from allyouneed.nn.mixers.convolution import RecentTokens, SlidingMixer, pad_sentences
+from allyouneed.nn.mixers.convolution import RecentTokens, SlidingMixer, pad_sentences, recent_cost
 from allyouneed.nn.observe import observe
 from allyouneed.nn.states.base import State
-from allyouneed.nn.states.window import MAX_TRIM
 from allyouneed.nn.sublayer import SubLayer
 
 Size = Annotated[int, Field(gt=0)]
@@ -48,8 +47,7 @@ class SoftmaxConvolution(SlidingMixer):
         width = common.width
         total = common.linear.cost(width, width * (2 if self.gated else 1), self.bias)
         total += common.linear.cost(width, width, self.bias) + self.filter_cost(common)
-        kept = width * (self.size - 1 + MAX_TRIM) if self.size > 1 else 0
-        return total + Cost(flops=2 * width * self.size, state_constant=kept)
+        return total + Cost(flops=2 * width * self.size) + recent_cost(width, self.size - 1)
 
     def problems(self, common: Common) -> list[tuple[str, str]]:
         if common.width % self.heads:

@@ -89,9 +89,9 @@ class Performer(Mixer):
         total += Cost(flops=2 * inner * self.features + 2 * sums)  # φ(q) and its product with the sums
         keys = linear.cost(common.width, inner, self.bias) * 2
         if cross:
-            return total + Cost(keys.parameters, state_constant=sums)
+            return total + Cost(keys.parameters, state_constant=sums, wide_constant=sums)
         total += keys + Cost(flops=2 * inner * self.features + 2 * sums)
-        return total + recurrent_cost(sums + self.heads, common.width)
+        return total + recurrent_cost(sums + self.heads, common.width, wide=sums + self.heads)
 
     def source_flops(self, common: Common) -> float:
         sizes = self.sizes(common)

@@ -74,7 +74,8 @@ class _Retaining(Mixer):
         total = linear.cost(common.width, inner, False) * 2 + linear.cost(common.width, outer, False) * 2
         total += linear.cost(outer, common.width, False) + self.head_norm.cost(values)
         total += Cost(flops=4 * inner * values)  # update and read of S
-        return total + recurrent_cost(inner * (values + 1), self.features(common))
+        carry = inner * (values + 1)
+        return total + recurrent_cost(carry, self.features(common), wide=carry)
 
     def problems(self, common: Common) -> list[tuple[str, str]]:
         found = []

@@ -17,13 +17,12 @@ from torch import Tensor, nn
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.mixers.convolution import RecentTokens
+from allyouneed.nn.mixers.convolution import RecentTokens, recent_cost
 from allyouneed.nn.observe import observe
 from allyouneed.nn.ops.unpack import unpack_rows
 from allyouneed.nn.ops.wkv import after_last_real, initial_state, run_wkv
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.recurrent import Carry, Recurrent, recurrent_cost
-from allyouneed.nn.states.window import MAX_TRIM
 from allyouneed.nn.sublayer import Channel, Mixer, SubLayer
 
 Size = Annotated[int, Field(gt=0)]
@@ -48,7 +47,7 @@ class RWKV(Mixer):
         total = common.linear.cost(width, hidden, False) * 3 + common.linear.cost(hidden, width, False)
         # two multiply-adds per mixed feature; the same for numerator and denominator, in the output and in the carry
         total += Cost(parameters=3 * width + 2 * hidden, flops=4 * 3 * width + 4 * 2 * 2 * hidden)
-        return total + recurrent_cost(width + 3 * hidden, width)
+        return total + recurrent_cost(width + 3 * hidden, width, wide=3 * hidden)
 
 
 class RWKVModule(SubLayer):
@@ -137,7 +136,7 @@ class RWKVChannel(Channel):
         width, linear = common.width, common.linear
         total = linear.cost(width, width, False) + linear.cost(width, self.hidden, False)
         total += linear.cost(self.hidden, width, False)
-        return total + Cost(parameters=2 * width, flops=4 * 2 * width, state_constant=width * (1 + MAX_TRIM))
+        return total + Cost(parameters=2 * width, flops=4 * 2 * width) + recent_cost(width, 1)
 
 
 class RWKVChannelModule(SubLayer):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Literal
 
 from torch import Tensor
@@ -59,7 +58,7 @@ class Encoder(Model):
     def cost(self, length: int = 1024) -> Cost:
         total = self.embed.cost(self, self.vocab) + stack_cost(self.encoder, self, length)
         total += self.head.cost(behind(self.encoder, self), self.vocab, self.embed.vector(self), self.embed.ties)
-        return replace(total, state_per_token=0, state_constant=0)  # an encoder has no decoding state
+        return Cost(total.parameters, total.flops)  # an encoder has no decoding state
 
     def problems(self) -> Iterator[Problem]:
         yield from stack_problems("encoder", self.encoder, self, has_source=False, decodes=False, widens=True)

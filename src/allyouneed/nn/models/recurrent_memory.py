@@ -85,7 +85,9 @@ class RecurrentMemory(GenerativeModel):
         stack = stack_cost(self.decoder, self, used)
         state = stack.state_constant + stack.state_per_token * used + (self.kept + 1) * self.memory * self.width
         share = 1 + 2 * self.memory / self.segment
-        total = Cost(stack.parameters + self.memory * self.width, stack.flops * share, state_constant=state)
+        wide = stack.wide_constant + stack.wide_per_token * used
+        own = Cost(stack.parameters + self.memory * self.width, stack.flops * share)
+        total = own + Cost(state_constant=state, wide_constant=wide)
         total += self.embed.cost(self, self.vocab)
         return total + self.head.cost(behind(self.decoder, self), self.vocab, self.embed.vector(self), self.embed.ties)
 

@@ -30,9 +30,11 @@ Begin = Callable[[int, Tensor], Carry]
 Fold = Callable[[Carry, Tensor, Tensor | None], Carry]
 
 
-def recurrent_cost(carry: int, features: int) -> Cost:
-    """Of a carry of so many elements whose inputs have so many features."""
-    return Cost(state_constant=2 * carry + TAIL * features)
+def recurrent_cost(carry: int, features: int, wide: int = 0) -> Cost:
+    """Of a carry of so many elements whose inputs have so many features. `wide`: elements of the carry that are kept in
+    single precision also where inputs are in half precision."""
+    kept = carry + TAIL * features  # the snapshot and the inputs since then
+    return Cost(state_constant=carry + kept, wide_constant=2 * wide, trim=kept, trim_wide=wide)
 
 
 class Recurrent(State):

@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from allyouneed.nn.context import Context, Memory, TokenLayout
 from allyouneed.nn.mixers.attention.chunked_cross import ChunkedCrossAttention, RetrievedKeyValues
-from allyouneed.nn.mixers.attention.infini import CompressiveMemory
+from allyouneed.nn.mixers.attention.infini import CompressiveMemory, InfiniModule
 from allyouneed.nn.mixers.attention.lsh import HashedKeyValues
 from allyouneed.nn.mixers.attentive_gru import AttentiveGRUModule, AttentiveGRUState
 from allyouneed.nn.mixers.branches import NestedStates
@@ -155,16 +155,22 @@ class StaticHashedKeyValues(HashedKeyValues):
 
 class StaticCompressiveMemory(CompressiveMemory):
     """Infini-attention's memory of the segments before the current one; rotated keys and values of the current one
-    (rows, heads, segment, head_width); and `following`: the memory with its tokens so far, which becomes the memory
-    when the segment ends. Within a segment the memory is constant, so that each token is added once (eq. 4, 5).
+    (rows, heads, slots, head_width), as many slots as a row has tokens if that is less than a segment; and
+    `following`: the memory with its tokens so far, which becomes the memory when the segment ends. Within a segment
+    the memory is constant, so that each token is added once (eq. 4, 5).
     """
 
     fixed: Fixed | None = None  # memory, following, keys, values
 
+    def __init__(self, module: InfiniModule, capacity: int) -> None:
+        super().__init__(module)
+        self.slots = min(module.segment, capacity)
+
     def append(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         module, segment = self.module, self.module.segment
         memory, following, keys, values = self.buffers(k)
-        place, slots = context.memoize(("place in segment", segment), lambda: _place_in_segment(segment, context))
+        place = context.memoize(("place in segment", segment), lambda: context.queries.positions % segment)
+        slots = torch.arange(self.slots, device=place.device)[None]
         memory.copy_(torch.where((place == 0)[..., None, None], following, memory))
         following.copy_(following + module.added(memory, k, v))
         rows = torch.arange(len(k), device=k.device)
@@ -176,7 +182,7 @@ class StaticCompressiveMemory(CompressiveMemory):
     def buffers(self, k: Tensor) -> tuple[Tensor, ...]:
         """All tensors, for keys like these (rows, heads, 1, head_width)."""
         if self.fixed is None:
-            empty, kept = self.module.initial_memory(k), k.new_zeros(*k.shape[:2], self.module.segment, k.shape[3])
+            empty, kept = self.module.initial_memory(k), k.new_zeros(*k.shape[:2], self.slots, k.shape[3])
             self.fixed = Fixed([empty, empty, kept, kept])
         return self.fixed.tensors
 
@@ -206,7 +212,8 @@ class StaticCompressiveMemory(CompressiveMemory):
             keys, values = torch.where(here, k, keys), torch.where(here, v, values)
             memory = torch.where((current > number)[:, None, None, None], after, memory)
         context = Context(TokenLayout(known[None]))
-        return memory, following, module.rotate(keys, known[None], False, context), values
+        keys = module.rotate(keys, known[None], False, context)
+        return memory, following, keys[:, :, : self.slots], values[:, :, : self.slots]
 
     def select(self, rows: Tensor) -> None:
         if self.fixed is not None:
@@ -215,12 +222,6 @@ class StaticCompressiveMemory(CompressiveMemory):
     @property
     def bytes(self) -> int:
         return 0 if self.fixed is None else self.fixed.bytes
-
-
-def _place_in_segment(segment: int, context: Context) -> tuple[Tensor, Tensor]:
-    """Of the new token (rows, 1), and all of them (1, segment)."""
-    positions = context.queries.positions
-    return positions % segment, torch.arange(segment, device=positions.device)[None]
 
 
 class StaticFeatureSums(SourceFeatureSums):
@@ -311,7 +312,7 @@ def _hashed(state: HashedKeyValues, part: Any, states: StaticStates) -> StaticHa
 
 @make_static_state.register(CompressiveMemory)
 def _compressive(state: CompressiveMemory, part: Any, states: StaticStates) -> StaticCompressiveMemory:
-    return StaticCompressiveMemory(state.module)
+    return StaticCompressiveMemory(state.module, states.capacity)
 
 
 @make_static_state.register(SourceFeatureSums)

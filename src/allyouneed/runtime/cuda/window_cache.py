@@ -71,7 +71,7 @@ class StaticWindowKVCache(KVState):
 
     @property
     def bytes(self) -> int:
-        return sum(stored.numel() * stored.itemsize for stored in self.stored)
+        return sum(stored[:, :, :-1].numel() * stored.itemsize for stored in self.stored)  # without the spare slot
 
 
 @make_static_state.register(WindowKVCache)

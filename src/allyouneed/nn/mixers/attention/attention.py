@@ -183,9 +183,13 @@ class Attention(AttendsByPattern, Mixer):
 def cache_cost(pattern: Pattern, per_token: int, length: int, reach: int | None = None) -> Cost:
     """KV cache of `per_token` elements for each key the pattern can reach; a ring buffer grows to its fixed size."""
     kept = kv_window(pattern, reach)
-    if kept is None or length < window_slots(kept):
+    if kept is None:
         return Cost(state_per_token=per_token)
-    return Cost(state_constant=per_token * window_slots(kept))
+    slots = min(length, window_slots(kept))
+    trim = per_token * max(0, slots - kept.first - max(1, kept.recent))
+    if slots == length and length < window_slots(kept):
+        return Cost(state_per_token=per_token, trim=trim)
+    return Cost(state_constant=per_token * slots, trim=trim)
 
 
 def kv_window(pattern: Pattern, reach: int | None) -> KVWindow | None:

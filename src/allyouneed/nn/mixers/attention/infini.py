@@ -85,7 +85,9 @@ class Infini(Mixer):
         total += Cost(flops=2 * memory * (3 if self.update == "delta" else 2))
         kept = kept_tokens(self.segment)
         total += Cost(state_per_token=2 * inner) if length < kept else Cost(state_constant=2 * inner * kept)
-        return total + Cost(state_constant=memory)
+        total += Cost(trim=2 * inner * max(0, min(length, kept) - self.segment))
+        # a captured step also keeps the memory with the segment so far
+        return total + Cost(state_constant=memory, wide_constant=memory, trim=-memory, trim_wide=-memory)
 
     def problems(self, common: Common) -> list[tuple[str, str]]:
         found = self.attention.problems(common)

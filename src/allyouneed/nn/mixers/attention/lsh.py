@@ -85,8 +85,9 @@ class LSH(Mixer):
         met = 1 - (1 - 1 / self.buckets) ** self.rounds
         seen = met * (Causal() if self.causal else Full()).mean_keys(length)
         hashing = 2 * inner * self.rounds * (self.buckets // 2)
-        kept = 2 * inner + self.heads * self.rounds
-        return total + Cost(flops=hashing + 4 * inner * seen, state_per_token=kept)
+        hashes = self.heads * self.rounds
+        kept = Cost(state_per_token=2 * inner + hashes, wide_per_token=hashes)
+        return total + Cost(flops=hashing + 4 * inner * seen) + kept
 
     def problems(self, common: Common) -> list[tuple[str, str]]:
         found = []

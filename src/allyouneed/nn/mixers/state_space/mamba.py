@@ -62,7 +62,7 @@ class Mamba(Mixer):
         # A and D; Δ A, Δ B x, the update and the product with C
         scan = Cost(parameters=hidden * (self.state + 1), flops=6 * hidden * self.state + 2 * hidden)
         carry = hidden * (self.convolution - 1 + self.state)
-        return total + steps + taps + scan + recurrent_cost(carry, common.width)
+        return total + steps + taps + scan + recurrent_cost(carry, common.width, wide=hidden * self.state)
 
 
 class MambaModule(SubLayer):

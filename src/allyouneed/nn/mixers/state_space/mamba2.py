@@ -66,7 +66,7 @@ class Mamba2(Mixer):
         total += Cost(parameters=mixed * (self.convolution + self.conv_bias), flops=2 * mixed * self.convolution)
         total += Cost(parameters=3 * self.heads, flops=4 * hidden * self.state + 2 * hidden)  # update and read of h
         carry = mixed * (self.convolution - 1) + hidden * self.state
-        return total + recurrent_cost(carry, common.width)
+        return total + recurrent_cost(carry, common.width, wide=hidden * self.state)
 
     def problems(self, common: Common) -> list[tuple[str, str]]:
         found = []

@@ -60,7 +60,7 @@ class S4(Mixer):
         width, vectors = common.width, (3 if self.matrix == "dplr" else 2) + self.channels  # Λ, B, C and p
         total = common.linear.cost(width, 2 * width, True)
         total += Cost(parameters=width * (vectors * self.state + 2), flops=width * (8 * self.state + 2))
-        return total + recurrent_cost(width * self.state, width)
+        return total + recurrent_cost(width * self.state, width, wide=width * self.state)
 
 
 class S4Module(SubLayer):
