@@ -9,7 +9,7 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.mixers.retention import GatedRetention, Retention
 from allyouneed.nn.models.base import Model
-from allyouneed.nn.ops.retention import CHUNK, chunkwise, fold, initial_state
+from allyouneed.nn.ops.retention import CHUNK, chunkwise, continued, fold, initial_state
 from allyouneed.nn.states.window import MAX_TRIM
 from any_part import build, tree
 
@@ -74,9 +74,12 @@ def test_continuing_from_a_state_and_folding(time, steady):
     expected, rows, after = recurrent(q, k, v, log, sums)
     torch.testing.assert_close((o, r), (expected, rows.detach()), atol=1e-9, rtol=0)
     torch.testing.assert_close(fold(sums, k, v, log.expand(-1, -1, time)), after, atol=1e-9, rtol=0)
+    both, again, last = continued(q, k, v, log, sums)
+    torch.testing.assert_close((both, again, *last), (o, r, *after), atol=1e-9, rtol=0)
     given = (q, k, v, log, sums[0])
-    own = torch.autograd.grad(o.sin().sum(), given)
-    torch.testing.assert_close(own, torch.autograd.grad(expected.sin().sum(), given), atol=1e-9, rtol=1e-9)
+    wanted = torch.autograd.grad(expected.sin().sum() + after[0].cos().sum(), given)
+    own = torch.autograd.grad(both.sin().sum() + last[0].cos().sum(), given)
+    torch.testing.assert_close(own, wanted, atol=1e-9, rtol=1e-9)
 
 
 def test_gradients_are_finite_at_zero_decay():

@@ -5,10 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allyouneed.nn.batch import Rows
+from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.states.recurrent import TAIL, Recurrent, recurrent_cost
 from allyouneed.nn.states.window import MAX_TRIM
+from any_part import VOCAB, build
 
 FEATURES = 3
 
@@ -29,13 +30,22 @@ def fold(carry, inputs, real):
     return first, second
 
 
+def run(inputs, carry, real, other):
+    """The carry's first part after every token, and another tensor as it was given."""
+    found = []
+    for t in range(inputs.shape[1]):
+        carry = fold(carry, inputs[:, t : t + 1], None if real is None else real[:, t : t + 1])
+        found.append(carry[0])
+    return (torch.stack(found, 1) if found else inputs, other), carry
+
+
 class Trial:
     """A state and the rows of inputs it has seen."""
 
     def __init__(self, rows):
         self.state, self.rows = Recurrent(begin, fold), [torch.zeros(0, FEATURES).double() for _ in range(rows)]
 
-    def take(self, counts):
+    def take(self, counts, whole=True):
         time = max(counts)
         inputs = torch.randn(len(counts), time, FEATURES, dtype=torch.double)  # padding is noise, to be ignored
         lengths = None if min(counts) == time else torch.tensor(counts)
@@ -44,8 +54,11 @@ class Trial:
         )
         end = max(map(len, self.rows)) + time
         context = Context(layout, slots=TokenLayout(torch.arange(end)[None], start=0))
-        carry = fold(self.state.carry(len(counts), inputs), inputs, layout.real)
-        self.state.update(inputs, carry, context)
+        if whole:
+            carry = fold(self.state.carry(len(counts), inputs), inputs, layout.real)
+            self.state.update(inputs, carry, context)
+        else:
+            self.check_outputs(self.state.advance(run, inputs, context, inputs[..., :1] * 2), inputs, counts)
         self.rows = [torch.cat([row, new[:n]]) for row, new, n in zip(self.rows, inputs, counts, strict=True)]
 
     def select(self, kept):
@@ -59,6 +72,14 @@ class Trial:
     def cut(self, lengths):
         self.state.trim(max(lengths), torch.tensor(lengths))
         self.rows = [row[:length] for row, length in zip(self.rows, lengths, strict=True)]
+
+    def check_outputs(self, found, inputs, counts):
+        """Each is the first part of the carry at its token, whatever the pieces of the pass."""
+        for row, (seen, new, n) in enumerate(zip(self.rows, inputs, counts, strict=True)):
+            rows = torch.cat([seen, new[:n]])
+            outputs, _ = run(rows[None], begin(1, rows), None, rows[None, :, :1] * 2)
+            torch.testing.assert_close(found[0][row, :n], outputs[0][0, len(seen) :], atol=1e-9, rtol=0)
+            torch.testing.assert_close(found[1][row, :n], outputs[1][0, len(seen) :], atol=0, rtol=0)
 
     def check(self):
         alone = [fold(begin(1, row), row[None], None) for row in self.rows]
@@ -88,7 +109,7 @@ def test_any_history_gives_the_carry_of_its_rows(moves):
     for move, how in moves:
         rows = len(trial.rows)
         if move == "take" and any(how[:rows]):
-            trial.take(how[:rows])
+            trial.take(how[:rows], whole=sum(how) % 2)
         elif move == "step":
             for _ in range(how):
                 trial.take([1] * rows)
@@ -109,7 +130,7 @@ def test_state_size_is_constant_and_trimming_is_limited():
     assert trial.state.bytes == 0
     sizes = set()
     for counts in ([1, 1], [100, 97], [0, 43], [1000, 2], *([[1, 1]] * 150)):
-        trial.take(counts)
+        trial.take(counts, whole=counts[0] < 1000)
         sizes.add(trial.state.bytes)
     assert sizes == {8 * 2 * int(recurrent_cost(FEATURES + 4, FEATURES).state_constant)}
     assert recurrent_cost(5, 7).state_constant == 2 * 5 + TAIL * 7
@@ -150,3 +171,32 @@ def test_folding_is_rare(counts):
         state.update(inputs, state.carry(1, inputs), Context(layout))
         seen += count
     assert len(folds) <= seen / MAX_TRIM
+
+
+RECURRENT = {
+    "retention": {"heads": 2}, "gated-retention": {"heads": 2}, "performer": {"heads": 2}, "mixed-chunk": {"chunk": 9},
+    "mamba": {}, "mamba2": {"heads": 2}, "s4": {}, "rwkv": {}, "lstm": {}, "gru": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_a_long_prompt_is_read_once(kind, monkeypatch):
+    """Outputs and snapshot come from the same pass, also in rows of unequal length; then tokens can be trimmed."""
+    layer = {"mixer": {"kind": kind} | RECURRENT[kind], "channel": {"kind": "ffn", "hidden": 8}}
+    model, lengths = build({"kind": "decoder", "vocab": VOCAB, "width": 12, "decoder": [layer]}), [200, 71, 3]
+    tokens = torch.arange(3 * 210).view(3, 210) * 7 % (VOCAB - 1) + 1
+    with torch.no_grad():
+        whole = [model.logits(Batch(Rows(tokens[i : i + 1, : n + 6]))) for i, n in enumerate(lengths)]
+        states = model.start(3)
+        for layer in states.layers:
+            for state in layer.values():
+                monkeypatch.setattr(state, "fold", None)
+        found = model.head(model.advance(Rows(tokens[:, :200], torch.tensor(lengths)), states))
+        for i, n in enumerate(lengths):
+            torch.testing.assert_close(found[i, :n], whole[i][0, :n], atol=1e-9, rtol=0)
+        monkeypatch.undo()
+        states.trim([n - 2 for n in lengths])
+        following = torch.stack([tokens[i, n - 2 : n + 6] for i, n in enumerate(lengths)])
+        found = model.head(model.advance(Rows(following), states))
+    for i, n in enumerate(lengths):
+        torch.testing.assert_close(found[i], whole[i][0, n - 2 : n + 6], atol=1e-9, rtol=0)

@@ -191,11 +191,7 @@ class MixedChunkModule(_GatedModule):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         if isinstance(state, Recurrent):
-            u, v, z = self.project(x)
-            seen, carry = self.run(z, v, state.carry(len(x), x), context.queries.real)
-            state.update(x, carry, context)
-            mixed: Tensor = self.out(u * seen)
-            return mixed
+            return state.advance(self.continued, x, context)
         unpacked = unpack_rows(context)
         u, v, z = self.project(unpacked.gather(x))
         if unpacked.real is not None:
@@ -204,8 +200,14 @@ class MixedChunkModule(_GatedModule):
         count, _, sums = self.begin(len(v), v)
         seen = self.mix(z, v, count, sums, unpacked.real)[0] if v.shape[1] else v
         seen = observe(self, "heads", seen[:, None])[:, 0]
-        mixed = self.out(unpacked.scatter(u * seen, x))
+        mixed: Tensor = self.out(unpacked.scatter(u * seen, x))
         return mixed
+
+    def continued(self, x: Tensor, carry: Carry, real: Tensor | None) -> tuple[Tensor, Carry]:
+        """Outputs of new tokens (batch, time, width), and the carry after each row's last real one."""
+        u, v, z = self.project(x)
+        seen, carry = self.run(z, v, carry, real)
+        return self.out(u * seen), carry
 
     def mix(
         self, z: Tensor, v: Tensor, before: Tensor, sums: Tensor, real: Tensor | None = None

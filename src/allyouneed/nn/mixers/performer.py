@@ -210,20 +210,25 @@ class PerformerModule(_Features):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         self.count_pass(context)
-        unpacked = unpack_rows(context)
-        q, k, v = self.project(unpacked.gather(x))
+        if isinstance(state, Recurrent):
+            y = state.advance(self.run, x, context)
+        else:
+            unpacked = unpack_rows(context)
+            rows = unpacked.gather(x)
+            y = unpacked.scatter(self.run(rows, self.begin(len(rows), rows), unpacked.real)[0], x)
+        mixed: Tensor = self.out(y)
+        return mixed
+
+    def run(self, x: Tensor, carry: Carry, real: Tensor | None) -> tuple[Tensor, Carry]:
+        """Attention of each token (batch, time, inner), and the carry after it if it is causal."""
+        q, k, v = self.project(x)
         q, k, v = observe(self, "q", q), observe(self, "k", k), observe(self, "v", v)
         with torch.autocast(x.device.type, enabled=False):
             if self.sees == "around":
-                y = _normalise(self.queries(q) @ self.sum_features(k, v, unpacked.real))
+                y = _normalise(self.queries(q) @ self.sum_features(k, v, real))
             else:
-                old = state.carry(len(x), x) if isinstance(state, Recurrent) else self.begin(len(q), q)
-                y, new = self.attend_causal(q, k, v, unpacked.real, old)
-                if isinstance(state, Recurrent):
-                    state.update(x, new, context)
-        y = observe(self, "heads", y.to(v.dtype))
-        mixed: Tensor = self.out(unpacked.scatter(self.merge_heads(y), x))
-        return mixed
+                y, carry = self.attend_causal(q, k, v, real, carry)
+        return self.merge_heads(observe(self, "heads", y.to(v.dtype))), carry
 
     def attend_causal(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, carry: Carry) -> tuple[Tensor, Carry]:
         """Causal attention of each token, continuing from the carry."""

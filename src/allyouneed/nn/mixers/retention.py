@@ -21,7 +21,7 @@ from allyouneed.nn.cost import Cost
 from allyouneed.nn.norms import Norm, RMSNorm
 from allyouneed.nn.observe import observe
 from allyouneed.nn.ops.attention.dense import dense_mask
-from allyouneed.nn.ops.retention import accumulator_dtype, chunkwise, fold, initial_state
+from allyouneed.nn.ops.retention import accumulator_dtype, chunkwise, continued, fold, initial_state
 from allyouneed.nn.ops.unpack import unpack_rows
 from allyouneed.nn.patterns.core import Causal
 from allyouneed.nn.positions.relative import Heads, distances
@@ -200,14 +200,27 @@ class RetentionModule(SubLayer):
         self, state: Recurrent, q: Tensor, k: Tensor, v: Tensor, log: Tensor, context: Context
     ) -> tuple[Tensor, Tensor]:
         """New tokens, continuing from the state."""
-        sums = state.carry(len(q), q)
         inputs = torch.cat([y.transpose(1, 2).flatten(2) for y in self.pack_inputs(k, v, log)], -1)
-        then = self.fold(sums, inputs, context.queries.real)
-        state.update(inputs, then, context)
+        decays = [] if log.shape[-1] == 1 and len(log) == 1 else [log.transpose(1, 2)]  # (batch, time, heads)
+        o, r = state.advance(self.run, inputs, context, q.transpose(1, 2), *decays)  # (batch, time, heads, …)
+        return o.transpose(1, 2), r.transpose(1, 2)
+
+    def run(
+        self, inputs: Tensor, carry: Carry, real: Tensor | None, q: Tensor, log: Tensor | None = None
+    ) -> tuple[tuple[Tensor, Tensor], Carry]:
+        """o and r of new tokens (batch, time, heads, …), and the carry after each row's last real one. `log`: where it
+        is not constant; that of the inputs is rounded as they are."""
+        sums, q, (k, v, _) = (carry[0], carry[1]), q.transpose(1, 2), self.unpack_inputs(inputs)
         if q.shape[2] == 1:
+            then = self.fold(sums, inputs, real)
             s, z = (part.to(q.dtype) for part in then)
-            return q @ s, (q @ z[..., None])[..., 0]
-        return chunkwise(q, k, v, log, (sums[0], sums[1]))  # padding follows all new tokens
+            o, r = q @ s, (q @ z[..., None])[..., 0]
+        else:
+            log = self.decay(inputs) if log is None else log.transpose(1, 2)
+            if real is not None:
+                k, log = k * real[:, None, :, None], log * real[:, None]
+            o, r, then = continued(q, k, v, log, sums)
+        return (o.transpose(1, 2), r.transpose(1, 2)), then
 
     def pack_inputs(self, k: Tensor, v: Tensor, log: Tensor) -> list[Tensor]:
         return [k, v]

@@ -107,9 +107,7 @@ class RNNModule(SubLayer):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         if isinstance(state, Recurrent):
-            y, carry = self.run(x, state.carry(len(x), x), context.queries.real)
-            state.update(x, carry, context)
-            return y
+            return state.advance(self.run, x, context)
         unpacked = unpack_rows(context)
         rows = unpacked.gather(x)
         if not rows.numel():

@@ -74,9 +74,7 @@ class RWKVModule(SubLayer):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         if isinstance(state, Recurrent):
-            y, carry = self.run(x, state.carry(len(x), x), context.queries.real)
-            state.update(x, carry, context)
-            return y
+            return state.advance(self.run, x, context)
         unpacked = unpack_rows(context)
         rows = unpacked.gather(x)
         return unpacked.scatter(self.run(rows, self.begin(len(rows), rows), None)[0], x)

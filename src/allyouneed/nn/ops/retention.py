@@ -48,13 +48,28 @@ def chunkwise(
 
     log (batch or 1, heads, time), or (1, heads, 1) if constant. r carries no gradient.
     """
+    return _chunkwise(q, k, v, log, state, needs_last=False)[:2]
+
+
+def continued(
+    q: Tensor, k: Tensor, v: Tensor, log: Tensor, state: RetentionState
+) -> tuple[Tensor, Tensor, RetentionState]:
+    """o and r as in `chunkwise`, and the state after the last token, from one pass over the chunks."""
+    o, r, last = _chunkwise(q, k, v, log, state, needs_last=True)
+    assert last is not None
+    return o, r, last
+
+
+def _chunkwise(
+    q: Tensor, k: Tensor, v: Tensor, log: Tensor, state: RetentionState | None, needs_last: bool
+) -> tuple[Tensor, Tensor, RetentionState | None]:
     batch, heads, time, width = q.shape
     if not time:
-        return v, v[..., 0].to(accumulator_dtype(v.dtype))
+        return v, v[..., 0].to(accumulator_dtype(v.dtype)), state
     if usable(v):
         from allyouneed.kernels.triton.retention import retention
 
-        return retention(q, k, v, log, state)[:2]
+        return retention(q, k, v, log, state)
     size = min(CHUNK, time)
     steady = log.shape[-1] == 1
     q, k, v = (nn.functional.pad(x, (0, 0, 0, -time % size)).unflatten(2, (-1, size)) for x in (q, k, v))
@@ -69,15 +84,20 @@ def chunkwise(
     o, r = scores @ v, scores.detach().sum(-1, dtype=accumulator_dtype(q.dtype))
     if q.shape[2] > 1 or state is not None:
         state = initial_state(batch, heads, width, v.shape[-1], q) if state is None else state
-        s, z = _states_before_chunks(state, k, v, since)
+        s, z, state = _states_before_chunks(state, k, v, since)
         decayed_q = q * since.exp()[..., None].to(q.dtype)
         o = o + decayed_q @ s.to(q.dtype)
         r = r + (decayed_q.detach() @ z[..., None].to(q.dtype))[..., 0]
-    return o.flatten(2, 3)[:, :, :time], r.flatten(2, 3)[:, :, :time]
+    if needs_last and state is not None and steady and time % size:  # decayed by the padding, too
+        back = (-log * (-time % size)).exp()  # (1, heads, 1)
+        state = state[0] * back[..., None], state[1] * back
+    return o.flatten(2, 3)[:, :, :time], r.flatten(2, 3)[:, :, :time], state
 
 
-def _states_before_chunks(state: RetentionState, k: Tensor, v: Tensor, since: Tensor) -> RetentionState:
-    """S and z before each chunk: (batch, heads, chunks, …); z without gradients."""
+def _states_before_chunks(
+    state: RetentionState, k: Tensor, v: Tensor, since: Tensor
+) -> tuple[Tensor, Tensor, RetentionState]:
+    """S and z before each chunk, (batch, heads, chunks, …), and after the last; z without gradients."""
     end = since[..., -1:]
     decayed_k = k * (end - since).exp()[..., None].to(k.dtype)
     left = end.exp().expand(-1, -1, k.shape[2], -1)  # (batch or 1, heads, chunks, 1)
@@ -90,4 +110,4 @@ def _states_before_chunks(state: RetentionState, k: Tensor, v: Tensor, since: Te
         found_z.append(z)
         s = s * rest[..., None] + more_s
         z = z * rest.detach() + more_z
-    return torch.stack(found_s, 2), torch.stack(found_z, 2)
+    return torch.stack(found_s, 2), torch.stack(found_z, 2), (s, z)

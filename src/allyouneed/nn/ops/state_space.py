@@ -26,6 +26,7 @@ class System:
 
     def __init__(self, b: Tensor, c: Tensor) -> None:
         self.b, self.c = b, c
+        self.chunks: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # what chunks of so many tokens share
 
     @abstractmethod
     def apply(self, x: Tensor) -> Tensor:
@@ -78,14 +79,17 @@ class System:
 
     def _run_chunk(self, u: Tensor, x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         time, device = u.shape[2], u.device
-        rows = self.rows(time)[0]  # (features, time, n)
+        if time not in self.chunks:
+            rows = self.rows(time)[0]  # (features, time, n)
+            self.chunks[time] = rows, self.real(rows @ self.b[..., None])[..., 0], self.columns(time).flip(-1)
+        rows, kernel, columns = self.chunks[time]
         from_state = self.real((rows @ self.apply(x)[..., None])[..., 0])
-        y = convolve(u, self.real(rows @ self.b[..., None])[..., 0]) + from_state
+        y = convolve(u, kernel) + from_state
         counts = torch.full((len(u),), time, device=device) if real is None else real.sum(1)
         if real is not None:  # right-aligned, after zeros
             index = torch.arange(time, device=device) - (time - counts)[:, None]
             u = u.gather(2, index.clamp(min=0)[:, None].expand_as(u)) * (index >= 0)[:, None]
-        added = (self.columns(time).flip(-1) @ u[..., None].to(x.dtype))[..., 0]
+        added = (columns @ u[..., None].to(x.dtype))[..., 0]
         return y, self.carry(x, counts, time) + added
 
 

@@ -11,13 +11,14 @@ snapshot as it passes by (`pending`), and `make_room` makes it the next snapshot
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Self
+from typing import Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
+from allyouneed.nn.observe import is_observed
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.window import MAX_TRIM
 
@@ -28,6 +29,7 @@ Carry = tuple[Tensor, ...]
 Begin = Callable[[int, Tensor], Carry]
 # (carry, inputs (batch, time, features), real (batch, time) bool or None) -> the carry after those that are real
 Fold = Callable[[Carry, Tensor, Tensor | None], Carry]
+Outputs = TypeVar("Outputs", Tensor, tuple[Tensor, Tensor])  # (batch, time, …)
 
 
 def recurrent_cost(carry: int, features: int, wide: int = 0) -> Cost:
@@ -38,7 +40,8 @@ def recurrent_cost(carry: int, features: int, wide: int = 0) -> Cost:
 
 
 class Recurrent(State):
-    """A mixer takes the `carry`, runs it over its new tokens, and stores the new carry and the inputs with `update`."""
+    """A mixer runs over its new tokens by `advance`; or it takes the `carry`, and stores the new one and the inputs by
+    `update`."""
 
     pending: Carry = ()  # of an executor: the carry of each row after `pending_at` tokens (batch,); −1: not known
     pending_at: Tensor | None = None
@@ -59,8 +62,40 @@ class Recurrent(State):
             self.now = self.snapshot = self.begin(batch, like)
         return self.now
 
-    def update(self, inputs: Tensor, carry: Carry, context: Context) -> None:
-        """Store the carry after these inputs (batch, time, features), and the inputs; padding is skipped."""
+    def advance(
+        self, run: Callable[..., tuple[Outputs, Carry]], inputs: Tensor, context: Context, *others: Tensor
+    ) -> Outputs:
+        """Outputs of these inputs (batch, time, features) by `run(inputs, carry, real, *others)`, which also gives the
+        carry after them; that and the inputs are stored. `others` (batch, time, …) are read with the inputs, only.
+
+        A long pass runs in two pieces, since the carry between them, after all that can no longer be trimmed, is the
+        next snapshot: no input is folded twice."""
+        (batch, time, _), real = inputs.shape, context.queries.real
+        carry = self.carry(batch, inputs)
+        if time <= MAX_TRIM or self.most + time <= TAIL or is_observed():
+            y, carry = run(inputs, carry, real, *others)
+            self.update(inputs, carry, context)
+            return y
+        size, both = time - MAX_TRIM, (inputs, *others)
+        if real is None:
+            y, between = run(inputs[:, :size], carry, None, *(x[:, :size] for x in others))
+            rest, carry = run(inputs[:, size:], between, None, *(x[:, size:] for x in others))
+            self.update(inputs, carry, context, between)
+            return _each(lambda *both: torch.cat(both, 1), y, rest)
+        # each row has its own place to cut
+        count, place = real.sum(1)[:, None], torch.arange(time, device=inputs.device)
+        first = (count - MAX_TRIM).clamp(min=0)  # (batch, 1): tokens of the first piece
+        y, between = run(inputs[:, :size], carry, place[:size] < first, *(x[:, :size] for x in others))
+        last = first + place[:MAX_TRIM]
+        ends, *other_ends = (_gather(x, last.clamp(max=time - 1)) for x in both)
+        rest, carry = run(ends, between, last < count, *other_ends)
+        self.update(inputs, carry, context, between)
+        found = torch.where(place < first, place, size + (place - first).clamp(0, MAX_TRIM - 1))  # (batch, time)
+        return _each(lambda *both: _gather(torch.cat(both, 1), found), y, rest)
+
+    def update(self, inputs: Tensor, carry: Carry, context: Context, between: Carry | None = None) -> None:
+        """Store the carry after these inputs (batch, time, features), and the inputs; padding is skipped. `between`:
+        the carry before the last MAX_TRIM of them, for rows that have more; for others, before all of them."""
         (batch, time, features), real = inputs.shape, context.queries.real
         self.carry(batch, inputs)
         if self.tail is None or self.since is None or self.lengths is None:
@@ -71,12 +106,23 @@ class Recurrent(State):
         slots = (self.lengths - self.since)[:, None] + torch.arange(time, device=inputs.device)  # (batch, time)
         slots = slots if real is None else slots.where(real, room)
         joint[torch.arange(batch, device=inputs.device)[:, None], slots] = inputs
-        self.now, self.most = carry, self.most + time
+        before, self.now, self.most = self.most, carry, self.most + time
         self.lengths = self.lengths + (time if real is None else real.sum(1))
         if room == TAIL:
             return
         old = (self.lengths - MAX_TRIM - self.since).clamp(min=0)[:, None]  # inputs that can no longer be trimmed
-        self.snapshot = self.fold(self.snapshot, joint, torch.arange(room + 1, device=old.device) < old)
+        if between is None:
+            self.snapshot = self.fold(self.snapshot, joint, torch.arange(room + 1, device=old.device) < old)
+        elif real is None or not before:
+            self.snapshot = between
+        else:  # rows with few new inputs: what can no longer be trimmed is in the tail
+            few = real.sum(1) <= MAX_TRIM
+            inside = (torch.arange(TAIL, device=old.device) < old) & few[:, None]
+            folded = self.fold(self.snapshot, joint[:, :TAIL], inside)
+            self.snapshot = tuple(
+                torch.where(few.view(-1, *(1,) * (new.dim() - 1)), was, new.to(was.dtype))
+                for new, was in zip(between, folded, strict=True)
+            )
         left = (old + torch.arange(TAIL + 1, device=old.device)).clamp(max=room)  # (batch, TAIL + 1)
         self.tail = joint.gather(1, left[..., None].expand(-1, -1, features))
         self.since, self.most = self.since + old[:, 0], MAX_TRIM
@@ -139,6 +185,19 @@ class Recurrent(State):
             return 0
         tensors = (*self.now, *self.snapshot, *self.pending, self.tail[:, :TAIL])
         return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+
+
+def _each(change: Callable[..., Tensor], first: Outputs, second: Outputs) -> Outputs:
+    if isinstance(first, Tensor):
+        return change(first, second)
+    a, b = (change(*both) for both in zip(first, second, strict=True))
+    return a, b
+
+
+def _gather(x: Tensor, places: Tensor) -> Tensor:
+    """x (batch, time, …) at these places (batch, n)."""
+    index = places.view(*places.shape, *(1,) * (x.dim() - 2)).expand(*places.shape, *x.shape[2:])
+    return x.gather(1, index)
 
 
 def _select(tensors: Carry, rows: Tensor) -> Carry:

@@ -104,8 +104,7 @@ class Mamba2Module(SubLayer):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         if isinstance(state, Recurrent):
-            y, carry = self.run(x, state.carry(len(x), x), context.queries.real)
-            state.update(x, carry, context)
+            y = state.advance(self.run, x, context)
         else:
             unpacked = unpack_rows(context)
             rows = unpacked.gather(x)

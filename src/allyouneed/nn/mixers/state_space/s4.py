@@ -108,8 +108,8 @@ class S4Module(SubLayer):
         x, dtype = observe(self, "v", x), accumulator_dtype(x.dtype)
         with torch.autocast(x.device.type, enabled=False):
             if isinstance(state, Recurrent):
-                y, carry = self.run(x, state.carry(len(x), x), context.queries.real)
-                state.update(x, carry, context)
+                system = self.system(dtype)
+                y = state.advance(lambda x, carry, real: self.run(x, carry, real, system), x, context)
             else:
                 unpacked = unpack_rows(context)
                 rows = unpacked.gather(x)
@@ -123,17 +123,16 @@ class S4Module(SubLayer):
         mixed: Tensor = values * gates.sigmoid()
         return mixed
 
-    def run(self, x: Tensor, carry: Carry, real: Tensor | None) -> tuple[Tensor, Carry]:
+    def run(self, x: Tensor, carry: Carry, real: Tensor | None, system: System) -> tuple[Tensor, Carry]:
         """SSM(u) of new tokens (batch, time, width), and the carry after each row's last real one."""
-        dtype = carry[0].dtype
-        y, then = self.system(dtype).run(x.to(dtype).transpose(1, 2), carry[0], real)
+        y, then = system.run(x.to(carry[0].dtype).transpose(1, 2), carry[0], real)
         return y.transpose(1, 2), (then,)
 
     def begin(self, batch: int, like: Tensor) -> Carry:
         return (like.new_zeros(batch, self.width, self.states, dtype=accumulator_dtype(like.dtype)),)
 
     def fold(self, carry: Carry, x: Tensor, real: Tensor | None) -> Carry:
-        return self.run(x, carry, real)[1]
+        return self.run(x, carry, real, self.system(carry[0].dtype))[1]
 
     def new_state(self) -> State:
         if self.sees == "around":
