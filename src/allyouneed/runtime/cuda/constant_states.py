@@ -68,7 +68,7 @@ class StaticRecurrent(Recurrent):
             self.fixed = Fixed(self.begin(batch, like))
         return self.fixed.tensors
 
-    def update(self, inputs: Tensor, carry: Carry, context: Context) -> None:
+    def update(self, inputs: Tensor, carry: Carry, context: Context, between: Carry | None = None) -> None:
         assert self.fixed is not None
         self.fixed.write(carry)
 
