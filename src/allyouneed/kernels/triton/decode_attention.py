@@ -68,14 +68,21 @@ def _tile(
 
 
 @triton.jit
-def _accumulate(qa, qb, ka, kb, wa, wb, inside, top, sum, va, vb, scale, QUERIES: tl.constexpr):
-    """Online softmax: extend the running sums by these keys."""
+def _accumulate(
+    qa, qb, ka, kb, wa, wb, inside, top, sum, va, vb, scale, bias, begin, bias_size, mine,
+    QUERIES: tl.constexpr, TILE: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """Online softmax: extend the running sums by these keys. `bias` (QUERIES,): where the biases of a query begin."""
     if QUERIES == 1:
         product = qa.to(tl.float32) * ka.to(tl.float32) + qb.to(tl.float32) * kb.to(tl.float32)
         scores = tl.sum(product, 1)[None, :] * scale
     else:
         scores = tl.dot(qa, tl.trans(ka), input_precision="ieee")
         scores = tl.dot(qb, tl.trans(kb), scores, input_precision="ieee") * scale
+    if BIAS:
+        at = begin + tl.arange(0, TILE)
+        known = mine[:, None] & (inside & (at < bias_size))[None, :]
+        scores += tl.load(bias[:, None] + at[None, :], mask=known, other=float("-inf")).to(tl.float32)
     scores = tl.where(inside[None, :], scores, float("-inf"))
     higher = tl.maximum(top, tl.max(scores, 1))
     safe = tl.where(higher > float("-inf"), higher, 0.0)
@@ -95,11 +102,11 @@ def _accumulate(qa, qb, ka, kb, wa, wb, inside, top, sum, va, vb, scale, QUERIES
 
 @triton.jit
 def _decode_attention(
-    q, k, v, keys, values, table, seen, turns, out, tops, sums, parts, arrived,
-    q_row, k_row, v_row, q_part, table_row, slots, scale,
+    q, k, v, keys, values, table, seen, turns, biases, out, tops, sums, parts, arrived,
+    q_row, k_row, v_row, q_part, table_row, slots, scale, bias_row, bias_head, bias_size,
     KV: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr, QUERIES: tl.constexpr,
     EVERY: tl.constexpr, NEW: tl.constexpr, TURNS: tl.constexpr, SHARES: tl.constexpr, TILE: tl.constexpr,
-    PARTS: tl.constexpr, OVERLAP: tl.constexpr,
+    PARTS: tl.constexpr, BIAS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row, kv, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if OVERLAP:
@@ -124,6 +131,7 @@ def _decode_attention(
     g = tl.arange(0, QUERIES)
     heads = kv * GROUP + g
     mine = (g < GROUP)[:, None] & known[None, :]
+    bias = biases + row.to(tl.int64) * bias_row + heads * bias_head
     here = q + row.to(tl.int64) * q_row + heads[:, None] * WIDTH + f[None, :]
     qa, qb = _sum_parts(here, q_part, mine, PARTS), _sum_parts(here + half, q_part, mine, PARTS)
     cos, sin = f * 0.0, f * 0.0
@@ -153,15 +161,24 @@ def _decode_attention(
             product = qa.to(tl.float32) * new_a.to(tl.float32)[None, :]
             product += qb.to(tl.float32) * new_b.to(tl.float32)[None, :]
             top = tl.sum(product, 1) * scale
-            sum += 1.0
-            va += own_a.to(tl.float32)[None, :]
-            vb += own_b.to(tl.float32)[None, :]
-    top, sum, va, vb = _accumulate(qa, qb, ka, kb, wa, wb, inside, top, sum, va, vb, scale, QUERIES)
+            counted = tl.full((QUERIES,), 1.0, dtype=tl.float32)
+            if BIAS:
+                top += tl.load(bias + count, mask=(g < GROUP) & (count < bias_size), other=float("-inf")).to(tl.float32)
+                counted = tl.where(top > float("-inf"), 1.0, 0.0)
+            sum += counted
+            va += counted[:, None] * own_a.to(tl.float32)[None, :]
+            vb += counted[:, None] * own_b.to(tl.float32)[None, :]
+    top, sum, va, vb = _accumulate(
+        qa, qb, ka, kb, wa, wb, inside, top, sum, va, vb, scale, bias, begin, bias_size, g < GROUP, QUERIES, TILE, BIAS
+    )
     for start in range(begin + TILE, end, TILE):
         ka, kb, wa, wb, inside = _tile(
             keys, values, table, row, table_row, start, end, kv, slots, f, half, EVERY, KV, WIDTH, TILE
         )
-        top, sum, va, vb = _accumulate(qa, qb, ka, kb, wa, wb, inside, top, sum, va, vb, scale, QUERIES)
+        top, sum, va, vb = _accumulate(
+            qa, qb, ka, kb, wa, wb, inside, top, sum, va, vb, scale, bias, start, bias_size, g < GROUP,
+            QUERIES, TILE, BIAS,
+        )  # fmt: skip
     last = True
     if SHARES > 1:  # the last program merges all splits by their softmax mass
         mark = (row.to(tl.int64) * KV * GROUP + heads) * SHARES
@@ -214,12 +231,12 @@ def split_config(rows: int, kv_heads: int, group: int, most: int) -> SplitConfig
 def decode_attention(
     q: Tensor, keys: Tensor, values: Tensor, table: Tensor, seen: Tensor, scale: float, every: int,
     new: tuple[Tensor, Tensor] | None = None, turns: Tensor | None = None, arrived: Tensor | None = None,
-    cut: SplitConfig | None = None,
+    cut: SplitConfig | None = None, bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """q (rows, heads, width); keys and values: see above; `seen` (rows,): cached tokens. `new`: key and value (rows, kv
     heads, width) to append. All three may come in unsummed parts (parts, rows, heads, width). `turns` (rows, width):
     cosines and sines that rotate queries and new keys in halves. `arrived`: zeroed counters per row and head, zero
-    again afterwards."""
+    again afterwards. `bias` (rows or 1, heads or 1, positions) is added to the scores; -inf hides a key."""
     rows, heads, width = q.shape[-3:]
     _, kv_heads, slots, _ = keys.shape
     k, v = new or (q, q)
@@ -235,12 +252,16 @@ def decode_attention(
         pieces = torch.empty(rows, heads, cut.shares, width, device=q.device)
         if arrived is None:
             arrived = torch.zeros(rows * kv_heads, dtype=torch.int32, device=q.device)
+    wide = q if bias is None else bias
+    assert bias is None or (bias.dim() == 3 and bias.stride(2) == 1)
     _decode_attention[(rows, kv_heads, cut.shares)](
-        q, k, v, keys, values, table, seen, seen if turns is None else turns, out, tops, sums, pieces,
+        q, k, v, keys, values, table, seen, seen if turns is None else turns, wide, out, tops, sums, pieces,
         seen if arrived is None else arrived, q.stride(-3), k.stride(-3), v.stride(-3), q.stride(0), table.stride(0),
-        slots, scale, KV=kv_heads, GROUP=group, WIDTH=width, HALF=max(16, triton.next_power_of_2(width // 2)),
+        slots, scale, wide.stride(0) if wide.shape[0] > 1 else 0, wide.stride(1) if wide.shape[1] > 1 else 0,
+        wide.shape[-1], KV=kv_heads, GROUP=group, WIDTH=width, HALF=max(16, triton.next_power_of_2(width // 2)),
         QUERIES=1 if group == 1 else max(16, triton.next_power_of_2(group)), EVERY=every, NEW=new is not None,
-        TURNS=turns is not None, SHARES=cut.shares, TILE=cut.tile, PARTS=parts, OVERLAP=overlap, num_warps=cut.warps,
+        TURNS=turns is not None, SHARES=cut.shares, TILE=cut.tile, PARTS=parts, BIAS=bias is not None,
+        OVERLAP=overlap, num_warps=cut.warps,
         num_stages=3 if group == 1 else 2, launch_pdl=overlap,
     )  # fmt: skip
     return out

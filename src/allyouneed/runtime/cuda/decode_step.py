@@ -13,6 +13,7 @@ from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.models.decoder_decoder import DecoderDecoderModel
 from allyouneed.nn.models.stack import Stack
 from allyouneed.runtime.cuda import (
+    attention_kernels,
     constant_states,
     convolution_kernels,
     mixer_kernels,
@@ -39,7 +40,7 @@ from allyouneed.runtime.program import Add, Call, Op
 from allyouneed.runtime.trace import trace
 
 STATES = (constant_states, window_cache)  # imported for their rules, as are these
-KERNELS = (mixer_kernels, state_space_kernels, convolution_kernels, nested_kernels)
+KERNELS = (attention_kernels, mixer_kernels, state_space_kernels, convolution_kernels, nested_kernels)
 
 Values = dict[int, Tensor]  # (rows, width), or partial sums (parts, rows, width) where only an addition reads them
 Step = Callable[[Values, Tensor, Context], None]  # values, positions (rows,), context

@@ -26,11 +26,13 @@ from allyouneed.nn.mixers.attention.shared_kv import SharedAttention
 from allyouneed.nn.models.decoder_decoder import DecoderDecoderModel
 from allyouneed.nn.norms import LayerNormModule, RMSNormModule
 from allyouneed.nn.ops.attention.decode import decode_attention
+from allyouneed.nn.ops.attention.dense import dense_mask
 from allyouneed.nn.patterns.core import And, Causal, Full, Pattern, Window
 from allyouneed.nn.positions.alibi import AlibiModule
 from allyouneed.nn.positions.relative import RelativeModule
 from allyouneed.nn.positions.rotary import RotaryModule
-from allyouneed.runtime.cuda.static_cache import StaticStates, attend_source
+from allyouneed.nn.positions.t5_bias import BucketsModule
+from allyouneed.runtime.cuda.static_cache import StaticKVCache, StaticStates, attend_source
 from allyouneed.runtime.program import Unsupported
 from allyouneed.runtime.rules import Rules
 
@@ -94,7 +96,18 @@ def _glu(part: GLUModule, setup: StepSetup, state: Any, partial: bool) -> Kernel
 
 @make_kernel.register(SelfAttention)
 def _self_attention(part: SelfAttention, setup: StepSetup, state: Any, partial: bool) -> Kernel:
-    check_attention(part, setup.states.capacity)
+    return attention_kernel(part, setup, state, partial, make_bias(part, setup))
+
+
+def attention_kernel(
+    part: SelfAttention, setup: StepSetup, state: Any, partial: bool, bias: Callable[[Context], Tensor] | None
+) -> Kernel:
+    """`bias`: of all layers of a kind, (rows or 1, heads or 1, positions), added to the scores of their keys."""
+    check_heads(part)
+    if not isinstance(state, StaticKVCache):
+        raise Unsupported("a ring of keys has no fused kernel")
+    one = torch.empty(1, part.kv_heads, 1, part.head_width, dtype=setup.states.dtype, device=setup.states.device)
+    state.tokens.allocate((one, one))
     relative = part.relative
     add_rotation(relative, setup)
 
@@ -108,10 +121,34 @@ def _self_attention(part: SelfAttention, setup: StepSetup, state: Any, partial: 
         rotation = None
         if isinstance(relative, RotaryModule):
             rotation = row_rotation(relative, setup, positions, context)
-        seen = state.attend(prepare_scores(part, q), (k, v), positions, part.score_mod().scale, rotation)
+        added = None if bias is None else bias(context)
+        seen = state.attend(prepare_scores(part, q), (k, v), positions, part.score_mod().scale, rotation, added)
         return linear(seen.flatten(1), part.out, partial=partial)
 
     return run
+
+
+def make_bias(part: SelfAttention, setup: StepSetup) -> Callable[[Context], Tensor] | None:
+    """What is added to the scores because of positions: that of ALiBi or T5, and -inf where a key is not seen. None if
+    all keys are seen as they are."""
+    score_mod, slots = part.score_mod(), setup.states.static_layout
+    if score_mod.plain and sees_all(part.pattern, setup.states.capacity):
+        return None
+    if not score_mod.fused or (score_mod.bias is not None and type(part.relative) not in (AlibiModule, BucketsModule)):
+        raise Unsupported("the attention kernel computes softmax(q·k + bias)")
+    shared = score_mod.static if score_mod.bias is not None else "mask"
+    key = ("decode bias", part.pattern_text, id(part) if shared is None else shared)
+
+    def compute(context: Context) -> Tensor:
+        positions = context.queries.positions
+        seen = dense_mask(part.pattern, context.queries, slots)[:, :, 0]  # (rows or 1, 1, positions)
+        if score_mod.bias is None:
+            return torch.zeros_like(seen, dtype=torch.float32).masked_fill(~seen, float("-inf"))
+        q = positions.new_empty(len(positions), part.heads, 1, part.head_width, dtype=setup.states.dtype)
+        bias = score_mod.bias(q, positions, slots.positions, score_mod.scale)[:, :, 0]
+        return bias.masked_fill(~seen, float("-inf"))
+
+    return lambda context: context.memoize(key, lambda: compute(context))
 
 
 def prepare_scores(part: SelfAttention | CrossAttention | SharedAttention, q: Tensor) -> Tensor:
@@ -189,15 +226,24 @@ def _cross_attention(part: CrossAttention, setup: StepSetup, state: Any, partial
 
 def check_attention(part: SelfAttention | CrossAttention | SharedAttention, capacity: int) -> None:
     """Only softmax(q·k) over all keys, rotated by halves or not at all."""
+    check_heads(part)
+    if not part.score_mod().plain or not sees_all(part.pattern, capacity):
+        raise Unsupported("the attention kernel computes softmax(q·k) over all keys")
+    if type(part.relative) not in (RelativeModule, RotaryModule):
+        raise Unsupported(f"{type(part.relative).__name__} has no fused kernel")
+
+
+def check_heads(part: SelfAttention | CrossAttention | SharedAttention) -> None:
+    """Heads as the attention kernel reads them."""
     if getattr(part, "caches_hidden", False):
         raise Unsupported("a cache of hidden states has no fused kernel")
     if part.sub_norm is not None or part.q_norm is not None:
         raise Unsupported("norms inside attention have no fused kernel")
-    if not part.score_mod().plain or not sees_all(part.pattern, capacity) or part.head_width % 2:
-        raise Unsupported("the attention kernel computes softmax(q·k) over all keys")
+    if part.head_width % 2:
+        raise Unsupported("the attention kernel reads heads in halves")
     if isinstance(part.relative, RotaryModule):
         check_rotary(part.relative, part.head_width)
-    elif type(part.relative) is not RelativeModule:
+    elif type(part.relative) not in (RelativeModule, AlibiModule, BucketsModule):
         raise Unsupported(f"{type(part.relative).__name__} has no fused kernel")
 
 

@@ -100,13 +100,14 @@ class StaticKVCache(KVState):
         return keys, values, context.slots
 
     def attend(
-        self, q: Tensor, new: tuple[Tensor, Tensor], positions: Tensor, scale: float, rotation: Tensor | None
-    ) -> Tensor:
+        self, q: Tensor, new: tuple[Tensor, Tensor], positions: Tensor, scale: float, rotation: Tensor | None,
+        bias: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Store one new token per row at `positions` (rows,) and attend to all up to it: (rows, heads, head_width).
         Arguments: see `decode_attention`."""
         states = self.states
         return decode_attention(
-            q, self.keys, self.values, positions, scale, states.table, new, rotation, states.counters
+            q, self.keys, self.values, positions, scale, states.table, new, rotation, states.counters, bias
         )
 
     def load(self, given: Prefilled, past: State) -> None:

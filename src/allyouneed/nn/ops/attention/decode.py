@@ -46,24 +46,25 @@ class BlockTable(NamedTuple):
 def decode_attention(
     q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, scale: float, table: BlockTable,
     new: tuple[Tensor, Tensor] | None = None, rotation: Tensor | None = None, counters: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """q (rows, heads, head_width) to (rows, heads, head_width): softmax(q·k · scale) v over the first `lengths` (rows,)
     positions, and over `new`: key and value (rows, kv_heads, head_width) of one more token, stored behind them.
 
     `rotation` (rows, head_width): cosines beside sines that rotate q and the new key by halves. `counters`: zeros for
-    each row and key-value head, for the kernel to count with. On a GPU, q and `new` may be partial sums (parts, rows,
-    heads, head_width).
+    each row and key-value head, for the kernel to count with. `bias` (rows or 1, heads or 1, positions) is added to the
+    scores; -inf hides a key. On a GPU, q and `new` may be partial sums (parts, rows, heads, head_width).
     """
     if usable(q):
         from allyouneed.kernels.triton.decode_attention import decode_attention as kernel
 
-        return kernel(q, keys, values, table.blocks, lengths, scale, table.size, new, rotation, counters)
-    return define_decode_attention(q, keys, values, lengths, scale, table, new, rotation)
+        return kernel(q, keys, values, table.blocks, lengths, scale, table.size, new, rotation, counters, bias=bias)
+    return define_decode_attention(q, keys, values, lengths, scale, table, new, rotation, bias)
 
 
 def define_decode_attention(
     q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, scale: float, table: BlockTable,
-    new: tuple[Tensor, Tensor] | None = None, rotation: Tensor | None = None,
+    new: tuple[Tensor, Tensor] | None = None, rotation: Tensor | None = None, bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """The definition."""
     if rotation is not None:
@@ -84,7 +85,15 @@ def define_decode_attention(
     # (rows / group, heads, group, head_width): rows that share a block are its queries
     queries = q.unflatten(0, (-1, group)).transpose(1, 2)
     mask, gqa = visible.unflatten(0, (-1, group))[:, None], q.shape[1] != keys.shape[1]
-    found = sdpa(queries, keys, values, mask, scale=scale, enable_gqa=gqa)
+    if bias is None:
+        found = sdpa(queries, keys, values, mask, scale=scale, enable_gqa=gqa)
+        return found.transpose(1, 2).reshape(q.shape)
+    missing = max(0, keys.shape[2] - bias.shape[2])
+    bias = torch.nn.functional.pad(bias[..., : keys.shape[2]], (0, missing), value=float("-inf"))
+    added = bias.expand(len(q), q.shape[1], -1).unflatten(0, (-1, group)).transpose(1, 2)  # as the queries
+    added = added.to(q.dtype).where(mask, float("-inf"))
+    some = (added > float("-inf")).any(-1, keepdim=True)
+    found = sdpa(queries, keys, values, added.where(some, 0.0), scale=scale, enable_gqa=gqa) * some
     return found.transpose(1, 2).reshape(q.shape)
 
 

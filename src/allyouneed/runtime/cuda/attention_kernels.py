@@ -1,0 +1,73 @@
+"""Decode kernels of attention whose scores have a bias that the mixer defines: LongNet and the synthesizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from allyouneed.nn.context import Context
+from allyouneed.nn.mixers.attention.longnet import LongNetAttention
+from allyouneed.nn.mixers.attention.synthesizer import DenseSynthesis, SynthesizedScores, SynthesizerModule
+from allyouneed.nn.ops.attention.decode import decode_attention
+from allyouneed.nn.patterns.core import And
+from allyouneed.nn.patterns.sparse import SegmentDilated
+from allyouneed.runtime.cuda.kernels import Kernel, StepSetup, attention_kernel, linear, make_kernel, sees_all
+from allyouneed.runtime.cuda.static_cache import StaticKVCache
+from allyouneed.runtime.program import Unsupported
+
+
+@make_kernel.register(LongNetAttention)
+def _longnet(part: LongNetAttention, setup: StepSetup, state: Any, partial: bool) -> Kernel:
+    """A key counts once per branch that reaches it: the bias is the logarithm of their number."""
+    if not part.score_mod().plain:
+        raise Unsupported("the attention kernel computes softmax(q·k + bias)")
+    segments = segment_table(part, setup)  # (heads, branches, positions)
+    key = ("longnet", tuple(branches for branches, _ in part.groups))
+
+    def count(context: Context) -> Tensor:
+        own = segments[:, :, context.queries.positions[:, 0]].permute(2, 0, 1)[..., None]  # (rows, heads, branches, 1)
+        return ((own == segments) & (segments >= 0)).sum(2).float().log()  # log 0 hides a key
+
+    return attention_kernel(part, setup, state, partial, lambda context: context.memoize(key, lambda: count(context)))
+
+
+def segment_table(part: LongNetAttention, setup: StepSetup) -> Tensor:
+    """The segment of every position in each branch of each head, -1 where it is skipped (`SegmentDilated.feature`)."""
+    positions = setup.positions[0]
+    found = torch.empty(part.heads, len(part.groups[0][0]), len(positions), dtype=torch.int32, device=positions.device)
+    for branches, heads in part.groups:
+        for number, branch in enumerate(branches):
+            one = branch.right if isinstance(branch, And) else branch
+            assert isinstance(one, SegmentDilated)
+            taken = positions % one.segment % one.dilation == one.offset % one.dilation
+            found[heads, number] = torch.where(taken, positions // one.segment, -1).int()
+    return found
+
+
+@make_kernel.register(SynthesizerModule)
+def _synthesizer(part: SynthesizerModule, setup: StepSetup, state: Any, partial: bool) -> Kernel:
+    """Dense scores are a product of the token with the weights of every position; there are no keys."""
+    states, scores = setup.states, part.scores
+    assert isinstance(scores, SynthesizedScores)
+    synthesis = scores.synthesis
+    if not isinstance(synthesis, DenseSynthesis) or len(synthesis.outputs) > 1 or part.q is not None:
+        raise Unsupported("only dense synthesized scores have a fused kernel")
+    if not sees_all(part.pattern, states.capacity) or not isinstance(state, StaticKVCache) or part.head_width % 2:
+        raise Unsupported("the attention kernel computes softmax(q·k + bias) over all keys")
+    table, shifts = synthesis.maps[0], synthesis.shifts
+    none = torch.zeros(states.rows, part.heads, part.head_width, dtype=states.dtype, device=states.device)
+
+    def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
+        v = linear(x, part.v).unflatten(-1, (part.heads, -1))  # (rows, heads, head_width)
+        (_, values) = state.tokens.allocate((v[:, :, None, :0], v[:, :, None]))
+        hidden = linear(x, part.hidden, activation=torch.nn.functional.relu).unflatten(-1, (part.heads, -1))
+        hidden = hidden.transpose(0, 1)  # (heads, rows, head_width)
+        found = torch.baddbmm(shifts[0], hidden, table) if len(shifts) else torch.bmm(hidden, table)
+        bias = found.transpose(0, 1)  # (rows, heads, length)
+        new, counters = (v, v), states.counters
+        seen = decode_attention(none, values, values, positions, 1.0, states.table, new, None, counters, bias)
+        return linear(seen.flatten(1), part.out, partial=partial)
+
+    return run
