@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -469,16 +470,25 @@ MIXERS: dict[str, dict[str, object]] = {
 
 
 def mixers(check: Check, cuda: bool) -> None:
-    """Decode steps by kernels against the parts in double precision: logits of all steps."""
+    """Decode steps by kernels, also compiled ones, against the parts in double precision: logits of all steps."""
     import allyouneed as ayn
     from allyouneed.nn.ops.attention import decode
-    from allyouneed.runtime.cuda import mixer_kernels
+    from allyouneed.runtime.cuda import compiled_step, mixer_kernels
     from allyouneed.runtime.cuda.decode_step import DecodeStep
     from allyouneed.runtime.cuda.static_cache import StaticStates
 
-    def run(model: torch.nn.Module, rows: int, group: int) -> Tensor:
+    def run(model: torch.nn.Module, rows: int, group: int, compiled: bool = False) -> Tensor:
+        found: list[Tensor] = []
         states = StaticStates(model, rows // group, group, 140, 0)
-        step, found = DecodeStep(model, states), []
+        step: Any = DecodeStep(model, states)
+        tokens = torch.zeros(rows, dtype=torch.long, device=states.device)
+        step(tokens)
+        if compiled:  # recorded while it runs once more
+            step = compiled_step.compile_step(step, tokens)
+            check.wrong += bool(step.refused)
+            print(*step.refused, sep="\n", end="\n" if step.refused else "")
+        else:
+            step(tokens)
         for number in range(4):
             tokens = (torch.arange(rows, device=states.device) * 7 + number) % 50
             found.append(step(tokens).double().cpu())
@@ -500,9 +510,11 @@ def mixers(check: Check, cuda: bool) -> None:
                     exact = run(model.cpu().double(), rows, group)
                     if not cuda:
                         mixer_kernels.usable = decode.usable = lambda x: x.dtype is torch.float32
-                    found = run(model.to(check.device, dtype), rows, group)
+                        compiled_step.compile_operators = lambda module, inputs: module
+                    both = [run(model.to(check.device, dtype), rows, group, compiled) for compiled in (False, True)]
                     mixer_kernels.usable = decode.usable = usual
-                check.report(f"{kind}, {rows} rows of {group} {str(dtype)[6:]}", [found], [exact], 3 * LIMITS[dtype])
+                text = f"{kind}, {rows} rows of {group} {str(dtype)[6:]}, compiled"
+                check.report(text, both, [exact, exact], 3 * LIMITS[dtype])
 
 
 JOBS = {

@@ -285,9 +285,18 @@ class GraphRunnerCache:
         steps = self.steps[key] + key.steps_of(requests)
         pays = self.compile == "on" or (self.compile == "auto" and steps >= WORTH_COMPILING)
         kept = self.kept.pop(key, None)
-        if kept is not None and (kept.compiled or not pays):
-            return kept
-        return GraphRunner(self.engine.model, key.kind, key.slots, key.capacity, key.sources, pays)
+        return kept if kept is not None and (kept.compiled or not pays) else self.make(key, pays)
+
+    def make(self, key: Shape, compiled: bool) -> GraphRunner:
+        """A compiled one that cannot be captured is made anew without."""
+        sizes = (key.kind, key.slots, key.capacity, key.sources)
+        if compiled:
+            try:
+                return GraphRunner(self.engine.model, *sizes, compiled=True)
+            except Exception as error:
+                self.compile = "off"
+                warnings.warn(f"decoding without compiled steps: {type(error).__name__}: {error}", stacklevel=2)
+        return GraphRunner(self.engine.model, *sizes)
 
     def refuse(self, error: Exception) -> None:
         """After a capture that has failed: a part waits for the host, or a kernel does not compile here."""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from allyouneed.infer.cuda_graph.runner import (
     MIN_CAPACITY,
     GraphBatch,
-    GraphRunner,
     GraphRunnerCache,
     Shape,
     next_power,
@@ -56,9 +55,7 @@ class SchedulerSlots:
                     continue
                 count = min(shape.slots, slots)
                 try:
-                    runner = GraphRunner(
-                        self.engine.model, shape.kind, count, shape.capacity, shape.sources, self.graphs.compile == "on"
-                    )
+                    runner = self.graphs.make(shape._replace(slots=count), self.graphs.compile == "on")
                 except Exception as error:
                     self.graphs.refuse(error)
                     plain += some

@@ -146,7 +146,7 @@ def make_bias(part: SelfAttention, setup: StepSetup) -> Callable[[Context], Tens
             return torch.zeros_like(seen, dtype=torch.float32).masked_fill(~seen, float("-inf"))
         q = positions.new_empty(len(positions), part.heads, 1, part.head_width, dtype=setup.states.dtype)
         bias = score_mod.bias(q, positions, slots.positions, score_mod.scale)[:, :, 0]
-        return bias.masked_fill(~seen, float("-inf"))
+        return bias.masked_fill(~seen, float("-inf")).contiguous()
 
     return lambda context: context.memoize(key, lambda: compute(context))
 

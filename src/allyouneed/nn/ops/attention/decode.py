@@ -58,7 +58,7 @@ def decode_attention(
     if usable(q):
         from allyouneed.kernels.triton.decode_attention import decode_attention as kernel
 
-        return kernel(q, keys, values, table.blocks, lengths, scale, table.size, new, rotation, counters, bias=bias)
+        return kernel(q, keys, values, table.blocks, lengths, scale, table.size, new, rotation, counters, None, bias)
     return define_decode_attention(q, keys, values, lengths, scale, table, new, rotation, bias)
 
 
