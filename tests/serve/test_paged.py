@@ -13,10 +13,14 @@ import httpx
 import pytest
 
 from allyouneed.infer.block_manager import block_bytes
+from allyouneed.infer.cuda_graph import paged_prefill
+from allyouneed.infer.cuda_graph.paged_prefill import PagedPrefill
+from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
 from allyouneed.serve.engine.loop import DecodingJob, NewSequence
+from allyouneed.serve.engine.served_model import ServedModel
 from served import Running, served_client, until
 
 START = "the cat sat on the mat and the dog sat on the log while it was raining in the garden "
@@ -57,6 +61,34 @@ def read_tokens(running: Running, patch: pytest.MonkeyPatch, exact: bool = False
 
     patch.setattr(engine, "prefill_chunk", watched)
     return found
+
+
+def test_graphs_are_captured_before_the_first_request(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, but for the graphs themselves."""
+    monkeypatch.setattr(ServedModel, "captures", True)
+    monkeypatch.setattr(PagedPrefill, "enabled", True)
+    monkeypatch.setattr(paged_prefill, "WARM_LENGTHS", (32, 64))
+    monkeypatch.setattr(
+        GraphRunnerCache, "admits", lambda self, some: self.suits(some[0].spec, [state.request for state in some])
+    )
+    with served_client({"lm": folders["lm"]}, rows=4) as (running, client):
+        phases: list[str] = []
+        running.registry.on_phase = phases.append
+        assert ask(client, prompt="warm") and phases[:2] == ["loading lm", "loading lm: capturing CUDA graphs"]
+        scheduler = scheduler_of(running)
+        assert scheduler.captured is not None and scheduler.slots is not None
+        captured = set(scheduler.captured.graphs)
+        assert captured and len(scheduler.slots.batches) == 2  # greedy and sampled
+        tokens = len(client.post("/tokenize", json={"model": "lm", "prompt": "warm"}).json()["tokens"])
+        assert metric(client, "vllm:prefix_cache_queries_total") == tokens
+        read = read_tokens(running, monkeypatch)
+        prompts = [START[:n] for n in (10, 40, 80)] * 2
+        found = [ask(client, prompt=prompt) for prompt in prompts]
+        assert not read and set(scheduler.captured.graphs) == captured
+    with served_client({"lm": folders["lm"]}, exact=True) as (_, client):
+        assert [ask(client, prompt=prompt) for prompt in prompts] == found
 
 
 def test_strangers_share_prefixes_and_get_the_answers_of_the_library(paged: tuple[Running, httpx.Client]) -> None:

@@ -28,7 +28,8 @@ from torch import Tensor
 from allyouneed.errors import UserError
 from allyouneed.infer.admission import FairQueue, LargestFirst
 from allyouneed.infer.block_manager import BlockManager
-from allyouneed.infer.cuda_graph.runner import GraphBatch, GraphRunnerCache
+from allyouneed.infer.cuda_graph.paged_prefill import PagedPrefill
+from allyouneed.infer.cuda_graph.runner import WORTH, GraphBatch, GraphRunnerCache
 from allyouneed.infer.cuda_graph.scheduler_slots import SchedulerSlots
 from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
 from allyouneed.infer.decoding.options import Decoding
@@ -41,7 +42,7 @@ from allyouneed.infer.running_batch import ActiveBatch, RunningBatch
 from allyouneed.infer.speculative.decode import SpeculativeDecoder
 from allyouneed.infer.validation import RequestValidator
 from allyouneed.nn.states.base import States
-from allyouneed.nn.states.paged import BlockPool
+from allyouneed.nn.states.paged import BlockPool, PagedStates
 from allyouneed.runtime.process import refuse_after_fork
 
 ReadPrompt = tuple[int, RequestState]  # a request whose prompt has been read, and its row in the prefill batch
@@ -89,6 +90,9 @@ class Scheduler:
         if memory is None and not engine.exact:
             self.graphs = graphs or (GraphRunnerCache(engine) if pool is None else None)
         self.slots = SchedulerSlots(self.graphs, rows) if self.graphs is not None and queue is None else None
+        self.captured: PagedPrefill | None = None
+        if pool is not None and self.slots is not None and not engine.bidirectional_prompt and engine.retrieve is None:
+            self.captured = PagedPrefill(engine, pool, rows)
 
     # --- submitting --------------------------------------------------------------------------------------------------
 
@@ -137,6 +141,20 @@ class Scheduler:
         cost = model.config.cost(max(length, source))
         each = cost.state_bytes(length, next(model.parameters()).itemsize)
         return round(each * sum(state.spec.decoding.rows for state in states))
+
+    def warm_up(self, requests: Iterable[tuple[Request, DecodingSpec | Decoding | None]] = ()) -> None:
+        """Before the first request: capture the usual prefills, and decode these requests, which leave no trace but
+        captured graphs and compiled kernels."""
+        with self._inference():
+            if self.captured is not None:
+                self.captured.warm_up(self.budget)
+        if self.graphs is not None:
+            self.graphs.requested = max(self.graphs.requested, WORTH)
+        self.submit_all(requests)
+        self.run()
+        if self.blocks is not None:
+            self.blocks.prefixes.clear()
+            self.blocks.prefixes.prompt_tokens = self.blocks.prefixes.hits = 0
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
@@ -373,8 +391,17 @@ class Scheduler:
             if blocks is not None:
                 blocks.reserve(state)
             taken.append(state)
+        if taken and self.slots is not None and blocks is None:
+            given, taken = taken, []
+            with isolate(partial(self._fail_unheld, given)):
+                taken = self.slots.prefill(given)
         for some in share_rows(taken) if self.engine.exact else [taken] if taken else []:
             self._start(some)
+
+    def _fail_unheld(self, requests: list[RequestState], error: Exception) -> None:
+        """Those of them that no batch has taken over have failed."""
+        here = self._held()
+        self.fail([state for state in requests if state not in here], error)
 
     def urgency(self, state: RequestState) -> tuple[int, int, int]:
         return self.fair.urgency(state, self.steps)
@@ -430,8 +457,7 @@ class Scheduler:
     def _drop_prefill(self, batch: PrefillBatch, requests: list[RequestState], error: Exception) -> None:
         """A prefill has failed: so have those of its requests that no running batch has taken over."""
         self.prefilling.remove(batch)
-        here = self._held()
-        self.fail([state for state in requests if state not in here], error)
+        self._fail_unheld(requests, error)
 
     def _prefill_chunk(self, batch: PrefillBatch, size: int) -> None:
         engine, prompts = self.engine, batch.prompts
@@ -439,13 +465,21 @@ class Scheduler:
         if self.offline is not None or engine.bidirectional_prompt or engine.exact:
             size = max(map(len, prompts))
         chunks = [prompt[at : at + size] for prompt, at in zip(prompts, batch.read, strict=True)]
-        last = engine.prefill_chunk(batch.states, chunks, batch.model, batch.media)
+        last = self._replay(batch, chunks)
+        if last is None:
+            last = engine.prefill_chunk(batch.states, chunks, batch.model, batch.media)
         batch.read = [at + len(chunk) for at, chunk in zip(batch.read, chunks, strict=True)]
         done = [(n, state) for n, left in enumerate(batch.unread) if not left for state in batch.rows[n]]
         for some in self._decoded_together(done):
             with isolate(partial(self._fail_read, some)):
                 self._decode(batch, some, last)
         batch.keep([n for n, left in enumerate(batch.unread) if left])
+
+    def _replay(self, batch: PrefillBatch, chunks: Sequence[Sequence[int]]) -> Tensor | None:
+        """`prefill_chunk` as captured graphs; None: this batch needs the plain one."""
+        if self.captured is None or batch.media or not isinstance(batch.states, PagedStates):
+            return None
+        return self.captured.read(batch.states, chunks)
 
     def _fail_read(self, some: list[ReadPrompt], error: Exception) -> None:
         """Those of them that have not begun to decode have failed."""

@@ -121,14 +121,15 @@ def pack_inputs(size: Size, requests: Sequence[RequestState], slots: Sequence[in
     last, limits = [state.request.prompt[-1] for state in requests], [state.limit for state in requests]
     rows = found[: len(requests)]
     rows[:, :FIRST] = np.array([slots, limits, last, counts, lengths]).T
-    _fill_rows(rows[:, FIRST : FIRST + size.sources], sources, lengths)
-    _fill_rows(rows[:, FIRST + size.sources :], prompts, counts)
+    fill_rows(rows[:, FIRST : FIRST + size.sources], sources, lengths)
+    fill_rows(rows[:, FIRST + size.sources :], prompts, counts)
     found[len(requests) :] = found[0]
     return found
 
 
-def _fill_rows(rows: NDArray[np.int64], texts: Sequence[Sequence[int]], lengths: Sequence[int]) -> None:
-    """Write each text to the start of its row."""
+def fill_rows(rows: NDArray[np.int64], texts: Sequence[Sequence[int]], lengths: Sequence[int] | None = None) -> None:
+    """Write each text, of these lengths, to the start of its row."""
+    lengths = list(map(len, texts)) if lengths is None else lengths
     inside = np.arange(rows.shape[1]) < np.array(lengths)[:, None]
     rows[inside] = np.fromiter(chain.from_iterable(texts), np.int64, sum(lengths))
 

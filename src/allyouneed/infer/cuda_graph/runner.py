@@ -19,11 +19,13 @@ from torch import Tensor
 
 from allyouneed.infer.cuda_graph.device_search import RUN_STEPS, device_search
 from allyouneed.infer.cuda_graph.prefill import PrefillRunner, capture_warm
+from allyouneed.infer.cuda_graph.slot_loader import SlotLoader
 from allyouneed.infer.decoding.base import DecodingSpec, RequestState
 from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.request import Request
 from allyouneed.nn.batch import to_device
 from allyouneed.nn.states.base import States
+from allyouneed.nn.states.paged import PagedStates
 from allyouneed.runtime.cuda.capture import can_capture, position_limit
 from allyouneed.runtime.cuda.compiled_step import compile_mode, fused_step
 from allyouneed.runtime.cuda.decode_step import DecodeStep
@@ -55,6 +57,7 @@ class GraphRunner:
         record = self.search.record
         self.host_records = [torch.empty(record.shape, device="cpu", pin_memory=cuda) for _ in range(2)]
         self.prefill_runner = PrefillRunner(model, self.states, self.search)
+        self.slot_loader: SlotLoader | None = None
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by number of steps
         with torch.cuda.device_of(record), torch.no_grad():
             if compiled:
@@ -86,6 +89,15 @@ class GraphRunner:
         slot, limit, token, read = to_device(numbers, self.states.device)
         self.states.load(slot, past, read)
         self.search.reset_slots(slot, limit, token)
+        self.search.assign(slots, requests, self.steps)
+
+    def add_blocks(self, past: PagedStates, rows: Sequence[int], requests: Sequence[RequestState]) -> None:
+        """Give requests slots, with the prompts that these rows have read; they continue from the last token."""
+        if self.slot_loader is None or self.slot_loader.pool is not past.pool:
+            self.slot_loader = SlotLoader(self.states, self.search, past.pool)
+        slots = self.free[-len(requests) :][::-1]
+        self.slot_loader.load(past, rows, requests, slots)
+        del self.free[-len(requests) :]
         self.search.assign(slots, requests, self.steps)
 
     def prefill(self, requests: Sequence[RequestState]) -> bool:
@@ -207,11 +219,23 @@ class GraphBatch:
                 engine.prefill_chunk(states, [request.prompt[:-1] for request in requests], engine.model, media)
             self.runner.add(states, taken)
 
-    def add(self, past: States, requests: Sequence[RequestState], lengths: Sequence[int]) -> None:
-        """See `GraphRunner.add`."""
+    def add(self, past: States, rows: Sequence[int], requests: Sequence[RequestState]) -> None:
+        """Give requests slots, with the prompts that these rows have read."""
         self.is_intact = False
-        self.runner.add(past, requests, lengths)
+        if isinstance(past, PagedStates) and SlotLoader.suits(past):
+            self.runner.add_blocks(past, rows, requests)
+        else:
+            own = past.unpaged_rows(rows) if isinstance(past, PagedStates) else past.copy_rows(rows)
+            # the first step reads the last prompt token once more and stores it where it was
+            self.runner.add(own, requests, [len(state.request.prompt) - 1 for state in requests])
         self.is_intact = True
+
+    def prefill(self, requests: Sequence[RequestState]) -> bool:
+        """See `GraphRunner.prefill`."""
+        self.is_intact = False
+        is_read = self.runner.prefill(requests)
+        self.is_intact = True
+        return is_read
 
     def close(self) -> None:
         self.runs.clear()

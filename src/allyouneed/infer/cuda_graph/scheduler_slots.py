@@ -1,5 +1,6 @@
-"""Graph runners (runner.py) for requests that a scheduler has prefilled: one batch of a fixed shape for each
-specification and size, made for its first request and kept. A scheduler step is then a run of steps here."""
+"""Graph runners (runner.py) for the requests of a scheduler: one batch of a fixed shape for each specification and
+size, made for its first request and kept. A scheduler step is then a run of steps here. Prompts come from the blocks of
+a pool (slot_loader.py), are read straight into slots (prefill.py), or copied from other states."""
 
 from __future__ import annotations
 
@@ -16,7 +17,6 @@ from allyouneed.infer.cuda_graph.runner import (
 )
 from allyouneed.infer.decoding.base import RequestState
 from allyouneed.nn.states.base import States
-from allyouneed.nn.states.paged import PagedStates
 
 
 class SchedulerSlots:
@@ -37,40 +37,60 @@ class SchedulerSlots:
     def add(self, states: States, requests: Sequence[tuple[int, RequestState]]) -> list[tuple[int, RequestState]]:
         """Move prefilled requests, with their rows in the states, into slots; returns those that need the plain path:
         graphs do not suit them, or no slot is free."""
-        groups: dict[Shape, list[tuple[int, RequestState]]] = {}
-        plain, weights = [], None
+        rows = {state: row for row, state in requests}
+        groups, plain = self._group([state for _, state in requests])
+        for batch, some in groups:
+            batch.add(states, [rows[state] for state in some], some)
+        return [(rows[state], state) for state in plain]
+
+    def prefill(self, requests: Sequence[RequestState]) -> list[RequestState]:
+        """Read the sources and prompts of requests straight into slots, as captured graphs; returns those that need
+        the plain prefill."""
+        groups, plain = self._group([state for state in requests if not state.request.media])
+        for batch, some in groups:
+            plain += [] if batch.prefill(some) else some
+        return plain + [state for state in requests if state.request.media]
+
+    def _group(
+        self, requests: Sequence[RequestState]
+    ) -> tuple[list[tuple[GraphBatch, list[RequestState]]], list[RequestState]]:
+        """The batches that have slots for requests, made if need be; and the requests that graphs do not suit, or for
+        which no slot is free."""
+        groups: dict[Shape, list[RequestState]] = {}
+        plain, weights = list[RequestState](), None
         with self.graphs.ask_model_once():
-            for row, state in requests:
+            for state in requests:
                 if self.graphs.admits([state]):
                     weights = weights or weight_addresses(self.engine.model)
-                    groups.setdefault(self._shape(state, weights), []).append((row, state))
+                    groups.setdefault(self._shape(state, weights), []).append(state)
                 else:
-                    plain.append((row, state))
+                    plain.append(state)
+        found = []
         for shape, some in groups.items():
-            if shape not in self.batches:
-                self.batches = {old: b for old, b in self.batches.items() if b.active or old.weights == weights}
-                slots = rows_in_memory(self.engine.model, shape.capacity) // shape.kind.decoding.rows
-                if not slots:
-                    plain += some
-                    continue
-                count = min(shape.slots, slots)
-                try:
-                    runner = self.graphs.make(shape._replace(slots=count), self.graphs.compile == "on")
-                except Exception as error:
-                    self.graphs.refuse(error)
-                    plain += some
-                    continue
-                self.batches[shape] = GraphBatch(runner, self.engine, is_joined=True)
-            free = len(self.batches[shape].runner.free)
-            some, plain = some[:free], plain + some[free:]
-            if some:
-                chosen = [state for _, state in some]
-                # the first step reads the last prompt token once more and stores it where it was
-                lengths = [len(state.request.prompt) - 1 for state in chosen]
-                rows = [row for row, _ in some]
-                past = states.unpaged_rows(rows) if isinstance(states, PagedStates) else states.copy_rows(rows)
-                self.batches[shape].add(past, chosen, lengths)
-        return plain
+            if shape not in self.batches and not self._make(shape):
+                plain += some
+                continue
+            batch = self.batches[shape]
+            free = len(batch.runner.free)
+            plain += some[free:]
+            if free:
+                found.append((batch, some[:free]))
+        return found, plain
+
+    def _make(self, shape: Shape) -> bool:
+        """False: there is no memory for it, or it cannot be captured."""
+        self.batches = {old: b for old, b in self.batches.items() if b.active or old.weights == shape.weights}
+        slots = rows_in_memory(self.engine.model, shape.capacity) // shape.kind.decoding.rows
+        if not slots:
+            return False
+        count = min(shape.slots, slots)
+        try:
+            runner = self.graphs.make(shape._replace(slots=count), self.graphs.compile == "on")
+        except Exception as error:
+            self.graphs.refuse(error)
+            return False
+        self.batches[shape] = GraphBatch(runner, self.engine, is_joined=True)
+        return True
 
     def _shape(self, state: RequestState, weights: int) -> Shape:
         request, kind = state.request, state.spec.device_key

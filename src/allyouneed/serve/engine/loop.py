@@ -234,6 +234,10 @@ class EngineLoop:
             self.changed.notify()
         return job.future
 
+    def warm_up(self, requests: Sequence[tuple[Request, DecodingSpec]]) -> Any:
+        """A future of the end of `Scheduler.warm_up`. To be called before the first request."""
+        return self.run(lambda: self._scheduler(False).warm_up(requests))
+
     def wake(self) -> None:
         with self.changed:
             self.changed.notify()
@@ -295,13 +299,17 @@ class EngineLoop:
     def _gather(self) -> None:
         """Many answers have ended, and the first of the next requests has come: wait a moment for the others, so that
         their prompts are read together, not a few first while the rest waits for them."""
-        end = time.monotonic() + LONGEST_WAIT
-        while self.sequences < self.ended_together and not self.stopping and time.monotonic() < end:
+        now = time.monotonic()
+        end, pause = now + LONGEST_WAIT, now + PAUSE
+        while self.sequences < self.ended_together and not self.stopping and now < min(end, pause):
             before = self.sequences
-            self.changed.wait(PAUSE)
-            prompts = sum(len(s.request.prompt) for one in self.schedulers.values() for s in list(one.arrivals))
-            if self.sequences == before or prompts >= max(one.budget for one in self.schedulers.values()):
-                break
+            self.changed.wait(min(end, pause) - now)  # may end for other reasons than a request
+            now = time.monotonic()
+            if self.sequences > before:
+                pause = now + PAUSE
+                prompts = sum(len(s.request.prompt) for one in self.schedulers.values() for s in list(one.arrivals))
+                if prompts >= max(one.budget for one in self.schedulers.values()):
+                    break
 
     def _step(self, exact: bool, scheduler: Scheduler) -> None:
         jobs = self.jobs[exact]

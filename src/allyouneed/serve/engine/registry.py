@@ -64,7 +64,7 @@ class ModelRegistry:
 
     @property
     def phase(self) -> str:
-        """starting, loading NAME, ready, or why it is not."""
+        """starting, loading NAME, loading NAME: capturing CUDA graphs, ready, or why it is not."""
         return self._phase
 
     @phase.setter
@@ -112,7 +112,11 @@ class ModelRegistry:
                     if not entry.bytes:
                         entry.bytes = await _in_thread(lambda: _weight_bytes(entry.path))
                     await self._make_room(entry)
-                    entry.model = await _in_thread(lambda: _load(entry, self.settings, self.metrics, loop))
+                    model = await _in_thread(lambda: _load(entry, self.settings, self.metrics, loop))
+                    if model.captures:
+                        self.phase = f"loading {entry.name}: capturing CUDA graphs"
+                        await _in_thread(model.warm_up)
+                    entry.model = model
                 finally:
                     self.phase = "ready" if before.startswith("loading") else before
                 self.metrics.loaded.labels(entry.name).set(entry.bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import replace
@@ -17,6 +17,7 @@ import torch
 import allyouneed
 from allyouneed.errors import UserError
 from allyouneed.infer.block_manager import block_bytes, shares_prefixes
+from allyouneed.infer.decoding.base import DecodingSpec
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.predictors.base import Predictor
 from allyouneed.infer.predictors.embedder import Embedder
@@ -26,6 +27,7 @@ from allyouneed.infer.predictors.interleaved import InterleavedGenerator
 from allyouneed.infer.predictors.registry import TASKS, predictor
 from allyouneed.infer.predictors.seq2seq import Seq2Seq
 from allyouneed.infer.predictors.translator import Translator
+from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
 from allyouneed.interop.heads import for_task
 from allyouneed.interop.load import about, resolve_device
@@ -48,6 +50,7 @@ from allyouneed.serve.settings import Limits, Settings
 T = TypeVar("T")
 CALLS = 256  # of predictors at once
 PREFILL_BUDGET = {"cuda": 8192}  # prompt tokens read in one step: as many as take a few milliseconds
+WARM_TOKENS = 16  # of the prompts and answers that a model is warmed up with
 MEMORY_SHARE = 0.25  # of the free memory, for the blocks of a model
 
 
@@ -74,6 +77,32 @@ class ServedModel(GeneratingModel):
         if isinstance(found, GeneratingPredictor):
             _ = found.engine.decoder  # the CPU's program is made now, not for the first request
         return cls(name, path, found, settings, metrics, event_loop)
+
+    def warm_up(self) -> None:
+        """On a GPU: capture CUDA graphs and compile kernels now, not for the first requests."""
+        if not self.captures:
+            return
+        try:
+            self.loop.warm_up([*self._examples()] if self.generates else []).result()
+        except Exception as error:  # requests will fail in the same way
+            log_failure(error, f"warming up {self.name} failed")
+
+    def _examples(self) -> Iterator[tuple[Request, DecodingSpec]]:
+        """A short greedy request and a sampled one."""
+        for temperature in (0.0, 1.0):
+            options = GenerationOptions({"temperature": temperature}, max_tokens=WARM_TOKENS, seed=0)
+            try:
+                prompt = self.text.encode([0] * WARM_TOKENS, options)
+                spec, limit = self.text.spec(prompt, options)
+            except UserError:  # it requires a language, or allows no more than a few tokens
+                continue
+            yield Request(prompt.prompt, limit, (0,), prompt.source), spec
+
+    @property
+    def captures(self) -> bool:
+        """Whether requests are decoded by captured CUDA graphs."""
+        engine = self.predictor.engine if isinstance(self.predictor, GeneratingPredictor) else None
+        return isinstance(engine, Engine) and engine.device.type == "cuda"
 
     def _scheduler(self, exact: bool) -> Scheduler:
         """Paged where prompts can share blocks. Encoder-decoders keep their states in tensors of their own: their
@@ -183,9 +212,10 @@ class ServedModel(GeneratingModel):
         return self.loop.submit(wanted, generation.options.exact)
 
     def cancel(self, jobs: Sequence[DecodingJob]) -> None:
-        for job in jobs:
-            job.cancel()
-        self.loop.wake()
+        if running := [job for job in jobs if not job.state.finished]:
+            for job in running:
+                job.cancel()
+            self.loop.wake()
 
     @property
     def reads_images(self) -> bool:

@@ -258,7 +258,9 @@ class SoftmaxAttention(SubLayer):
         source = None if context.memory is None else context.memory.layout
         key_side = "own" if keys is context.queries else "source" if keys is source else id(keys)
         key = (self.pattern_text, key_side, rows, score_mod.plain)
-        return context.memoize(key, lambda: select_attention(self.pattern, context.queries, keys, score_mod))
+        return context.memoize(
+            key, lambda: select_attention(self.pattern, context.queries, keys, score_mod, context.static)
+        )
 
     def new_state(self) -> State | None:
         if (why := self.pattern.leak()) is not None:

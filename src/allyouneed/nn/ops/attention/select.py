@@ -25,8 +25,11 @@ from allyouneed.nn.ops.attention.packed import attend_packed
 from allyouneed.nn.patterns.core import Causal, Full, Pattern
 
 
-def select_attention(pattern: Pattern, queries: TokenLayout, keys: TokenLayout, score_mod: ScoreMod) -> AttentionFn:
-    """The cheapest attention equal to the dense mask of this pattern.
+def select_attention(
+    pattern: Pattern, queries: TokenLayout, keys: TokenLayout, score_mod: ScoreMod, static: bool = False
+) -> AttentionFn:
+    """The cheapest attention equal to the dense mask of this pattern. `static`: nothing may wait for the device, and so
+    blocks are not searched.
 
     It depends on `score_mod` only through `plain`, so layers that agree in that share it.
     """
@@ -44,6 +47,8 @@ def select_attention(pattern: Pattern, queries: TokenLayout, keys: TokenLayout, 
             return full  # the newest token attends to everything
     if isinstance(pattern, Full) and keys.segments is None and score_mod.plain:
         return full
+    if static:
+        return dense(pattern, queries, keys)
     long = queries.time * keys.time >= MIN_BLOCK_SPARSE_SCORES
     if cuda and score_mod.plain and (long or (packed and queries.time >= FLEX_BLOCK)):
         parts = block_layouts(pattern, queries, keys, FLEX_BLOCK, rounded=True)

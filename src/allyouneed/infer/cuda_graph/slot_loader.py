@@ -1,0 +1,106 @@
+"""Copies prompts from the blocks of a pool (paged_prefill.py) into the slots of a graph runner, as captured CUDA
+graphs: one launch instead of a few for each layer."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from allyouneed.infer.cuda_graph.device_search import DeviceSearch
+from allyouneed.infer.cuda_graph.prefill import capture_warm, fill_rows
+from allyouneed.infer.decoding.base import RequestState
+from allyouneed.nn.ops.attention.decode import BlockTable
+from allyouneed.nn.states.base import State, States
+from allyouneed.nn.states.kv_cache import KVCache
+from allyouneed.nn.states.paged import BlockPool, PagedStates
+from allyouneed.runtime.cuda.static_cache import StaticStates
+
+KEPT = 16  # sizes whose graphs are kept
+FIRST = 4  # columns before the block table: slot, limit, last token, tokens before it
+
+
+class Size(NamedTuple):
+    """Rows, and positions of each."""
+
+    rows: int
+    end: int
+
+
+class Graph(NamedTuple):
+    inputs: Tensor
+    replay: Callable[[], None]
+
+
+class SlotLoader:
+    def __init__(self, states: StaticStates, search: DeviceSearch, pool: BlockPool) -> None:
+        self.states, self.search, self.pool = states, search, pool
+        self.graphs: OrderedDict[Size, Graph] = OrderedDict()
+        self.memory: Any = None  # of all graphs: none of it is needed after a copy
+
+    @staticmethod
+    def suits(states: States) -> bool:
+        return isinstance(states, PagedStates) and states.fully_paged and not states.has_sources
+
+    def load(
+        self, paged: PagedStates, rows: Sequence[int], requests: Sequence[RequestState], slots: Sequence[int]
+    ) -> None:
+        """Copy the prompts of these rows, but for their last tokens, into the slots, and reset these."""
+        longest = max(len(state.request.prompt) for state in requests)
+        end = min(self.states.capacity, max(64, 1 << (longest - 1).bit_length()))
+        size = Size(1 << (len(requests) - 1).bit_length(), end)
+        inputs = torch.from_numpy(pack(size, [paged.block_tables[row] for row in rows], requests, slots, self.pool))
+        if self.states.device.type != "cuda":
+            self.copy(inputs, size)
+            return
+        if size not in self.graphs:
+            self.graphs[size] = self.capture(inputs.to(self.states.device), size)
+            while len(self.graphs) > KEPT:
+                self.graphs.popitem(last=False)
+        graph = self.graphs[size]
+        self.graphs.move_to_end(size)
+        graph.inputs.copy_(inputs.pin_memory(), non_blocking=True)
+        graph.replay()
+
+    def copy(self, inputs: Tensor, size: Size) -> None:
+        """`inputs` (rows, FIRST + blocks): see `pack`. Does not synchronize with the host."""
+        slots, limits, last, counts = inputs[:, :FIRST].unbind(1)
+        table, layers = BlockTable(inputs[:, FIRST:], self.pool.size), list[dict[str, State]]()
+        for number, layer in enumerate(self.states.layers):
+            cache = KVCache()
+            if layer:
+                cache.keys, cache.values = (table.gather(one)[:, :, : size.end] for one in self.pool.storage[number])
+                cache.end = size.end
+            layers.append(dict.fromkeys(layer, cache))
+        self.states.load(slots, States(layers, size.rows, self.states.device, None), counts)
+        self.search.reset_slots(slots, limits, last)
+
+    def capture(self, inputs: Tensor, size: Size) -> Graph:
+        """Of a copy that is to be made anyway, so that the warm-up changes nothing else."""
+        with torch.cuda.device_of(inputs):
+            if self.memory is None:
+                self.memory = torch.cuda.graph_pool_handle()
+            return Graph(inputs, capture_warm(lambda: self.copy(inputs, size), 1, self.memory).replay)
+
+
+def pack(
+    size: Size,
+    tables: Sequence[Sequence[int]],
+    requests: Sequence[RequestState],
+    slots: Sequence[int],
+    pool: BlockPool,
+) -> NDArray[np.int64]:
+    """The inputs of a copy (rows, FIRST + blocks); spare rows repeat the first one."""
+    blocks = -(-size.end // pool.size)
+    found = np.zeros((size.rows, FIRST + blocks), dtype=np.int64)
+    rows, prompts = found[: len(requests)], [state.request.prompt for state in requests]
+    limits, last = [state.limit for state in requests], [prompt[-1] for prompt in prompts]
+    rows[:, :FIRST] = np.array([slots, limits, last, [len(prompt) - 1 for prompt in prompts]]).T
+    fill_rows(rows[:, FIRST:], [table[:blocks] for table in tables])
+    found[len(requests) :] = found[0]
+    return found

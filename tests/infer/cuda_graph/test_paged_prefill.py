@@ -1,0 +1,235 @@
+"""Prompts are read into blocks by passes of few sizes, and each request gets the answer it gets alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from allyouneed.infer.cuda_graph import paged_prefill
+from allyouneed.infer.cuda_graph.paged_prefill import LENGTHS, SCORES, TOKENS, Chunk, PagedPrefill, Size, plan, split
+from allyouneed.infer.cuda_graph.prefill import PrefillRunner
+from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
+from allyouneed.infer.decoding.options import Decoding
+from allyouneed.infer.engine import Engine
+from allyouneed.infer.request import Request
+from allyouneed.infer.scheduler import Scheduler
+from allyouneed.nn.states.paged import BlockPool
+from graph_runner import DECODINGS, engine_of, make_requests, token_lists
+
+GREEDY = Decoding(method="greedy", max_length=6)
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Graphs admit requests, and passes are replayed: on a CPU, computed anew from the inputs of the graph."""
+    monkeypatch.setattr(
+        GraphRunnerCache, "admits", lambda self, some: self.suits(some[0].spec, [state.request for state in some])
+    )
+    monkeypatch.setattr(PagedPrefill, "enabled", True)
+    monkeypatch.setattr(paged_prefill, "LENGTHS", (4, 8, 16))
+    monkeypatch.setattr(paged_prefill, "FLOOR", 16)
+    monkeypatch.setattr(paged_prefill, "MIN_END", 16)
+    yield
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[Size]:
+    """The sizes that ran."""
+    found: list[Size] = []
+    run = PagedPrefill.run
+    monkeypatch.setattr(
+        PagedPrefill,
+        "run",
+        lambda self, states, chunks, graph: (found.append(graph.size), run(self, states, chunks, graph))[1],
+    )
+    return found
+
+
+def scheduler_of(engine: Engine, blocks: int = 400, budget: int = 64, rows: int = 8) -> Scheduler:
+    return Scheduler(engine, rows=rows, budget=budget, pool=BlockPool(blocks, size=4), graphs=engine.graphs)
+
+
+def prompts_of(count: int, longest: int, seed: int = 0) -> list[list[int]]:
+    """Of mixed lengths; some begin alike."""
+    dice = Random(seed)
+    common = [dice.randrange(5, 30) for _ in range(longest)]
+    found = []
+    for number in range(count):
+        length = dice.randint(1, longest)
+        same = dice.randint(0, length) if number % 2 else 0
+        found.append([*common[:same], *(dice.randrange(5, 30) for _ in range(length - same))])
+    return found
+
+
+def decode_alone(engine: Engine, request: Request, decoding: Decoding) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GraphRunnerCache, "admits", lambda *_: False)
+        return token_lists(engine.decode([request], decoding))
+
+
+def serve(scheduler: Scheduler, requests: list[Request], ways: list[Decoding]) -> None:
+    """Decode requests that arrive a few at a time, and compare each with its answer alone."""
+    asked = [(request, ways[n % len(ways)]) for n, request in enumerate(requests)]
+    states = []
+    for number, one in enumerate(asked):
+        states.append(scheduler.submit(*one))
+        if number % 5 == 4:
+            scheduler.step()
+    scheduler.run()
+    engine: Any = scheduler.engine
+    for state, (request, decoding) in zip(states, asked, strict=True):
+        assert state.answer is not None
+        assert token_lists([state.answer]) == decode_alone(engine, request, decoding)
+
+
+def cached_prompts(scheduler: Scheduler) -> dict[tuple[int, ...], list[torch.Tensor]]:
+    """What the prefix cache holds: keys and values of each block, by the tokens up to its end."""
+    assert scheduler.blocks is not None
+    texts: dict[int, tuple[int, ...]] = {0: ()}
+    left = dict(scheduler.blocks.prefixes.blocks)
+    while left:
+        key = next(key for key in left if key[0] in texts)
+        texts[left.pop(key)] = texts[key[0]] + key[1]
+    storage = scheduler.blocks.pool.storage.values()
+    return {text: [one[block] for both in storage for one in both] for block, text in texts.items() if block}
+
+
+@pytest.mark.parametrize("name", ["grouped", "gpt2", "alibi", "mla"])
+def test_answers_and_cached_prefixes_are_those_of_the_plain_prefill(
+    name: str, passes: list[Size], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(name)
+    requests = [Request(prompt, 6, (n,)) for n, prompt in enumerate(prompts_of(24, 30))]
+    ways = [GREEDY, DECODINGS["beam"], DECODINGS["sample"]]
+    scheduler = scheduler_of(engine)
+    assert scheduler.captured is not None
+    scheduler.captured.warm_up(64)
+    serve(scheduler, requests, ways)
+    assert passes and scheduler.blocks is not None and scheduler.blocks.prefixes.hits
+    assert {size.end > size.tokens for size in passes} == {True, False}
+    assert scheduler.slots is not None and scheduler.slots.batches
+    assert scheduler.blocks.pool.used == scheduler.blocks.pool.evictable
+
+    monkeypatch.setattr(PagedPrefill, "enabled", False)
+    plain, count = scheduler_of(engine), len(passes)
+    serve(plain, requests, ways)
+    assert len(passes) == count
+    found, expected = cached_prompts(scheduler), cached_prompts(plain)
+    assert found.keys() == expected.keys()
+    for text, tensors in expected.items():
+        for ours, theirs in zip(found[text], tensors, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_long_prompts_are_read_in_parts_or_in_the_plain_way(
+    passes: list[Size], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paged_prefill, "LONGEST", 40)
+    engine = engine_of("llama")
+    for length, is_captured in ((40, True), (41, False)):
+        scheduler = scheduler_of(engine)
+        prompts = [[5 + n, *range(5, 4 + length)] for n in range(3)]
+        for turn in range(2):  # a size is captured when it recurs
+            serve(
+                scheduler, [Request(prompt[turn:], 6, (n,)) for n, prompt in enumerate([*prompts, [7, 8, 9]])], [GREEDY]
+            )
+            passes[: 0 if turn else None] = []
+        assert bool(passes) is is_captured
+        if is_captured:
+            assert {size.end for size in passes} >= {16, 32, 64}  # parts of 16 tokens over growing pasts
+
+
+def test_requests_without_memory_or_patience_leave_slots_and_blocks_to_the_others(passes: list[Size]) -> None:
+    """A pool that is too small for all, prompts in several chunks, and cancelled requests."""
+    engine = engine_of("grouped")
+    long = Decoding(method="greedy", min_length=20, max_length=20)
+    requests = [Request(prompt, 20, (n,)) for n, prompt in enumerate(prompts_of(14, 40, seed=3))]
+    scheduler = scheduler_of(engine, blocks=34, budget=24, rows=3)
+    assert scheduler.captured is not None and scheduler.blocks is not None
+    scheduler.captured.warm_up(24)
+    states = [scheduler.submit(request, long) for request in requests]
+    for turn, state in enumerate(states[::3]):
+        state.cancel() if turn % 2 else scheduler.step()
+    scheduler.run()
+    for state, request in zip(states, requests, strict=True):
+        if not state.cancelled:
+            assert state.answer is not None
+            assert token_lists([state.answer]) == decode_alone(engine, request, long)
+    assert passes and any(state.cancelled for state in states)
+    assert scheduler.idle and scheduler.blocks.pool.used == scheduler.blocks.pool.evictable
+    assert scheduler.slots is not None
+    assert all(len(batch.runner.free) == 3 for batch in scheduler.slots.batches.values())
+
+
+@pytest.mark.parametrize("error", [RuntimeError("operation not permitted"), torch.OutOfMemoryError("no memory")])
+def test_a_capture_that_fails_leaves_the_plain_prefill(
+    error: Exception, passes: list[Size], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(PagedPrefill, "_capture", fail)
+    engine = engine_of("llama")
+    scheduler = scheduler_of(engine)
+    scheduler.warm_up([(Request([5, 6], 3, ()), GREEDY)])
+    serve(scheduler, [Request(prompt, 6, (n,)) for n, prompt in enumerate(prompts_of(10, 12))], [GREEDY])
+    assert not passes and scheduler.captured is not None
+    assert scheduler.captured.fits is isinstance(error, torch.OutOfMemoryError)
+
+
+def test_after_a_warm_up_requests_run_in_captured_sizes(passes: list[Size], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paged_prefill, "WARM_LENGTHS", (8, 16))
+    monkeypatch.setattr(paged_prefill, "WARM_SUFFIXES", ((16, 64),))
+    engine = engine_of("grouped")
+    scheduler = scheduler_of(engine)
+    scheduler.warm_up([(Request([5, 6, 7], 3, ()), GREEDY)])
+    assert scheduler.captured is not None and scheduler.blocks is not None and scheduler.slots is not None
+    captured = set(scheduler.captured.graphs)
+    assert Size(8, 8, 8) in captured and Size(1, 16, 64) in captured and scheduler.slots.batches
+    assert not scheduler.blocks.pool.used and not scheduler.blocks.prefixes.prompt_tokens
+    del passes[:]
+    serve(scheduler, [Request(prompt, 6, (n,)) for n, prompt in enumerate(prompts_of(20, 16))], [GREEDY])
+    assert passes and set(passes) <= captured == set(scheduler.captured.graphs)
+    before = {id(graph) for graph in scheduler.captured.graphs.values()}
+    for weight in engine.model.parameters():  # as after `model.to(...)`: graphs hold other addresses
+        weight.data = weight.data.clone()
+    serve(scheduler, [Request(prompt, 6, (n,)) for n, prompt in enumerate(prompts_of(4, 16, seed=9))], [GREEDY])
+    assert before and not before & {id(graph) for graph in scheduler.captured.graphs.values()}
+
+
+def test_a_plan_covers_all_tokens_with_little_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # the real sizes
+    dice = Random(1)
+    for _ in range(200):
+        lengths = [dice.choice((1, 7, 8, 100, 128, 300, 513, 2000)) for _ in range(dice.randint(1, 200))]
+        chunks = [Chunk(row, dice.choice((0, 0, 8, 640)), range(n)) for row, n in enumerate(lengths)]
+        read: dict[int, list[int]] = {row: [] for row in range(len(lengths))}
+        cost = 0
+        for part in split(chunks):
+            for group, size in plan(part, rows=64):
+                assert len(group) <= size.rows <= 64 and size.rows * size.tokens <= TOKENS and size.tokens in LENGTHS
+                assert size.rows * size.tokens * size.end <= SCORES or size.rows == 1
+                for row, seen, tokens in group:
+                    assert seen == chunks[row].seen + len(read[row]) and len(tokens) <= size.tokens
+                    assert seen + len(tokens) <= size.end and (not seen or size.end > size.tokens)
+                    read[row] += tokens
+                cost += size.rows * size.tokens
+        assert read == {row: list(range(n)) for row, n in enumerate(lengths)}
+        assert cost <= 2.5 * sum(lengths) + 4096 + 8 * len(lengths)
+
+
+def test_sources_are_read_straight_into_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a pool, as an encoder-decoder is served, a recurring size runs as one graph."""
+    found: list[Any] = []
+    fill = PrefillRunner.fill_slots
+    monkeypatch.setattr(
+        PrefillRunner, "fill_slots", lambda self, inputs, size: (found.append(size), fill(self, inputs, size))[1]
+    )
+    engine = engine_of("translation")
+    scheduler = Scheduler(engine, rows=12, budget=60)
+    serve(scheduler, make_requests(engine, 24), [GREEDY, DECODINGS["beam"]])
+    assert found
