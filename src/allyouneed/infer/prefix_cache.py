@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from allyouneed.nn.states.paged import BlockPool
@@ -13,34 +14,43 @@ class PrefixCache:
 
     def __init__(self, pool: BlockPool) -> None:
         self.pool = pool
-        self.blocks: dict[tuple[int, tuple[int, ...]], int] = {}  # (block before, tokens) -> block; last used last
+        # (block before, tokens) -> block; last used last, and of one prompt the first block last: evicted in this order
+        self.blocks: OrderedDict[tuple[int, tuple[int, ...]], int] = OrderedDict()
         self.children: dict[int, int] = {}  # block -> number of cached blocks that continue it
         self.prompt_tokens = self.hits = 0
 
     def find(self, prompt: Sequence[int]) -> list[int]:
         """The blocks a prompt can start with, now held by the caller; its last token is always left to read."""
-        size, found = self.pool.size, [0]
+        size, found, keys = self.pool.size, [0], list[tuple[int, tuple[int, ...]]]()
         for at in range(0, (len(prompt) - 1) // size * size, size):
             key = found[-1], tuple(prompt[at : at + size])
-            block = self.blocks.pop(key, None)
+            block = self.blocks.get(key)
             if block is None:
                 break
-            self.blocks[key] = block
+            keys.append(key)
             found.append(block)
+        self._touch(keys)
         self.prompt_tokens, self.hits = self.prompt_tokens + len(prompt), self.hits + (len(found) - 1) * size
         self.pool.retain(found[1:])
         return found[1:]
 
     def keep(self, prompt: Sequence[int], blocks: Sequence[int]) -> None:
         """Cache those of the row's blocks that the prompt fills."""
-        size, before = self.pool.size, 0
+        size, before, keys = self.pool.size, 0, list[tuple[int, tuple[int, ...]]]()
         for number in range(len(prompt) // size):
             key = before, tuple(prompt[number * size : (number + 1) * size])
             if key not in self.blocks:
                 self.blocks[key] = blocks[number]
                 self.children[before] = self.children.get(before, 0) + 1
                 self.pool.cache(blocks[number])
+            keys.append(key)
             before = self.blocks[key]
+        self._touch(keys)
+
+    def _touch(self, keys: Sequence[tuple[int, tuple[int, ...]]]) -> None:
+        """The blocks of a prompt have been used."""
+        for key in reversed(keys):
+            self.blocks.move_to_end(key)
 
     def evict(self) -> bool:
         """Drop the least recently used block that no other continues; False: there is none."""
@@ -54,7 +64,7 @@ class PrefixCache:
 
     def forget(self) -> None:
         """Empty it without releasing blocks: the pool is recounted."""
-        self.blocks, self.children = {}, {}
+        self.blocks, self.children = OrderedDict(), {}
         self.pool.cached.clear()
 
     def clear(self) -> None:

@@ -465,6 +465,8 @@ class Scheduler:
         if self.offline is not None or engine.bidirectional_prompt or engine.exact:
             size = max(map(len, prompts))
         chunks = [prompt[at : at + size] for prompt, at in zip(prompts, batch.read, strict=True)]
+        if self.blocks is not None:
+            self.blocks.make_room(batch.states, list(map(len, chunks)))
         last = self._replay(batch, chunks)
         if last is None:
             last = engine.prefill_chunk(batch.states, chunks, batch.model, batch.media)

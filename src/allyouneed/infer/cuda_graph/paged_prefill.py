@@ -217,12 +217,12 @@ class PagedPrefill:
     def _capture(self, size: Size) -> Graph:
         """Of a pass without tokens: it changes nothing but block 0."""
         device = self.engine.device
+        move_constants(self.engine.model, device)
         inputs = torch.zeros(size.rows, 2 + blocks_of(size, self.pool) + size.tokens, dtype=torch.long, device=device)
         if device.type != "cuda":
             output = self.compute(inputs, size)
             return Graph(size, inputs, output, lambda: _copy(self.compute(inputs, size), output))
         with torch.cuda.device(device):
-            move_constants(self.engine.model, device)
             if self.memory is None:
                 self.memory = torch.cuda.graph_pool_handle()
             output = torch.empty_like(self.compute(inputs, size))  # outside of the graphs' memory, which they share

@@ -22,6 +22,8 @@ from allyouneed.nn.states.paged import BlockPool, PagedStates
 from allyouneed.runtime.cuda.static_cache import StaticStates
 
 KEPT = 16  # sizes whose graphs are kept
+FEW = 8  # rows
+MIN_END = 128  # positions
 FIRST = 4  # columns before the block table: slot, limit, last token, tokens before it
 
 
@@ -51,9 +53,7 @@ class SlotLoader:
         self, paged: PagedStates, rows: Sequence[int], requests: Sequence[RequestState], slots: Sequence[int]
     ) -> None:
         """Copy the prompts of these rows, but for their last tokens, into the slots, and reset these."""
-        longest = max(len(state.request.prompt) for state in requests)
-        end = min(self.states.capacity, max(64, 1 << (longest - 1).bit_length()))
-        size = Size(1 << (len(requests) - 1).bit_length(), end)
+        size = self.size(len(requests), max(len(state.request.prompt) for state in requests))
         inputs = torch.from_numpy(pack(size, [paged.block_tables[row] for row in rows], requests, slots, self.pool))
         if self.states.device.type != "cuda":
             self.copy(inputs, size)
@@ -66,6 +66,13 @@ class SlotLoader:
         self.graphs.move_to_end(size)
         graph.inputs.copy_(inputs.pin_memory(), non_blocking=True)
         graph.replay()
+
+    def size(self, rows: int, longest: int) -> Size:
+        """Few sizes serve all: a few rows or as many as there are slots, and powers of four."""
+        few, end = min(FEW, self.states.slot_count), MIN_END
+        while end < longest:
+            end *= 4
+        return Size(few if rows <= few else self.states.slot_count, min(end, self.states.capacity))
 
     def copy(self, inputs: Tensor, size: Size) -> None:
         """`inputs` (rows, FIRST + blocks): see `pack`. Does not synchronize with the host."""
