@@ -9,9 +9,14 @@ are clients. Over HTTP each client sends its next request when it has the answer
 streams are measured separately, of a server in one process and of one with API processes. The load generator
 (http_load.py) is a process of its own. Required: 0.85 of `Engine`.
 
-After each row, where the time goes (serve_probe.py), per scheduler step, which is a run of up to 8 decode steps: its
-length; of that the time in which the engine's thread waits for the device, prefills, reads tokens; the time between
-steps; and CPU seconds per second of the processes.
+Prompts are new in every request, or the same in every round ("cached": all but their last tokens are in the prefix
+cache).
+
+After each row, where the time goes (serve_probe.py). Shares of the time: what the device does (decode, prefill; idle:
+the rest), and what the engine's thread does: waits for the device, prefills (admission included), launches, collects
+(reads tokens), reports (metrics, deliveries), waits for further requests of a wave (gather), has no request (idle).
+Then milliseconds per scheduler step, which is a run of up to 8 decode steps, and per prefill; graphs captured meanwhile
+(0 after a warm-up); and CPU seconds per second of the processes.
 
 A machine without network needs these wheels besides torch (its own CPU is Linux on x86-64 as well):
 
@@ -59,7 +64,8 @@ from serve import free_port
 PREFILL = {
     "admit": "admit",
     "prefill": "prefill",
-    "read": "of that forward pass",
+    "read": "of that captured passes",
+    "plain": "of that plain passes",
     "keep": "prefix cache",
     "seat": "into slots",
     "load": "of that copies",
@@ -91,8 +97,8 @@ def build(given: argparse.Namespace, path: Path) -> Folder:
     return folder
 
 
-def prompts(count: int, vocab: int) -> list[list[int]]:
-    random = Random(1)
+def prompts(count: int, vocab: int, seed: int = 1) -> list[list[int]]:
+    random = Random(seed)
     return [[random.randrange(10, vocab) for _ in range(GIVEN)] for _ in range(count)]
 
 
@@ -183,23 +189,46 @@ def breakdown(before: Snapshot, after: Snapshot, seconds: float, tokens: int) ->
     def per_prefill(name: str) -> str:
         return f"{PREFILL[name]} {1000 * new.get(name, 0.0) / max(1.0, prefills):.1f}"
 
+    def share(name: str, *less: str) -> float:
+        return 100 * (new.get(name, 0.0) - sum(new.get(one, 0.0) for one in less)) / seconds
+
+    device = {"decode": share("device decode"), "prefill": share("device prefill")}
+    thread = {
+        "waits": share("wait"),
+        "prefills": share("prefill") + share("admit"),
+        "launches": share("launch"),
+        "collects": share("collect", "wait"),
+        "reports": share("report") + share("deliver"),
+        "gathers": share("gather"),
+    }
+    busy = share("step") + share("gap") + share("gather")
+    thread["other"] = busy - sum(thread.values())
     cpu = {pid: after.cpu[pid] - before.cpu.get(pid, 0.0) for pid in after.cpu}
     others = sorted((value for pid, value in cpu.items() if pid != engine), reverse=True)
     shown = ", ".join(f"{value / seconds:.2f}" for value in others if value / seconds >= 0.01)
     names = ("step", "wait", "launch", "collect", "prefill", "gap", "report", "deliver", "step cpu")
+
+    def shares(of: dict[str, float], rest: str, whole: float) -> str:
+        return ", ".join(f"{name} {value:.0f} %" for name, value in (of | {rest: whole}).items())
+
+    on_device = shares(device, "idle", 100 - sum(device.values())) if any(device.values()) else "not measured"
+    passes, plain = new.get("pass calls", 0.0), new.get("plain calls", 0.0)
     return (
+        f"  device: {on_device}\n  engine thread: {shares(thread, 'idle', 100 - busy)}\n"
         f"  ms per scheduler step: {', '.join(map(ms, names))} ({new.get('steps', 0):.0f} steps, "
         f"{new.get('rows', 0) / steps:.0f} rows)\n"
-        f"  ms per prefill: {', '.join(map(per_prefill, PREFILL))} ({prefills:.0f} prefills)\n"
+        f"  ms per prefill: {', '.join(map(per_prefill, PREFILL))} ({prefills:.0f} prefills, {passes:.0f} "
+        f"captured passes, {plain:.0f} plain ones; {new.get('capture calls', 0):.0f} captures, "
+        f"{new.get('capture', 0.0):.2f} s)\n"
         f"  CPU/s: engine process {cpu.get(engine, 0.0) / seconds:.2f}; others {shown or '-'}; all "
         f"{1e6 * sum(cpu.values()) / tokens:.1f} us per token"
     )
 
 
-def over_http(server: Server, load: LoadProcess, clients: int, rounds: int, vocab: int, stream: bool) -> Result:
+def over_http(server: Server, load: LoadProcess, asked: list[list[int]], stream: bool) -> Result:
     body = {"model": "llama", "max_tokens": NEW, "min_tokens": NEW, "temperature": 0, "stream": stream}
-    calls = [Call("/v1/completions", body | {"prompt": one}) for one in prompts(clients, vocab)]
-    result = load.run(Job(server.port, calls * rounds, clients=clients, drain=120))
+    calls = [Call("/v1/completions", body | {"prompt": one}) for one in asked]
+    result = load.run(Job(server.port, calls, clients=server.rows, drain=120))
     bad = [one.status for one in result.answers if one.status != 200]
     if bad:
         raise SystemExit(f"{len(bad)} of {len(result.answers)} requests failed, status {bad[0]}")
@@ -208,10 +237,14 @@ def over_http(server: Server, load: LoadProcess, clients: int, rounds: int, voca
 
 def measure(server: Server, load: LoadProcess, given: argparse.Namespace, alone: float, vocab: int) -> list[float]:
     ratios, clients = [], server.rows
-    over_http(server, load, clients, 1, vocab, False)  # captures graphs
-    for stream in (False, True):
+    same = prompts(clients, vocab)
+    for stream in (False, True):  # captures graphs of this size
+        over_http(server, load, same, stream)
+    rows = [(stream, cached) for cached in (False, True) for stream in (False, True)]
+    for number, (stream, cached) in enumerate(rows):
+        asked = same * given.rounds if cached else prompts(clients * given.rounds, vocab, seed=2 + number)
         before = server.snapshot()
-        result = over_http(server, load, clients, given.rounds, vocab, stream)
+        result = over_http(server, load, asked, stream)
         after = server.snapshot()
         tokens = len(result.answers) * NEW
         speed = tokens / result.seconds
@@ -219,7 +252,7 @@ def measure(server: Server, load: LoadProcess, given: argparse.Namespace, alone:
         events = sum(one.events for one in result.answers) / tokens
         shown = f"{percentile(first, 0.5):.3f} s | {percentile(first, 0.95):.3f} s" if stream else "|"
         ratios.append(speed / alone)
-        what = "streams" if stream else "whole answers"
+        what = ("streams" if stream else "whole answers") + (", cached prompts" if cached else "")
         print(
             f"| | {server.api} | {what} | {speed:,.0f} | {ratios[-1]:.2f} | {shown} | "
             f"{percentile(end, 0.5):.2f} s | {percentile(end, 0.95):.2f} s | "

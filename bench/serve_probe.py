@@ -15,6 +15,7 @@ import pstats
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 TARGETS = ("allyouneed.serve.engine.served_model", "allyouneed.infer.cuda_graph.scheduler_slots")
 totals: dict[str, float] = {}
+spans: deque[tuple[str, Any, Any]] = deque()  # on the device: what, and events at its begin and end
 
 
 def environment(folder: Path, fake_step_ms: float | None, profile: bool) -> dict[str, str]:
@@ -60,8 +62,11 @@ def timed(owner: Any, name: str, key: str, skip: Callable[..., bool] | None = No
 
 def patch_engine() -> None:
     from allyouneed.infer.block_manager import BlockManager
+    from allyouneed.infer.cuda_graph.paged_prefill import PagedPrefill
+    from allyouneed.infer.cuda_graph.prefill import PrefillRunner
     from allyouneed.infer.cuda_graph.runner import GraphRunner, Run
     from allyouneed.infer.cuda_graph.scheduler_slots import SchedulerSlots
+    from allyouneed.infer.cuda_graph.slot_loader import SlotLoader
     from allyouneed.infer.model_runner import ModelRunner
     from allyouneed.infer.scheduler import Scheduler
     from allyouneed.serve.engine.loop import EngineLoop
@@ -73,10 +78,23 @@ def patch_engine() -> None:
     timed(GraphRunner, "collect", "collect")
     timed(Scheduler, "_admit", "admit")
     timed(Scheduler, "_prefill", "prefill")
-    timed(ModelRunner, "prefill_chunk", "read")
+    timed(ModelRunner, "prefill_chunk", "plain")
+    timed(PagedPrefill, "read", "read")
+    timed(PagedPrefill, "run", "pass")
     timed(BlockManager, "keep_prefixes", "keep")
     timed(SchedulerSlots, "add", "seat")
     timed(GraphRunner, "add", "load")
+    timed(SlotLoader, "load", "load")
+    for owner, name in (
+        (PagedPrefill, "_capture"),
+        (PrefillRunner, "capture"),
+        (SlotLoader, "capture"),
+        (GraphRunner, "__init__"),
+    ):
+        timed(owner, name, "capture")
+    timed(EngineLoop, "_gather", "gather")
+    on_device(GraphRunner, "launch", "device decode")
+    on_device(Scheduler, "_prefill", "device prefill")
     timed(EngineLoop, "_report", "report")
     timed(EngineLoop, "_deliver", "deliver")
     step, run = EngineLoop._step, EngineLoop._run
@@ -105,9 +123,37 @@ def patch_engine() -> None:
     threading.Thread(target=write_totals, daemon=True).start()
 
 
+def on_device(owner: Any, name: str, key: str) -> None:
+    """Measure how long the device takes for what a method launches, and what it waits for meanwhile."""
+    import torch
+
+    function = getattr(owner, name)
+
+    def measured(self: Any, *args: Any) -> Any:
+        if not torch.cuda.is_available():
+            return function(self, *args)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        try:
+            return function(self, *args)
+        finally:
+            end.record()
+            spans.append((key, begin, end))
+
+    setattr(owner, name, measured)
+
+
+def add_spans() -> None:
+    """Of what the device has finished."""
+    while spans and spans[0][2].query():
+        key, begin, end = spans.popleft()
+        totals[key] = totals.get(key, 0.0) + begin.elapsed_time(end) / 1000
+
+
 def write_totals() -> None:
     file = Path(os.environ["SERVE_PROBE"]) / f"totals-{os.getpid()}.json"
     while True:
+        add_spans()
         new = file.with_suffix(".new")
         new.write_text(json.dumps(totals))
         new.replace(file)
@@ -117,6 +163,7 @@ def write_totals() -> None:
 def fake_steps(seconds: float) -> None:
     import torch
 
+    from allyouneed.infer.cuda_graph.paged_prefill import PagedPrefill
     from allyouneed.infer.cuda_graph.runner import GraphRunner, GraphRunnerCache, Run
 
     busy = [0.0]  # until then
@@ -141,6 +188,8 @@ def fake_steps(seconds: float) -> None:
     from allyouneed.serve.engine import served_model
 
     served_model.PREFILL_BUDGET["cpu"] = served_model.PREFILL_BUDGET["cuda"]
+    served_model.ServedModel.captures = True  # type: ignore[assignment, method-assign]
+    PagedPrefill.enabled = True  # type: ignore[assignment, method-assign]
     GraphRunner.launch = launch  # type: ignore[method-assign]
     GraphRunnerCache.admits = admits  # type: ignore[method-assign]
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from allyouneed.infer.cuda_graph.device_search import DeviceSearch
 from allyouneed.infer.cuda_graph.prefill import capture_warm, fill_rows
 from allyouneed.infer.decoding.base import RequestState
+from allyouneed.nn.batch import to_device
 from allyouneed.nn.ops.attention.decode import BlockTable
 from allyouneed.nn.states.base import State, States
 from allyouneed.nn.states.kv_cache import KVCache
@@ -42,6 +43,7 @@ class Graph(NamedTuple):
 class SlotLoader:
     def __init__(self, states: StaticStates, search: DeviceSearch, pool: BlockPool) -> None:
         self.states, self.search, self.pool = states, search, pool
+        self.captures = states.device.type == "cuda"
         self.graphs: OrderedDict[Size, Graph] = OrderedDict()
         self.memory: Any = None  # of all graphs: none of it is needed after a copy
 
@@ -55,13 +57,16 @@ class SlotLoader:
         """Copy the prompts of these rows, but for their last tokens, into the slots, and reset these."""
         size = self.size(len(requests), max(len(state.request.prompt) for state in requests))
         inputs = torch.from_numpy(pack(size, [paged.block_tables[row] for row in rows], requests, slots, self.pool))
-        if self.states.device.type != "cuda":
-            self.copy(inputs, size)
-            return
-        if size not in self.graphs:
-            self.graphs[size] = self.capture(inputs.to(self.states.device), size)
+        if size not in self.graphs and self.captures:
+            try:
+                self.graphs[size] = self.capture(inputs.to(self.states.device), size)
+            except RuntimeError:  # no memory, for example
+                self.captures = False
             while len(self.graphs) > KEPT:
                 self.graphs.popitem(last=False)
+        if size not in self.graphs:
+            self.copy(to_device(inputs, self.states.device), size)
+            return
         graph = self.graphs[size]
         self.graphs.move_to_end(size)
         graph.inputs.copy_(inputs.pin_memory(), non_blocking=True)
