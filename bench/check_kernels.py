@@ -460,6 +460,7 @@ MIXERS: dict[str, dict[str, object]] = {
     "lsra": HEADS_OF | {"size": 3, "pattern": "causal"},
     "mssa": HEADS_OF | {"pattern": "causal"},
     "longnet": HEADS_OF | {"segments": [4, 40], "dilations": [2, 3]},
+    "lsh": HEADS_OF | {"buckets": 4},
     "synthesizer": HEADS_OF | {"pattern": "causal", "length": 9},
     "ALiBi": {"kind": "attention", "heads": 4, "kv_heads": 2, "pattern": "causal", "positions": "alibi"},
     "T5": {"kind": "attention", "heads": 2, "pattern": "causal & (window(2) | strided(3))", "positions": "buckets"},

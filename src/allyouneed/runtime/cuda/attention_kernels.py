@@ -1,4 +1,4 @@
-"""Decode kernels of attention whose scores have a bias that the mixer defines: LongNet and the synthesizer."""
+"""Decode kernels of attention whose scores have a bias that the mixer defines: LongNet, LSH, the synthesizer."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from torch import Tensor
 
 from allyouneed.nn.context import Context
 from allyouneed.nn.mixers.attention.longnet import LongNetAttention
+from allyouneed.nn.mixers.attention.lsh import LSHAttention
 from allyouneed.nn.mixers.attention.synthesizer import DenseSynthesis, SynthesizedScores, SynthesizerModule
 from allyouneed.nn.ops.attention.decode import decode_attention
 from allyouneed.nn.patterns.core import And
 from allyouneed.nn.patterns.sparse import SegmentDilated
 from allyouneed.runtime.cuda.kernels import Kernel, StepSetup, attention_kernel, linear, make_kernel, sees_all
+from allyouneed.runtime.cuda.mixer_kernels import joint
 from allyouneed.runtime.cuda.static_cache import StaticKVCache
 from allyouneed.runtime.program import Unsupported
 
@@ -69,5 +71,28 @@ def _synthesizer(part: SynthesizerModule, setup: StepSetup, state: Any, partial:
         new, counters = (v, v), states.counters
         seen = decode_attention(none, values, values, positions, 1.0, states.table, new, None, counters, bias)
         return linear(seen.flatten(1), part.out, partial=partial)
+
+    return run
+
+
+@make_kernel.register(LSHAttention)
+def _lsh(part: LSHAttention, setup: StepSetup, state: Any, partial: bool) -> Kernel:
+    """Keys that share no bucket with the query are hidden."""
+    states = setup.states
+    if part.head_width % 2:
+        raise Unsupported("the attention kernel reads heads in halves")
+
+    def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
+        q, v = (y.unflatten(-1, (part.heads, -1)) for y in joint(x, [part.qk, part.v]))  # (rows, heads, head_width)
+        k = q * torch.rsqrt(q.square().mean(-1, keepdim=True) + 1e-6) * part.head_width**-0.5
+        buckets = part.hash_tokens(k[:, :, None])  # (rows, heads, 1, rounds)
+        keys, values, stored = state.stored.allocate((k[:, :, None], v[:, :, None], buckets))
+        stored[states.row_ids, :, positions] = buckets[:, :, 0]
+        known = stored if states.group == 1 else states.table.gather(stored)
+        seen = part.mask(buckets, known, context.queries, states.static_layout)[:, :, 0]
+        bias = torch.zeros_like(seen, dtype=x.dtype).masked_fill(~seen, float("-inf"))
+        new, counters = (k, v), states.counters
+        mixed = decode_attention(q, keys, values, positions, 1.0, states.table, new, None, counters, bias)
+        return linear(mixed.flatten(1), part.out, partial=partial)
 
     return run
