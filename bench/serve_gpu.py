@@ -309,6 +309,9 @@ def main() -> None:
                 print(f"| {server.rows} | | `Engine` | {alone[server.rows]:,.0f} | | | | | | |", flush=True)
             found = measure(server, load, given, alone[server.rows], vocab)
             ratios += found if server.api or modes == [0] else []
+            for line in (server.probe / "log.txt").read_text().splitlines():
+                if "CUDA graphs, since" in line or "warming up" in line:
+                    print(f"  {line}")
             server.stop()
             if given.profile:
                 server.wait_for_end()

@@ -192,10 +192,12 @@ def test_a_capture_that_fails_leaves_the_plain_prefill(
     monkeypatch.setattr(PagedPrefill, "_capture", fail)
     engine = engine_of("llama")
     scheduler = scheduler_of(engine)
-    scheduler.warm_up([(Request([5, 6], 3, ()), GREEDY)])
+    is_memory = isinstance(error, torch.OutOfMemoryError)
+    with nullcontext() if is_memory else pytest.warns(UserWarning, match="operation not permitted"):
+        scheduler.warm_up([(Request([5, 6], 3, ()), GREEDY)])
     serve(scheduler, [Request(prompt, 6, (n,)) for n, prompt in enumerate(prompts_of(10, 12))], [GREEDY])
     assert not passes and scheduler.captured is not None
-    assert scheduler.captured.fits is isinstance(error, torch.OutOfMemoryError)
+    assert scheduler.captured.fits is is_memory
 
 
 def test_after_a_warm_up_requests_run_in_captured_sizes(passes: list[Size]) -> None:

@@ -8,6 +8,7 @@ to the cheapest captured size (`plan`). Padding is stored in block 0, which no r
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -206,9 +207,10 @@ class PagedPrefill:
         except torch.OutOfMemoryError:
             self.seen[size] = 0
             return False
-        except RuntimeError:  # plain prefills from now on
+        except RuntimeError as error:  # plain prefills from now on
             self.fits = False
             self.graphs.clear()
+            warnings.warn(f"prefill without CUDA graphs, since capturing one failed: {error}", stacklevel=2)
             return False
         while len(self.graphs) > KEPT:
             self.seen.pop(self.graphs.popitem(last=False)[0], None)
