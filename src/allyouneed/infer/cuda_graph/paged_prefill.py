@@ -146,7 +146,7 @@ class PagedPrefill:
             if self.seen[size] < 2 or not self.capture(size):  # a capture costs as much as a few prefills
                 return None
             best = size
-        elif self.seen[size] >= REUSED and best.cost > 1.25 * size.cost and self.capture(size):
+        elif self.seen[size] >= REUSED and best.cost > 1.5 * size.cost and self.capture(size):
             best = size
         self.graphs.move_to_end(best)
         return self.graphs[best]
