@@ -148,6 +148,8 @@ class PagedPrefill:
             best = size
         elif self.seen[size] >= REUSED and best.cost > 1.5 * size.cost and self.capture(size):
             best = size
+        if best not in self.graphs:  # that capture has failed for good
+            return None
         self.graphs.move_to_end(best)
         return self.graphs[best]
 
