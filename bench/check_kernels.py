@@ -452,6 +452,7 @@ MIXERS: dict[str, dict[str, object]] = {
     "gru": {"bias": False},
     "mamba": {"bias": True},
     "mixed-chunk": {"chunk": 3, "key_width": 6},
+    "gau": {"pattern": "causal", "key_width": 6},
     "mamba2": {"heads": 4, "groups": 2, "state": 10},
     "convolution": PAST,
     "separable convolution": {"kind": "convolution", "separable": True, "activation": "relu"} | PAST,

@@ -94,6 +94,9 @@ class BucketsModule(RelativeModule):
         return "buckets", id(self)  # layers that share the table share the module
 
     def bias(self, q: Tensor, queries: Tensor, keys: Tensor, scale: float) -> Tensor:
-        numbers = bucket(distances(queries, keys), self.config.buckets, self.config.distance, self.both)
-        biases: Tensor = self.table(numbers)  # (batch or 1, queries, keys, heads)
+        biases: Tensor = self.table(self.numbers(queries, keys))  # (batch or 1, queries, keys, heads)
         return biases.permute(0, 3, 1, 2)
+
+    def numbers(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """The bucket of every pair (batch or 1, queries, keys)."""
+        return bucket(distances(queries, keys), self.config.buckets, self.config.distance, self.both)
