@@ -323,9 +323,10 @@ def as_called(call: Call, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -
     places = {id(tensor): number for number, tensor in enumerate(inputs)}
     args, kwargs = replace_tensors((call.args, call.kwargs), lambda tensor: Place(places[id(tensor)]))
     wanted = [next(number for number, one in enumerate(call.outputs) if one is tensor) for tensor in outputs]
+    function = call.function  # alone: the call holds tensors of the recorded step
 
     def run(*given: Tensor) -> Sequence[Tensor]:
-        found = tensors_of(call.function(*fill(args, given), **fill(kwargs, given)))
+        found = tensors_of(function(*fill(args, given), **fill(kwargs, given)))
         return [found[number] for number in wanted]
 
     return run

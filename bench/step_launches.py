@@ -1,0 +1,83 @@
+"""What a decode step launches in every layer, of every mixer in the skeleton of family_gpu.py: kernels of ours, and
+operators of torch, which `ALLYOUNEED_COMPILE=on` fuses within each run of them.
+
+    python bench/step_launches.py                                         on a GPU
+    TRITON_INTERPRET=1 python bench/step_launches.py --device cpu         anywhere, as a GPU would launch them
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from allyouneed.config import parse
+from allyouneed.nn.models.base import Model
+from allyouneed.nn.ops.attention import decode
+from allyouneed.runtime.cuda import kernels, mixer_kernels
+from allyouneed.runtime.cuda.compiled_step import group_calls, record
+from allyouneed.runtime.cuda.decode_step import DecodeStep
+from allyouneed.runtime.cuda.static_cache import StaticStates
+from family_gpu import TINY, variants
+
+
+class Launches(NamedTuple):
+    """Kernels, operators that launch something, runs of them that can be fused, and calls of libraries."""
+
+    kernels: int
+    operators: int
+    runs: int
+    libraries: int
+
+    def minus(self, other: Launches, times: int = 1) -> Launches:
+        return Launches(*(a - times * b for a, b in zip(self, other, strict=True)))
+
+
+def launches(name: str, layers: int, device: str) -> Launches:
+    torch.manual_seed(0)
+    model: Any = parse(Model, variants(replace(TINY, layers=layers))[name]).build().eval()  # type: ignore[type-abstract]
+    model = model.to(device, torch.float32 if device == "cpu" else torch.bfloat16)
+    step, tokens = DecodeStep(model, StaticStates(model, 2, 1, 64, 0)), torch.tensor([4, 5], device=device)
+    with torch.no_grad():
+        step(tokens)
+        calls, _ = record(step, tokens)
+    groups = group_calls(calls)
+    return Launches(
+        sum(call.is_launch for call in calls),
+        sum(not call.is_launch and call.computes for call in calls),
+        sum(group[0].is_fused and any(call.computes for call in group) for group in groups),
+        sum(not group[0].is_fused and not group[0].is_launch and group[0].computes for group in groups),
+    )
+
+
+def launch_as_on_a_gpu() -> None:
+    """The interpreter runs our kernels on a CPU, in single precision."""
+    patched: Any
+    for patched in (kernels, mixer_kernels, decode):
+        patched.usable = lambda x: x.dtype is torch.float32
+    for patched in (kernels, mixer_kernels):
+        patched.is_narrow = lambda x, weight: True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--only", help="names of models, separated by commas")
+    given = parser.parse_args()
+    if given.device == "cpu":
+        launch_as_on_a_gpu()
+    print("| model | kernels per layer | operators per layer | in runs | of libraries | once per step |")
+    print("|" + "---|" * 6)
+    for name in given.only.split(",") if given.only else variants(TINY):
+        two, four = (launches(name, layers, given.device) for layers in (2, 4))
+        layer = Launches(*(n // 2 for n in four.minus(two)))
+        once = two.minus(layer, 2)
+        print(f"| {name} | {' | '.join(map(str, layer))} | {once.kernels} + {once.operators} |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
