@@ -20,10 +20,12 @@ class SubLayer(nn.Module):
     """A module between two residual additions. If it needs a decoding state, it implements `new_state`.
 
     `traceable`: `forward` has no data-dependent control flow after `prepare` has filled `context.memo`. A block of such
-    sub-layers is compiled as a whole (train/backend.py).
+    sub-layers is compiled as a whole (train/backend.py). `unpacks`: packed rows are unpacked to one sentence per row
+    (ops/unpack.py), whose shapes differ from batch to batch; such batches run eagerly.
     """
 
     traceable: bool = False
+    unpacks: bool = False
 
     def prepare(self, context: Context, rows: int) -> None:
         """Fill `context.memo` for a batch of `rows` rows before the first layer runs."""

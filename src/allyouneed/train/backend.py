@@ -13,9 +13,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from allyouneed.errors import UserError
 from allyouneed.kernels import usable
+from allyouneed.nn.context import Context
 from allyouneed.nn.embed.tokens import EmbedModule
 from allyouneed.nn.models.block import Block
 from allyouneed.nn.models.stack import Stack
+from allyouneed.nn.ops.unpack import unpack_rows
 from allyouneed.nn.positions.rotary import RotaryModule
 from allyouneed.runtime.float8 import check_device, use_float8
 from allyouneed.runtime.process import allow_tf32, run_eagerly
@@ -76,8 +78,7 @@ class Backend:
                 if module.end is not None:
                     module.end.compile(dynamic=False)
             if isinstance(module, Block):
-                for part in [module] if module.traceable else [p for p in module.sublayers.values() if p.traceable]:
-                    part.compile(dynamic=False)
+                _compile_block(module)
 
     @contextmanager
     def eager(self) -> Iterator[None]:
@@ -87,6 +88,26 @@ class Backend:
             return
         with run_eagerly():
             yield
+
+
+def _compile_block(block: Block) -> None:
+    """As a whole if it is traceable, except for batches that it has to unpack: these run its other parts compiled."""
+    parts: list[Any] = list(block.sublayers.values())
+    unpacks = any(part.unpacks for part in parts)
+    for part in parts if unpacks or not block.traceable else []:
+        if part.traceable and not part.unpacks:
+            part.compile(dynamic=False)
+    if not block.traceable:
+        return
+    block.compile(dynamic=False)
+    if unpacks:
+        whole: Any = block._compiled_call_impl
+
+        def call(stream: Any, context: Context, states: Any = None) -> Any:
+            run = whole if unpack_rows(context).tokens is None else block._call_impl
+            return run(stream, context=context, states=states)
+
+        block._compiled_call_impl = call  # type: ignore[assignment]
 
 
 def _in_bf16(module: nn.Module, given: Any, found: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from allyouneed.kernels import launches
 
@@ -310,62 +309,88 @@ def _states(
     return near, rows, fades, far
 
 
-class _Retention(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, log: Tensor, s: Tensor | None, z: Tensor | None, steady: bool
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        ctx.steady = steady
-        ctx.set_materialize_grads(False)
-        (batch, heads, time, width), values, plan = q.shape, v.shape[-1], _Tiling.of(q, v)
-        ends = torch.zeros(batch, heads, width * values + width, device=q.device)
-        if s is not None and z is not None:
-            ends.copy_(torch.cat((s.flatten(2), z), -1))
-        ctx.save_for_backward(q, k, v, log, s)
-        near, rows, fades, far = _states(k, v, log, ends, plan, steady, False)
-        o = torch.empty(batch, time, heads, values, dtype=v.dtype, device=v.device).transpose(1, 2)
-        r = torch.empty(batch, heads, time, device=v.device)
-        _outputs[(batch * heads * plan.chunks * triton.cdiv(values, plan.values),)](
-            q, k, v, log, near, rows, fades, far, o, r,
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *o.stride()[:3], *log.stride()[:2],
-            heads, time, *plan[:3], width, values, ends.shape[-1], steady, *plan.tiles,
-            num_warps=WARPS, num_stages=2,
-        )  # fmt: skip
-        s_after, z_after = ends.split([width * values, width], -1)
-        ctx.mark_non_differentiable(r, z_after)
-        return o, r, s_after.unflatten(-1, (width, values)), z_after
+@torch.library.custom_op("allyouneed::retention", mutates_args=())
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, log: Tensor, before: Tensor, steady: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """o, r, and the states after the last token. States (batch, heads, K · V + K) are S and z, flat."""
+    (batch, heads, time, width), values, plan = q.shape, v.shape[-1], _Tiling.of(q, v)
+    ends = before.clone()
+    near, rows, fades, far = _states(k, v, log, ends, plan, steady, False)
+    o, r = _empty_outputs(q, v)
+    _outputs[(batch * heads * plan.chunks * triton.cdiv(values, plan.values),)](
+        q, k, v, log, near, rows, fades, far, o, r,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *o.stride()[:3], *log.stride()[:2],
+        heads, time, *plan[:3], width, values, ends.shape[-1], steady, *plan.tiles,
+        num_warps=WARPS, num_stages=2,
+    )  # fmt: skip
+    return o, r, ends
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, do: Tensor | None, _r: None, d_after: Tensor | None, _z: None) -> tuple[Tensor | None, ...]:
-        q, k, v, log, s = ctx.saved_tensors
-        (batch, heads, time, width), values, plan = q.shape, v.shape[-1], _Tiling.of(q, v)
-        steady = ctx.steady
-        do = torch.zeros_like(v) if do is None else _contiguous_features(do)
-        size = width * values
-        ends, d_ends = torch.zeros(2, batch, heads, size, device=q.device)
-        if s is not None:
-            ends.copy_(s.flatten(2))
-        if d_after is not None:
-            d_ends.copy_(d_after.flatten(2))
-        near, _, fades, far = _states(k, v, log, ends, plan, steady, False)
-        d_near, _, d_fades, d_far = _states(q, do, log, d_ends, plan, steady, True)
-        dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))  # with the strides of the inputs
-        lines, tiles = batch * heads, triton.cdiv(width, plan.keys)
-        d_log = torch.empty(0 if steady else tiles, batch, heads, time, device=q.device)
-        _slopes_qk[(lines * plan.chunks * tiles,)](
-            q, k, v, log, near, fades, far, d_near, d_fades, d_far, do, dq, dk, d_log,
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3], *log.stride()[:2],
-            *dq.stride()[:3], *dk.stride()[:3], lines, heads, time, *plan[:3], width, values, steady, *plan.tiles,
-            num_warps=WARPS, num_stages=2,
-        )  # fmt: skip
-        _slopes_v[(lines * plan.chunks * triton.cdiv(values, plan.values),)](
-            q, k, log, d_near, d_fades, d_far, do, dv,
-            *q.stride()[:3], *k.stride()[:3], *dv.stride()[:3], *do.stride()[:3], *log.stride()[:2],
-            heads, time, *plan[:3], width, values, steady, *plan.tiles, num_warps=WARPS, num_stages=2,
-        )  # fmt: skip
-        d_s = None if s is None else d_ends.unflatten(-1, (width, values))
-        return dq, dk, dv, None if steady else d_log.sum(0), d_s, None, None
+
+@_forward.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, log: Tensor, before: Tensor, steady: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    return *_empty_outputs(q, v), torch.empty_like(before)
+
+
+def _empty_outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    batch, heads, time, _ = q.shape
+    return v.new_empty(batch, time, heads, v.shape[-1]).transpose(1, 2), v.new_empty(
+        batch, heads, time, dtype=torch.float32
+    )
+
+
+@torch.library.custom_op("allyouneed::retention_backward", mutates_args=())
+def _backward(
+    do: Tensor, d_after: Tensor, q: Tensor, k: Tensor, v: Tensor, log: Tensor, before: Tensor, steady: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, log (in parts that are to be added up; none if steady) and of S before, flat."""
+    (batch, heads, time, width), values, plan = q.shape, v.shape[-1], _Tiling.of(q, v)
+    do, size = _contiguous_features(do), width * values
+    ends, d_ends = before[..., :size].contiguous(), d_after[..., :size].clone(memory_format=torch.contiguous_format)
+    near, _, fades, far = _states(k, v, log, ends, plan, steady, False)
+    d_near, _, d_fades, d_far = _states(q, do, log, d_ends, plan, steady, True)
+    dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))  # with the strides of the inputs
+    lines, tiles = batch * heads, triton.cdiv(width, plan.keys)
+    d_log = torch.empty(0 if steady else tiles, batch, heads, time, device=q.device)
+    _slopes_qk[(lines * plan.chunks * tiles,)](
+        q, k, v, log, near, fades, far, d_near, d_fades, d_far, do, dq, dk, d_log,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3], *log.stride()[:2],
+        *dq.stride()[:3], *dk.stride()[:3], lines, heads, time, *plan[:3], width, values, steady, *plan.tiles,
+        num_warps=WARPS, num_stages=2,
+    )  # fmt: skip
+    _slopes_v[(lines * plan.chunks * triton.cdiv(values, plan.values),)](
+        q, k, log, d_near, d_fades, d_far, do, dv,
+        *q.stride()[:3], *k.stride()[:3], *dv.stride()[:3], *do.stride()[:3], *log.stride()[:2],
+        heads, time, *plan[:3], width, values, steady, *plan.tiles, num_warps=WARPS, num_stages=2,
+    )  # fmt: skip
+    return dq, dk, dv, d_log, d_ends
+
+
+@_backward.register_fake
+def _(
+    do: Tensor, d_after: Tensor, q: Tensor, k: Tensor, v: Tensor, log: Tensor, before: Tensor, steady: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    tiles, (batch, heads, time, width) = 0 if steady else triton.cdiv(q.shape[-1], _Tiling.of(q, v).keys), q.shape
+    d_log = q.new_empty(tiles, batch, heads, time, dtype=torch.float32)
+    d_ends = before.new_empty(batch, heads, width * v.shape[-1])
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), d_log, d_ends
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs[:5])
+    ctx.steady = inputs[5]
+
+
+def _gradients(ctx: Any, do: Tensor, _: Tensor, d_after: Tensor) -> tuple[Tensor | None, ...]:
+    *given, before = ctx.saved_tensors
+    dq, dk, dv, d_log, d_s = _backward(do, d_after, *given, before, ctx.steady)
+    d_before = torch.cat((d_s, torch.zeros_like(before[..., d_s.shape[-1] :])), -1)
+    return dq, dk, dv, None if ctx.steady else d_log.sum(0), d_before, None
+
+
+_forward.register_autograd(_gradients, setup_context=_save)
 
 
 def _contiguous_features(x: Tensor) -> Tensor:
@@ -385,6 +410,11 @@ def retention(
     log = (
         log.float().expand(batch, heads, 1) if steady else _contiguous_features(log.float().expand(batch, heads, time))
     )
-    s, z = (None, None) if sums is None else (sums[0].float(), sums[1].float())
-    o, r, *after = _Retention.apply(q, k, v, log, s, z, steady)
-    return o, r, (after[0], after[1])
+    width, values = q.shape[-1], v.shape[-1]
+    if sums is None:
+        before = q.new_zeros(batch, heads, width * values + width, dtype=torch.float32)
+    else:
+        before = torch.cat((sums[0].float().flatten(2), sums[1].detach().float()), -1)
+    o, r, after = _forward(q, k, v, log, before, steady)
+    s, z = after.split([width * values, width], -1)
+    return o, r.detach(), (s.unflatten(-1, (width, values)), z.detach())

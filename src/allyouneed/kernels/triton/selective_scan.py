@@ -21,7 +21,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from allyouneed.kernels import launches
 
@@ -283,70 +282,101 @@ class _Cut(NamedTuple):
         return cls(time, share, triton.cdiv(time, share), features, blocks)
 
 
-class _SelectiveScan(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, steps: Tensor, bias: Tensor, a: Tensor, b: Tensor, c: Tensor, skip: Tensor, state: Tensor,
-        lengths: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        ctx.set_materialize_grads(False)
-        batch, states, features = state.shape
-        parts = triton.cdiv(states, STATES)
-        cut, limits = _Cut.of(x, parts), x if lengths is None else lengths  # not read without lengths
-        flags = _flags(states, parts, lengths)
-        grid = (batch * cut.segments * parts * cut.blocks,)
-        starts = state[:, None]
-        if cut.segments > 1:
-            starts = state.new_empty(batch, cut.segments, states, features)
-            spans = state.new_empty(batch, cut.segments, features)
-            _walk[grid](x, steps, b, bias, a, starts, spans, limits, *cut, *flags, num_warps=1)
-            _join_segments(starts, spans, a, state, back=False)
-        make = torch.empty if lengths is None else torch.zeros
-        y = make(parts, *x.shape, dtype=x.dtype if parts == 1 else torch.float32, device=x.device)
-        last = torch.empty_like(state)
-        _outputs[grid](x, steps, b, c, bias, a, skip, starts, y, last, limits, x.numel(), *cut, *flags, num_warps=1)
-        ctx.save_for_backward(x, steps, bias, a, b, c, skip, starts, lengths)
-        return _sum_planes(y, x.dtype), last
+@torch.library.custom_op("allyouneed::selective_scan", mutates_args=())
+def _forward(
+    x: Tensor, steps: Tensor, bias: Tensor, a: Tensor, b: Tensor, c: Tensor, skip: Tensor, state: Tensor,
+    lengths: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """y, the last state, and the states before each segment (batch, segments, N, features)."""
+    batch, states, features = state.shape
+    parts = triton.cdiv(states, STATES)
+    cut, limits = _Cut.of(x, parts), x if lengths is None else lengths  # not read without lengths
+    flags = _flags(states, parts, lengths)
+    grid = (batch * cut.segments * parts * cut.blocks,)
+    starts = state[:, None].clone()
+    if cut.segments > 1:
+        starts = state.new_empty(batch, cut.segments, states, features)
+        spans = state.new_empty(batch, cut.segments, features)
+        _walk[grid](x, steps, b, bias, a, starts, spans, limits, *cut, *flags, num_warps=1)
+        _join_segments(starts, spans, a, state, back=False)
+    make = torch.empty if lengths is None else torch.zeros
+    y = make(parts, *x.shape, dtype=x.dtype if parts == 1 else torch.float32, device=x.device)
+    last = torch.empty_like(state)
+    _outputs[grid](x, steps, b, c, bias, a, skip, starts, y, last, limits, x.numel(), *cut, *flags, num_warps=1)
+    return _sum_planes(y, x.dtype), last, starts
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor | None, d_last: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, steps, bias, a, b, c, skip, starts, lengths = ctx.saved_tensors
-        batch, _, states, features = starts.shape
-        parts = triton.cdiv(states, STATES)
-        cut, limits = _Cut.of(x, parts), x if lengths is None else lengths
-        flags, tiles = _flags(states, parts, lengths), triton.cdiv(cut.time, TOKENS)
-        grid = (batch * cut.segments * parts * cut.blocks,)
-        dy = torch.zeros_like(x) if dy is None else dy.contiguous()
-        end = torch.zeros_like(starts[:, 0]) if d_last is None else d_last.float().contiguous()
 
-        def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.empty(*shape, dtype=dtype, device=x.device)
+@_forward.register_fake
+def _(
+    x: Tensor, steps: Tensor, bias: Tensor, a: Tensor, b: Tensor, c: Tensor, skip: Tensor, state: Tensor,
+    lengths: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    segments = _Cut.of(x, triton.cdiv(state.shape[1], STATES)).segments
+    starts = state.new_empty(state.shape[0], segments, *state.shape[1:])
+    return torch.empty_like(x), torch.empty_like(state), starts
 
-        marks, slopes = empty(batch, tiles, states, features), torch.empty_like(starts)
-        spans = empty(batch, cut.segments, features)
-        _revisit[grid](
-            x, steps, b, c, bias, a, starts, dy, marks, slopes, spans, limits, tiles, *cut, *flags, num_warps=1
-        )
-        if cut.segments > 1:
-            _join_segments(slopes, spans, a, end, back=True)
-        else:
-            slopes = end
-        make = torch.empty if lengths is None else torch.zeros
-        wide = torch.float32 if parts > 1 else None
-        dx = make(parts, *x.shape, dtype=wide or x.dtype, device=x.device)
-        d_steps = make(parts, *x.shape, dtype=wide or steps.dtype, device=x.device)
-        d_b, d_c = make(2, cut.blocks, *b.shape, dtype=torch.float32, device=x.device)
-        d_a, d_start = torch.empty_like(starts), torch.empty_like(end)
-        d_bias, d_skip = empty(parts, batch, cut.segments, features), empty(batch, cut.segments, features)
-        _slopes[grid](
-            x, steps, b, c, bias, a, skip, dy, marks, slopes, dx, d_steps, d_b, d_c, d_bias, d_a, d_skip, d_start,
-            limits, x.numel(), b.numel(), d_skip.numel(), tiles, *cut, *flags, num_warps=1,
-        )  # fmt: skip
-        return (
-            _sum_planes(dx, x.dtype), _sum_planes(d_steps, steps.dtype), d_bias.sum((0, 1, 2)), d_a.sum((0, 1)),
-            d_b.sum(0), d_c.sum(0), d_skip.sum((0, 1)), d_start, None,
-        )  # fmt: skip
+
+@torch.library.custom_op("allyouneed::selective_scan_backward", mutates_args=())
+def _backward(
+    dy: Tensor, d_last: Tensor, x: Tensor, steps: Tensor, bias: Tensor, a: Tensor, b: Tensor, c: Tensor, skip: Tensor,
+    starts: Tensor, lengths: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of x, steps, bias, a, b, c, skip and the first state."""
+    batch, _, states, features = starts.shape
+    parts = triton.cdiv(states, STATES)
+    cut, limits = _Cut.of(x, parts), x if lengths is None else lengths
+    flags, tiles = _flags(states, parts, lengths), triton.cdiv(cut.time, TOKENS)
+    grid = (batch * cut.segments * parts * cut.blocks,)
+    dy, end = dy.contiguous(), d_last.float().contiguous()
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(*shape, dtype=dtype, device=x.device)
+
+    marks, slopes = empty(batch, tiles, states, features), torch.empty_like(starts)
+    spans = empty(batch, cut.segments, features)
+    _revisit[grid](
+        x, steps, b, c, bias, a, starts, dy, marks, slopes, spans, limits, tiles, *cut, *flags, num_warps=1
+    )
+    if cut.segments > 1:
+        _join_segments(slopes, spans, a, end, back=True)
+    else:
+        slopes = end
+    make = torch.empty if lengths is None else torch.zeros
+    wide = torch.float32 if parts > 1 else None
+    dx = make(parts, *x.shape, dtype=wide or x.dtype, device=x.device)
+    d_steps = make(parts, *x.shape, dtype=wide or steps.dtype, device=x.device)
+    d_b, d_c = make(2, cut.blocks, *b.shape, dtype=torch.float32, device=x.device)
+    d_a, d_start = torch.empty_like(starts), torch.empty_like(end)
+    d_bias, d_skip = empty(parts, batch, cut.segments, features), empty(batch, cut.segments, features)
+    _slopes[grid](
+        x, steps, b, c, bias, a, skip, dy, marks, slopes, dx, d_steps, d_b, d_c, d_bias, d_a, d_skip, d_start,
+        limits, x.numel(), b.numel(), d_skip.numel(), tiles, *cut, *flags, num_warps=1,
+    )  # fmt: skip
+    return (
+        _sum_planes(dx, x.dtype), _sum_planes(d_steps, steps.dtype), d_bias.sum((0, 1, 2)), d_a.sum((0, 1)),
+        d_b.sum(0), d_c.sum(0), d_skip.sum((0, 1)), d_start,
+    )  # fmt: skip
+
+
+@_backward.register_fake
+def _(
+    dy: Tensor, d_last: Tensor, x: Tensor, steps: Tensor, bias: Tensor, a: Tensor, b: Tensor, c: Tensor, skip: Tensor,
+    starts: Tensor, lengths: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    rest = [torch.empty_like(part) for part in (x, steps, bias, a, b, c, skip)]
+    return *rest, starts.new_empty(starts.shape[0], *starts.shape[2:])  # type: ignore[return-value]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    *given, _, lengths = inputs
+    ctx.save_for_backward(*given, output[2], lengths)
+
+
+def _gradients(ctx: Any, dy: Tensor, d_last: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    return *_backward(dy, d_last, *ctx.saved_tensors), None
+
+
+_forward.register_autograd(_gradients, setup_context=_save)
 
 
 def _flags(states: int, parts: int, lengths: Tensor | None) -> tuple[int | bool, ...]:
@@ -373,5 +403,5 @@ def selective_scan(
     """`selective_ssm` of the first lengths[i] tokens of row i (0 for others), and the state after them."""
     x, steps = x.contiguous(), steps.contiguous()
     rest = [part.float().contiguous() for part in (bias, a, b, c, skip, state)]
-    y, last = _SelectiveScan.apply(x, steps, *rest, lengths)
+    y, last, _ = _forward(x, steps, *rest, lengths)
     return y, last

@@ -13,7 +13,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from allyouneed.kernels import launches
 
@@ -102,40 +101,66 @@ def _slopes(
         tl.store(d_weight + here * SIZE + j, on_taps[j], mask=exists)
 
 
-class _ShortConvolution(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        (batch, time, features), size = x.shape, weight.shape[1]
-        ctx.save_for_backward(x, before, weight, bias)
-        y = torch.empty(batch, time, features, dtype=x.dtype, device=x.device)
-        _convolve[(triton.cdiv(time, TOKENS), triton.cdiv(features, FEATURES), batch)](
-            x, before, weight, weight if bias is None else bias, y, time, features, *x.stride()[:2],
-            size, bias is not None, TOKENS, FEATURES, num_warps=WARPS,
-        )  # fmt: skip
-        return y
+@torch.library.custom_op("allyouneed::short_convolution", mutates_args=())
+def _forward(x: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    (batch, time, features), size = x.shape, weight.shape[1]
+    y = torch.empty(batch, time, features, dtype=x.dtype, device=x.device)
+    _convolve[(triton.cdiv(time, TOKENS), triton.cdiv(features, FEATURES), batch)](
+        x, before, weight, weight if bias is None else bias, y, time, features, *x.stride()[:2],
+        size, bias is not None, TOKENS, FEATURES, num_warps=WARPS,
+    )  # fmt: skip
+    return y
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, before, weight, bias = ctx.saved_tensors
-        (batch, time, features), size = x.shape, weight.shape[1]
-        dx = torch.empty(batch, time, features, dtype=x.dtype, device=x.device)
-        d_before = torch.empty_like(before)
-        programs = triton.cdiv(time + size - 1, TOKENS * TILES)
-        d_weight, d_bias = (
-            torch.empty(batch, programs, *shape, device=x.device) for shape in ((features, size), (features,))
-        )
-        _slopes[(programs, triton.cdiv(features, FEATURES), batch)](
-            x, before, weight, weight if bias is None else bias, dy.contiguous(), dx, d_before, d_weight, d_bias,
-            time, features, *x.stride()[:2], size, bias is not None, TILES, TOKENS, FEATURES, num_warps=WARPS,
-        )  # fmt: skip
-        on_bias = None if bias is None else d_bias.sum((0, 1)).to(bias.dtype)
-        return dx, d_before, d_weight.sum((0, 1)).to(weight.dtype), on_bias
+
+@_forward.register_fake
+def _(x: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@torch.library.custom_op("allyouneed::short_convolution_backward", mutates_args=())
+def _backward(
+    dy: Tensor, x: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x and `before`, and those of weight and bias in parts (batch, programs, …)."""
+    (batch, time, features), size = x.shape, weight.shape[1]
+    dx, d_before, d_weight, d_bias = _empty_gradients(x, before, weight)
+    _slopes[(d_bias.shape[1], triton.cdiv(features, FEATURES), batch)](
+        x, before, weight, weight if bias is None else bias, dy.contiguous(), dx, d_before, d_weight, d_bias,
+        time, features, *x.stride()[:2], size, bias is not None, TILES, TOKENS, FEATURES, num_warps=WARPS,
+    )  # fmt: skip
+    return dx, d_before, d_weight, d_bias
+
+
+@_backward.register_fake
+def _(
+    dy: Tensor, x: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _empty_gradients(x, before, weight)
+
+
+def _empty_gradients(x: Tensor, before: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    (batch, time, features), size = x.shape, weight.shape[1]
+    programs = triton.cdiv(time + size - 1, TOKENS * TILES)
+    parts = (x.new_empty(batch, programs, *shape, dtype=torch.float32) for shape in ((features, size), (features,)))
+    return x.new_empty(x.shape), torch.empty_like(before), *parts  # type: ignore[return-value]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    x, before, weight, bias = ctx.saved_tensors
+    dx, d_before, d_weight, d_bias = _backward(dy, x, before, weight, bias)
+    on_bias = None if bias is None else d_bias.sum((0, 1)).to(bias.dtype)
+    return dx, d_before, d_weight.sum((0, 1)).to(weight.dtype), on_bias
+
+
+_forward.register_autograd(_gradients, setup_context=_save)
 
 
 @launches
 def short_convolution(x: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """y (batch, time, features) in the dtype of x; weight (features, taps), a few of them: loops are unrolled."""
     x = x if x.stride(-1) == 1 else x.contiguous()
-    y: Tensor = _ShortConvolution.apply(x, before.to(x.dtype).contiguous(), weight.contiguous(), bias)
-    return y
+    return _forward(x, before.to(x.dtype).contiguous(), weight.contiguous(), bias)

@@ -20,7 +20,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from allyouneed.kernels import launches
 
@@ -224,59 +223,86 @@ def _before(cut: _Cut, past: Tensor, k: Tensor, v: Tensor, decay: Tensor, least:
     return sums
 
 
-class _WKV(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, m: Tensor, a: Tensor, b: Tensor, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor,
-        lengths: Tensor | None, least: float,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-        ctx.set_materialize_grads(False)
-        ctx.least = least
-        cut, past = _Cut(k, lengths), torch.stack((m, a, b))
-        ctx.save_for_backward(past, k, v, decay, bonus, lengths)
-        sums, ends = _before(cut, past, k, v, decay, least), torch.empty_like(past)
-        out = torch.empty_like(v) if lengths is None else torch.zeros_like(v)
-        planes = (cut.plane, cut.end_plane)
-        _outputs[cut.grid](
-            k, v, decay, bonus, sums, ends, cut.lengths, out, out, *planes, *cut.sizes, False, *cut.flags, num_warps=1
-        )
-        m, a, b = ends
-        ctx.mark_non_differentiable(m)
-        return out, m, a, b
+@torch.library.custom_op("allyouneed::wkv", mutates_args=())
+def _forward(
+    past: Tensor, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, lengths: Tensor | None, least: float
+) -> tuple[Tensor, Tensor]:
+    """wkv (batch, time, features) and the last state. States (3, batch, features) are m, a, b."""
+    cut = _Cut(k, lengths)
+    sums, ends = _before(cut, past, k, v, decay, least), torch.empty_like(past)
+    out = torch.empty_like(v) if lengths is None else torch.zeros_like(v)
+    planes = (cut.plane, cut.end_plane)
+    _outputs[cut.grid](
+        k, v, decay, bonus, sums, ends, cut.lengths, out, out, *planes, *cut.sizes, False, *cut.flags, num_warps=1
+    )
+    return out, ends
 
-    @staticmethod
-    @once_differentiable
-    def backward(
-        ctx: Any, g: Tensor | None, _: None, da: Tensor | None, db: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        past, k, v, decay, bonus, lengths = ctx.saved_tensors
-        cut, least = _Cut(k, lengths), ctx.least
-        shared, planes = (*cut.sizes, *cut.flags), (cut.plane, cut.end_plane)
-        g = torch.zeros_like(v) if g is None else g.contiguous()
-        sums, ends = _before(cut, past, k, v, decay, least), torch.empty_like(past)
-        y, whole = torch.empty(2, *v.shape, device=v.device)
-        _outputs[cut.grid](
-            k, v, decay, bonus, sums, ends, cut.lengths, y, whole, *planes, *cut.sizes, True, *cut.flags, num_warps=1
+
+@_forward.register_fake
+def _(
+    past: Tensor, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, lengths: Tensor | None, least: float
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(v), torch.empty_like(past)
+
+
+@torch.library.custom_op("allyouneed::wkv_backward", mutates_args=())
+def _backward(
+    g: Tensor, d_ends: Tensor, past: Tensor, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor,
+    lengths: Tensor | None, least: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of the first state, of k, v, and of decay and bonus (2, batch, segments, features) in parts."""
+    cut = _Cut(k, lengths)
+    shared, planes = (*cut.sizes, *cut.flags), (cut.plane, cut.end_plane)
+    g = g.contiguous()
+    sums, ends = _before(cut, past, k, v, decay, least), torch.empty_like(past)
+    y, whole = torch.empty(2, *v.shape, device=v.device)
+    _outputs[cut.grid](
+        k, v, decay, bonus, sums, ends, cut.lengths, y, whole, *planes, *cut.sizes, True, *cut.flags, num_warps=1
+    )
+    # where nothing comes back through the last state, its exponent must not count either
+    silent = (d_ends[1:] == 0).all(0)
+    wanted = torch.stack((torch.where(silent, least, -ends[0]), d_ends[1], d_ends[2]))
+    slopes = wanted
+    if cut.segments > 1:
+        slopes = cut.empty(k)
+        _walk_back[cut.grid](
+            g, y, whole, decay, slopes, cut.lengths, cut.plane, *cut.sizes, least, *cut.flags, num_warps=1
         )
-        nothing = torch.zeros_like(ends[0])
-        wanted = torch.stack((-ends[0], nothing if da is None else da, nothing if db is None else db))
-        if da is None and db is None:
-            wanted[0] = least
-        slopes = wanted
-        if cut.segments > 1:
-            slopes = cut.empty(k)
-            _walk_back[cut.grid](
-                g, y, whole, decay, slopes, cut.lengths, cut.plane, *cut.sizes, least, *cut.flags, num_warps=1
-            )
-            _join[cut.join](slopes, wanted, decay, cut.lengths, *planes, *cut.sizes, True, *cut.flags, num_warps=1)
-        dk, dv = (torch.empty_like(x) if lengths is None else torch.zeros_like(x) for x in (k, v))
-        d_decay, d_bonus = torch.empty(2, k.shape[0], cut.segments, k.shape[2], device=k.device)
-        d_past = torch.empty_like(past)
-        _slopes[cut.grid](
-            k, v, g, y, whole, decay, bonus, past, slopes, dk, dv, d_decay, d_bonus, d_past, cut.lengths,
-            *planes, *shared, num_warps=1,
-        )  # fmt: skip
-        return None, d_past[1], d_past[2], dk, dv, d_decay.sum((0, 1)), d_bonus.sum((0, 1)), None, None
+        _join[cut.join](slopes, wanted, decay, cut.lengths, *planes, *cut.sizes, True, *cut.flags, num_warps=1)
+    dk, dv = (torch.empty_like(x) if lengths is None else torch.zeros_like(x) for x in (k, v))
+    partial, d_past = _empty_sums(k, lengths), torch.empty_like(past)
+    _slopes[cut.grid](
+        k, v, g, y, whole, decay, bonus, past, slopes, dk, dv, *partial, d_past, cut.lengths,
+        *planes, *shared, num_warps=1,
+    )  # fmt: skip
+    return d_past, dk, dv, partial
+
+
+@_backward.register_fake
+def _(
+    g: Tensor, d_ends: Tensor, past: Tensor, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor,
+    lengths: Tensor | None, least: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    return torch.empty_like(past), torch.empty_like(k), torch.empty_like(v), _empty_sums(k, lengths)
+
+
+def _empty_sums(k: Tensor, lengths: Tensor | None) -> Tensor:
+    return k.new_empty(2, k.shape[0], _Cut(k, lengths).segments, k.shape[2], dtype=torch.float32)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs[:6])
+    ctx.least = inputs[6]
+
+
+def _gradients(ctx: Any, g: Tensor, d_ends: Tensor) -> tuple[Tensor | None, ...]:
+    past, k, v, decay, bonus, lengths = ctx.saved_tensors
+    d_past, dk, dv, partial = _backward(g, d_ends, past, k, v, decay, bonus, lengths, ctx.least)
+    d_decay, d_bonus = partial.sum((1, 2)).unbind()
+    return d_past, dk, dv, d_decay, d_bonus, None, None
+
+
+_forward.register_autograd(_gradients, setup_context=_save)
 
 
 @launches
@@ -287,6 +313,7 @@ def wkv(
 
     `least`: exponent of an empty sum.
     """
-    m, a, b = (value.float() for value in past)
-    out, m, a, b = _WKV.apply(m, a, b, k.contiguous(), v.contiguous(), decay.float(), bonus.float(), lengths, least)
-    return out, (m, a, b)
+    states = torch.stack([past[0].detach().float(), *(value.float() for value in past[1:])])
+    out, ends = _forward(states, k.contiguous(), v.contiguous(), decay.float(), bonus.float(), lengths, least)
+    m, a, b = ends.unbind()
+    return out, (m.detach(), a, b)

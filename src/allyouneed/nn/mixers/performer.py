@@ -199,10 +199,19 @@ class _Features(SubLayer):
 
 
 class PerformerModule(_Features):
+    unpacks = True
+
     def __init__(self, config: Performer, common: Common) -> None:
         super().__init__(config, common)
         self.sees = config.sees
         self.qkv = common.linear.build(common.width, [self.inner] * 3, config.bias)
+
+    @property
+    def traceable(self) -> bool:  # type: ignore[override]  # per instance, not per class
+        return self.redraw is None
+
+    def prepare(self, context: Context, rows: int) -> None:
+        unpack_rows(context)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = map(self.split, self.qkv(x).chunk(3, -1))

@@ -15,6 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from allyouneed.kernels import usable
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
@@ -142,6 +143,8 @@ class GatedRetention(_Retaining):
 class RetentionModule(SubLayer):
     """Recurrent for one token, chunkwise for several."""
 
+    unpacks = True
+
     def __init__(self, config: _Retaining, common: Common) -> None:
         super().__init__()
         self.heads, (self.keys, self.values) = config.heads, config.sizes(common)
@@ -151,6 +154,15 @@ class RetentionModule(SubLayer):
         self.out = build(outer, common.width, False)
         self.norm = config.head_norm.build(self.values)
         self.rotary = ROTARY.build(Heads(self.heads, self.heads, self.keys, True), common)
+
+    @property
+    def traceable(self) -> bool:  # type: ignore[override]  # per instance, not per class
+        """With a kernel; otherwise a loop over chunks would be unrolled."""
+        return usable(next(self.parameters()))
+
+    def prepare(self, context: Context, rows: int) -> None:
+        unpack_rows(context)
+        self.rotary.prepare(context)
 
     @abstractmethod
     def decay(self, x: Tensor) -> Tensor:
@@ -257,6 +269,8 @@ class MultiScaleRetentionModule(RetentionModule):
 class AbsoluteRetentionModule(MultiScaleRetentionModule):
     """The parallel form over all pairs: scores are divided by max(Σ_m |score_nm|, √Σ_m γ^{n−m}), at most MAX_SUM times
     the latter."""
+
+    traceable = unpacks = False
 
     def retain(self, q: Tensor, k: Tensor, v: Tensor, log: Tensor, context: Context, state: State | None) -> Tensor:
         queries = keys = context.queries

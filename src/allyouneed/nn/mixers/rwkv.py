@@ -14,6 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from allyouneed.kernels import usable
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
@@ -53,6 +54,8 @@ class RWKV(Mixer):
 class RWKVModule(SubLayer):
     """The carry: the previous token and the state of ops/wkv.py."""
 
+    unpacks = True
+
     def __init__(self, config: RWKV, common: Common) -> None:
         super().__init__()
         width, self.hidden = common.width, config.hidden or common.width
@@ -71,6 +74,14 @@ class RWKVModule(SubLayer):
             self.mix_v.add_(0.15)
             self.decay.copy_(-5 + 8 * ramp(self.decay) ** 1.35)
             self.bonus.copy_(torch.arange(1, self.hidden + 1) % 3 * 0.5 - 0.5 - 1.2)  # about ln 0.3
+
+    @property
+    def traceable(self) -> bool:  # type: ignore[override]  # per instance, not per class
+        """With a kernel; otherwise its scan would be unrolled."""
+        return usable(next(self.parameters()))
+
+    def prepare(self, context: Context, rows: int) -> None:
+        unpack_rows(context)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         if isinstance(state, Recurrent):
@@ -138,6 +149,8 @@ class RWKVChannel(Channel):
 
 
 class RWKVChannelModule(SubLayer):
+    traceable = True
+
     def __init__(self, config: RWKVChannel, common: Common) -> None:
         super().__init__()
         width, build = common.width, common.linear.build

@@ -104,6 +104,8 @@ def kept_tokens(segment: int) -> int:
 
 
 class InfiniModule(SubLayer):
+    traceable = unpacks = True
+
     def __init__(self, config: Infini, common: Common) -> None:
         super().__init__()
         sizes = config.sizes(common)
@@ -118,6 +120,10 @@ class InfiniModule(SubLayer):
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.gate)  # both parts weigh one half
+
+    def prepare(self, context: Context, rows: int) -> None:
+        real = unpack_rows(context).real
+        self.local_tables(min(self.segment, context.queries.time if real is None else real.shape[1]), context)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         unpacked = unpack_rows(context)
@@ -145,19 +151,31 @@ class InfiniModule(SubLayer):
         time = q.shape[2]
         size = min(self.segment, time)
         q, k, v = (pad(part, (0, 0, 0, -time % size)).unflatten(2, (-1, size)) for part in (q, k, v))
-        positions = torch.arange(size, device=q.device)[None]
-        rotated = (
-            self.rotate(q.flatten(1, 2), positions, True, context),
-            self.rotate(k.flatten(1, 2), positions, False, context),
-        )
-        near = sdpa(*rotated, v.flatten(1, 2), is_causal=True)  # (sentences, heads * segments, size, head_width)
-        memory, found, count = self.initial_memory(q), [], q.shape[2]
+        near_q, near_k = q.flatten(1, 2), k.flatten(1, 2)
+        if (tables := self.local_tables(size, context)) is not None:
+            assert isinstance(self.rotary, RotaryModule)
+            near_q, near_k = self.rotary.rotate(near_q, tables[0]), self.rotary.rotate(near_k, tables[1])
+        near = sdpa(near_q, near_k, v.flatten(1, 2), is_causal=True)  # (sentences, heads * segments, size, head_width)
+        memory, count = self.initial_memory(q), q.shape[2]
+        found = [torch.zeros_like(q[:, :, 0], dtype=memory.dtype)]  # of an empty memory
         reals = [None] * count if real is None else pad(real, (0, -time % size)).split(size, 1)
-        for number in range(count):
-            found.append(self.read(memory, q[:, :, number]))
-            if number + 1 < count:
-                memory = self.update_memory(memory, k[:, :, number], v[:, :, number], reals[number])
+        # unbind: the gradient of each slice would have the size of the whole
+        segments = zip(q.unbind(2)[1:], k.unbind(2), v.unbind(2), reals, strict=False)
+        for some_q, some_k, some_v, some_real in segments:
+            memory = self.update_memory(memory, some_k, some_v, some_real)
+            found.append(self.read(memory, some_q))
         return near.unflatten(1, (self.heads, -1)).flatten(2, 3)[:, :, :time], torch.cat(found, 2)[:, :, :time]
+
+    def local_tables(self, size: int, context: Context) -> tuple[Tensor, Tensor] | None:
+        """Rotary tables of a segment of this size, for queries and keys; None without rotary positions."""
+        if not isinstance(rotary := self.rotary, RotaryModule):
+            return None
+
+        def make() -> tuple[Tensor, Tensor]:
+            positions = torch.arange(size, device=context.queries.device)[None]
+            return rotary.tables(positions, torch.promote_types(self.gate.dtype, torch.float32))
+
+        return context.memoize(("infini", *rotary.key, size), make)
 
     def rotate(self, x: Tensor, positions: Tensor, query: bool, context: Context) -> Tensor:
         """Apply rotary positions within the segment (batch or 1, time)."""

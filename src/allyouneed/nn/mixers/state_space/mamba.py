@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from allyouneed.kernels import usable
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
@@ -68,6 +69,8 @@ class Mamba(Mixer):
 class MambaModule(SubLayer):
     """The carry: the last inputs of the convolution, and h (batch, N, hidden)."""
 
+    unpacks = True
+
     def __init__(self, config: Mamba, common: Common) -> None:
         super().__init__()
         (self.hidden, self.rank), self.states = config.sizes(common), config.state
@@ -90,6 +93,14 @@ class MambaModule(SubLayer):
         self.step_bias.copy_(draw_steps(self.hidden))
         self.a_log.copy_(torch.arange(1, self.states + 1).log().expand(self.hidden, -1))
         nn.init.ones_(self.skip)
+
+    @property
+    def traceable(self) -> bool:  # type: ignore[override]  # per instance, not per class
+        """With a kernel; otherwise its loop over tokens would be unrolled."""
+        return usable(next(self.parameters()))
+
+    def prepare(self, context: Context, rows: int) -> None:
+        unpack_rows(context)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         if isinstance(state, Recurrent):

@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from allyouneed.kernels import usable
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
@@ -81,6 +82,8 @@ class Mamba2(Mixer):
 class Mamba2Module(SubLayer):
     """The carry: the last inputs of the convolution, and h (batch, heads, N, head_width)."""
 
+    unpacks = True
+
     def __init__(self, config: Mamba2, common: Common) -> None:
         super().__init__()
         self.heads, self.groups, self.states = config.heads, config.groups, config.state
@@ -101,6 +104,14 @@ class Mamba2Module(SubLayer):
         self.step_bias.copy_(draw_steps(self.heads))
         self.a_log.copy_((1 + 15 * torch.rand(self.heads)).log())
         nn.init.ones_(self.skip)
+
+    @property
+    def traceable(self) -> bool:  # type: ignore[override]  # per instance, not per class
+        """With a kernel; otherwise a loop over chunks would be unrolled."""
+        return usable(next(self.parameters()))
+
+    def prepare(self, context: Context, rows: int) -> None:
+        unpack_rows(context)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         if isinstance(state, Recurrent):
