@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partialmethod
 from typing import Any
 
 import pytest
@@ -11,12 +12,15 @@ from allyouneed import build
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.mixers.attention import attention
+from allyouneed.nn.mixers.attention.longnet import LongNetAttention
 from allyouneed.nn.models.block import Block
 from allyouneed.nn.models.stack import Stack
 from allyouneed.nn.ops.attention import select as attend
 from allyouneed.nn.ops.attention.block_mask import BlockLayout
 from allyouneed.nn.ops.attention.flex import Flex
 from allyouneed.nn.patterns.core import Causal, Full
+from allyouneed.nn.positions.alibi import AlibiModule
+from allyouneed.train.backend import Backend
 
 SMALL = ["width=32", "vocab=50", "dropout=0.0"]
 MODELS: dict[str, list[str]] = {
@@ -79,6 +83,88 @@ def test_one_graph_for_all_layers_and_batches(name: str, packed: bool, monkeypat
             real = torch.ones_like(batch.rows.tokens, dtype=torch.bool) if segments is None else segments > 0
             assert (found - wanted)[real].abs().max() < 1e-5
     assert len(graphs) == (2 if name == "transformer-base" else 1)
+
+
+HEADS = {"heads": 2}
+CAUSAL = HEADS | {"pattern": "causal"}
+MIXERS: dict[str, dict[str, Any]] = {
+    "mla": CAUSAL | {"kv_rank": 12, "nope_width": 8, "rope_width": 8, "value_width": 16},
+    "retention": HEADS,
+    "gated-retention": HEADS,
+    "rwkv": {},
+    "mamba2": {"heads": 4, "state": 8},
+    "performer": HEADS | {"features": 16},
+    "infini": HEADS | {"segment": 100, "positions": {"kind": "rotary"}},
+    "longnet": HEADS | {"segments": [64, 256], "dilations": [1, 4]},
+    "alibi": {"kind": "attention", "positions": "alibi"} | CAUSAL,
+    "t5": {"kind": "attention", "positions": "buckets"} | CAUSAL,
+    "sparse": {"kind": "attention", "pattern": "causal & (window(16) | strided(16))"} | HEADS,
+    "bigbird": {"kind": "attention", "pattern": "causal & (global-prefix(16) | random-blocks(16, 3, 0))"} | HEADS,
+}
+
+
+def flex_on_a_gpu(pattern: Any, queries: TokenLayout, keys: TokenLayout, mod: Any) -> Any:
+    """FlexAttention for what the compiled step of a GPU gives it."""
+    by_kernel = mod.plain or mod.pair_bias is not None
+    plan = attend.flex if (by_kernel and str(pattern) != "causal") or mod.pair_bias is not None else None
+    return attend.select_attention(pattern, queries, keys, mod) if plan is None else plan(pattern, queries, keys)
+
+
+FAST = ("gated-retention", "longnet", "t5")
+
+
+@pytest.mark.parametrize("name", [pytest.param(one, marks=() if one in FAST else pytest.mark.slow) for one in MIXERS])
+def test_one_graph_for_all_layers_of_a_mixer(name: str, monkeypatch: pytest.MonkeyPatch):
+    """The plain definitions in place of the kernels, which are single operators."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    layer = {"repeat": 2, "mixer": {"kind": name} | MIXERS[name], "channel": {"kind": "ffn", "hidden": 32}}
+    model: Any = build({"kind": "decoder", "vocab": 50, "width": 32, "decoder": [layer]}).eval()
+    batches = [Batch(rows(0, False)) for _ in range(2)]
+    with torch.no_grad():
+        expected = [model(batch) for batch in batches]
+        monkeypatch.setattr(attention, "select_attention", flex_on_a_gpu)
+        monkeypatch.setattr(LongNetAttention, "select", LongNetAttention.dilated)
+        graphs = []
+
+        def counted(graph: Any, inputs: Any) -> Any:
+            graphs.append(graph)
+            return graph
+
+        for module in model.modules():
+            if isinstance(module, Stack):
+                module.plans_ahead = True
+            if isinstance(module, AlibiModule):  # as `prepare` does on a GPU
+                module.device_slopes = torch.tensor(module.slopes)
+            if isinstance(module, Block):
+                module.compile(backend=counted, fullgraph=True, dynamic=False)
+        for batch, wanted in zip(batches, expected, strict=True):
+            assert (model(batch) - wanted).abs().max() < 1e-5
+    assert len(graphs) == 1
+
+
+def test_rows_to_unpack_run_eagerly(monkeypatch: pytest.MonkeyPatch):
+    """Their shapes differ from batch to batch: whole rows and the other parts stay compiled."""
+    torch._dynamo.reset()
+    layer = {"repeat": 2, "mixer": {"kind": "performer", "heads": 2}, "channel": {"kind": "ffn", "hidden": 32}}
+    model: Any = build({"kind": "decoder", "vocab": 50, "width": 32, "decoder": [layer]}).eval()
+    batches = [Batch(rows(length, packed)) for length, packed in ((20, True), (0, False), (33, True), (17, True))]
+    graphs = []
+
+    def counted(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    plain = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(plain, backend=counted, fullgraph=True))
+    with torch.no_grad():
+        expected = [model(batch) for batch in batches]
+        Backend(torch.device("cpu"), bf16=False, compiled=True, summary="").compile_model(model)
+        for batch, wanted in zip(batches, expected, strict=True):
+            segments = batch.rows.segments
+            real = torch.ones_like(batch.rows.tokens, dtype=torch.bool) if segments is None else segments > 0
+            assert (model(batch) - wanted)[real].abs().max() < 1e-5
+    assert len(graphs) == 2  # the channel, and the block with whole rows
 
 
 @pytest.mark.parametrize("pattern", [Causal(), Full()])

@@ -328,9 +328,7 @@ def _forward(
 
 
 @_forward.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, log: Tensor, before: Tensor, steady: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, log: Tensor, before: Tensor, steady: bool) -> tuple[Tensor, Tensor, Tensor]:
     return *_empty_outputs(q, v), torch.empty_like(before)
 
 

@@ -334,9 +334,7 @@ def _backward(
 
     marks, slopes = empty(batch, tiles, states, features), torch.empty_like(starts)
     spans = empty(batch, cut.segments, features)
-    _revisit[grid](
-        x, steps, b, c, bias, a, starts, dy, marks, slopes, spans, limits, tiles, *cut, *flags, num_warps=1
-    )
+    _revisit[grid](x, steps, b, c, bias, a, starts, dy, marks, slopes, spans, limits, tiles, *cut, *flags, num_warps=1)
     if cut.segments > 1:
         _join_segments(slopes, spans, a, end, back=True)
     else:

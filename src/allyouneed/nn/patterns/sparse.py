@@ -273,6 +273,9 @@ class GlobalPrefix(Anywhere):
         return f"{self} lets the first {self.length} positions attend to everything"
 
 
+MAX_TABLE = 2048  # blocks, up to which pairs of them are tabulated for kernels: 4 MB
+
+
 class RandomBlocks(Anywhere):
     """Blocks of `block` positions attend to random blocks (Zaheer et al. 2020, 2).
 
@@ -296,6 +299,9 @@ class RandomBlocks(Anywhere):
 
     def quick(self, longest: Callable[[], int], device: torch.device) -> Allowed:
         block = torch.arange(-(-longest() // self.block), device=device)
+        if len(block) <= MAX_TABLE:  # one lookup for a pair instead of two for each draw
+            grid = self._draws(block[:, None], block, block) | self._draws(block, block[:, None], block[:, None])
+            return lambda query, key: grid[self.feature(query), self.feature(key)]
         tables = [self._drawn(block, draw).where(block > 0, -1).to(torch.int32) for draw in range(self.count)]
 
         def lookup(query: TokenFields, key: TokenFields) -> Tensor:

@@ -89,6 +89,7 @@ class DistanceVectors(nn.Embedding):
 
 class AdaptiveSpanModule(RelativeModule):
     adds_bias = True
+    traceable = False
 
     def __init__(self, config: AdaptiveSpan, heads: Heads, common: Common) -> None:
         super().__init__()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Annotated, Literal
 
 import torch
@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from allyouneed.nn.common import Common
+from allyouneed.nn.context import Context
 from allyouneed.nn.positions.relative import Heads, Relative, RelativeModule, distances
 
 
@@ -57,7 +58,24 @@ class AlibiModule(RelativeModule):
 
     @property
     def static(self) -> Hashable:
-        return "alibi", self.config, len(self.slopes)
+        return "alibi", self.config.octaves, self.config.symmetric, len(self.slopes)
+
+    def prepare(self, context: Context) -> None:
+        device = context.queries.device
+        if device.type == "cuda" and (self.device_slopes is None or self.device_slopes.device != device):
+            self.device_slopes = torch.tensor(self.slopes, dtype=torch.float64, device=device)
+
+    @property
+    def pair_bias(self) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
+        if self.device_slopes is None:
+            return None
+        slopes, symmetric = self.device_slopes.float(), self.config.symmetric
+
+        def bias(head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            far = query - key
+            return -slopes[head] * (far.abs() if symmetric else far)
+
+        return bias
 
     def bias(self, q: Tensor, queries: Tensor, keys: Tensor, scale: float) -> Tensor:
         far = distances(queries, keys)[:, None]  # (batch or 1, 1, queries, keys)

@@ -7,7 +7,7 @@ add to the attended values (Shaw). Each is a file of its own; this one defines t
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import ClassVar, Literal
 
 from torch import Tensor, nn
@@ -68,6 +68,7 @@ class RelativeModule(nn.Module):
     adds_bias: bool = False
     adds_key_bias: bool = False
     adds_values: bool = False
+    traceable: bool = True  # `apply_positions` has no side effects
 
     @property
     def static(self) -> Hashable:
@@ -88,6 +89,11 @@ class RelativeModule(nn.Module):
     def bias(self, q: Tensor, queries: Tensor, keys: Tensor, scale: float) -> Tensor:
         """Added to the scores; broadcasts to (batch, heads, queries, keys). q is the output of `apply_positions`."""
         raise NotImplementedError
+
+    @property
+    def pair_bias(self) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
+        """The bias of single pairs, (head, query position, key position), if kernels can compute it."""
+        return None
 
     def key_bias(self, k: Tensor, queries: Tensor, keys: Tensor, scale: float) -> Tensor:
         """Added to the scores as `bias` is, but computed from the keys (batch, heads, keys, head_width)."""

@@ -5,9 +5,13 @@ import torch
 
 from allyouneed.config import ConfigError, parse
 from allyouneed.nn.batch import Batch, Rows
+from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
+from allyouneed.nn.mixers.attention import longnet
 from allyouneed.nn.mixers.attention.longnet import LongNet, PerHeadGroups
 from allyouneed.nn.models.base import Model
+from allyouneed.nn.ops.attention.block_sparse import attend_with_lse
+from allyouneed.nn.ops.attention.dense import DenseAttention, ScoreMod, dense_mask
 from allyouneed.nn.states.window import WindowKVCache
 from any_part import build, pack
 
@@ -108,3 +112,48 @@ def test_unequal_numbers_of_segments_and_dilations_are_refused():
         decoder(dilations=[1])
     with pytest.raises(ConfigError, match="tokens attend to their whole segment; set sees: past"):
         decoder(sees="around")
+
+
+class _PlainWithLSE:
+    """Attention within a segment by the definition, in place of a kernel that has no gradients on CPU."""
+
+    def __init__(self, pattern, queries, keys):
+        self.dense = DenseAttention(dense_mask(pattern, queries, keys), queries.positions, keys.positions)
+
+    def with_lse(self, q, k, v, scale):
+        return attend_with_lse(self.dense, q, k, v, 0.0, ScoreMod(scale))
+
+
+@pytest.mark.parametrize(
+    ("time", "heads", "branches", "keys"),
+    [
+        (64, 4, ((16, 1), (32, 4)), {}),
+        (45, 3, ((8, 2), (20, 6), (64, 16)), {}),  # odd lengths, fewer heads than first tokens
+        (48, 5, ((12, 1), (24, 3)), {"offsets": "blocks"}),
+        (48, 4, ((16, 1), (48, 4)), {"sees": "around"}),
+        (32, 2, ((16, 2),), {}),  # tokens that a head leaves out
+    ],
+)
+def test_dilated_segments_match_the_definition(time, heads, branches, keys, monkeypatch):
+    """Branches as dense batches: outputs and gradients of the gathered ones."""
+    monkeypatch.setattr(longnet, "flex", _PlainWithLSE)
+    segments, dilations = zip(*branches, strict=True)
+    config = LongNet(heads=heads, head_width=16, segments=segments, dilations=dilations, **keys)
+    module = config.build(Common(width=16 * heads))
+    layout = TokenLayout.of(Rows(torch.zeros(2, time, dtype=torch.long)))
+    torch.manual_seed(time)
+    q, k, v = (torch.randn(2, heads, time, 16, dtype=torch.double, requires_grad=True) for _ in range(3))
+    noise = torch.randn(2, heads, time, 16, dtype=torch.double)
+    dilated = module.dilated(layout, layout)
+    assert dilated is not None
+    found, exact = (
+        (out := execute(q, k, v, 0.0, ScoreMod(0.25)), *torch.autograd.grad((out * noise).sum(), (q, k, v)))
+        for execute in (dilated, module.dense(layout, layout))
+    )
+    torch.testing.assert_close(found, exact)
+
+
+def test_segments_that_padding_would_enter_are_gathered():
+    config = LongNet(heads=2, segments=(16,), dilations=(2,), sees="around")
+    layout = TokenLayout.of(Rows(torch.zeros(1, 40, dtype=torch.long)))
+    assert config.build(Common(width=32)).dilated(layout, layout) is None

@@ -24,6 +24,7 @@ from allyouneed.nn.norms import Norm
 from allyouneed.nn.observe import observe
 from allyouneed.nn.ops.attention.dense import (
     AttentionFn,
+    DenseAttention,
     ScoreMod,
     attention_weights,
     dense_mask,
@@ -221,6 +222,7 @@ class SoftmaxAttention(SubLayer):
             cap=self.soft_cap,
             values=relative.values if relative.adds_values else None,
             static=relative.static,
+            pair_bias=relative.pair_bias if relative.adds_bias else None,
         )
 
     def score_with_key_bias(self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
@@ -257,10 +259,26 @@ class SoftmaxAttention(SubLayer):
     def attention_fn(self, context: Context, keys: TokenLayout, rows: int, score_mod: ScoreMod) -> AttentionFn:
         source = None if context.memory is None else context.memory.layout
         key_side = "own" if keys is context.queries else "source" if keys is source else id(keys)
-        key = (self.pattern_text, key_side, rows, score_mod.plain)
+        key = (self.pattern_text, key_side, rows, score_mod.plain, score_mod.pair_bias is not None)
         return context.memoize(
             key, lambda: select_attention(self.pattern, context.queries, keys, score_mod, context.static)
         )
+
+    @property
+    def traceable(self) -> bool:  # type: ignore[override]  # per instance, not per class
+        """Its bias, if it has one, is computed ahead or inside the kernel."""
+        mod = self.score_mod()
+        return mod.plain or (mod.fused and mod.static is not None and self.relative.traceable)
+
+    def prepare_attention(self, context: Context, keys: TokenLayout, rows: int) -> None:
+        """Select the kernel and compute what all layers share: positions and biases."""
+        self.relative.prepare(context)
+        mod = self.score_mod()
+        execute = self.attention_fn(context, keys, rows, mod)
+        if isinstance(execute, DenseAttention) and self.traceable:
+            like = next(self.parameters())
+            kind = like.device.type
+            execute.prepare(like.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else like, mod)
 
     def new_state(self) -> State | None:
         if (why := self.pattern.leak()) is not None:
@@ -287,10 +305,6 @@ class MultiHeadAttention(SoftmaxAttention):
         self.k_norm = None if norm is None else norm.build(sizes.head_width)
         self.sub_norm = None if config.sub_norm is None else config.sub_norm.build(self.inner)
         self.out = common.linear.build(self.inner, common.width, config.biases.out)
-
-    @property
-    def traceable(self) -> bool:  # type: ignore[override]  # per instance, not per class
-        return self.score_mod().plain
 
     def split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)  # (batch, heads, time, head_width)
@@ -323,8 +337,7 @@ class SelfAttention(MultiHeadAttention):
             self.v = build(common.width, self.kv_width, bias.v)
 
     def prepare(self, context: Context, rows: int) -> None:
-        self.relative.prepare(context)
-        self.attention_fn(context, context.queries, rows, self.score_mod())
+        self.prepare_attention(context, context.queries, rows)
 
     def project(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v of these tokens, (batch, heads, time, head_width), with norms and positions applied."""
@@ -391,7 +404,7 @@ class CrossAttention(MultiHeadAttention):
 
     def prepare(self, context: Context, rows: int) -> None:
         assert context.memory is not None, "cross-attention needs encoder memory"
-        self.attention_fn(context, context.memory.layout, rows, self.score_mod())
+        self.prepare_attention(context, context.memory.layout, rows)
 
     def source(self, hidden: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         both = self.kv(hidden).chunk(2, -1) if self.kv is not None else (self.k(hidden), self.v(hidden))

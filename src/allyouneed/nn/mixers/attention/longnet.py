@@ -36,9 +36,10 @@ from allyouneed.nn.ops.attention.dense import (
     offer_weights,
     weighted_sum,
 )
+from allyouneed.nn.ops.attention.dilated import DilatedAttention, DilatedSegments
 from allyouneed.nn.ops.attention.packed import attend_packed
-from allyouneed.nn.ops.attention.select import BLOCK, MIN_BLOCK_SPARSE_SCORES
-from allyouneed.nn.patterns.core import Causal, Pattern
+from allyouneed.nn.ops.attention.select import BLOCK, MIN_BLOCK_SPARSE_SCORES, flex
+from allyouneed.nn.patterns.core import Causal, Full, Pattern
 from allyouneed.nn.patterns.sparse import BlockDiagonal, SegmentDilated
 from allyouneed.nn.positions.relative import NoRelative, Relative
 from allyouneed.nn.sublayer import Mixer, SubLayer
@@ -125,6 +126,16 @@ class LongNetAttention(SelfAttention):
         for head in range(self.heads):
             by_branches.setdefault(config.branches(head), []).append(head)
         self.groups = list(by_branches.items())  # heads with equal branches
+        self.config = config
+        self.plan_key = ("longnet", repr(config))  # a string: torch.compile cannot hash a config
+
+    def prepare(self, context: Context, rows: int) -> None:
+        self.relative.prepare(context)
+        self.plan(context, context.queries)
+
+    def plan(self, context: Context, keys: TokenLayout) -> AttentionFn:
+        key = (*self.plan_key, "own" if keys is context.queries else id(keys))
+        return context.memoize(key, lambda: self.select(context.queries, keys))
 
     def mix_values(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: TokenLayout) -> Tensor:
         queries, score_mod = context.queries, self.score_mod()
@@ -142,13 +153,31 @@ class LongNetAttention(SelfAttention):
 
         if (changed := offer_weights(self, scores, lambda: self.counts(queries, keys) > 0)) is not None:
             return weighted_sum(changed, v, queries.positions, keys.positions, score_mod)
-        key = (tuple(branches for branches, _ in self.groups), id(keys), q.shape[0])
-        execute = context.memoize(key, lambda: self.select(queries, keys))
+        execute = self.plan(context, keys)
         return execute(q, k, v, self.dropout if self.training else 0.0, score_mod)
 
     def select(self, queries: TokenLayout, keys: TokenLayout) -> AttentionFn:
         if queries.packed and queries.device.type == "cpu":
             return attend_packed(self.select, queries, keys)
+        if queries.device.type == "cuda" and (dilated := self.dilated(queries, keys)) is not None:
+            return dilated
+        return self.gathered(queries, keys)
+
+    def dilated(self, queries: TokenLayout, keys: TokenLayout) -> DilatedAttention | None:
+        """Each branch as dense attention over its dilated segments; None unless rows are whole sentences."""
+        if keys is not queries or queries.start != 0 or queries.segments is not None:
+            return None
+        config, time = self.config, queries.time
+        pairs = zip(config.segments, config.dilations, strict=True)
+        branches = [DilatedSegments(time, self.heads, min(w, time), r, config.offsets == "modulo") for w, r in pairs]
+        if not config.causal and any(one.padded for one in branches):  # padding would be attended to
+            return None
+        pattern = Causal() if config.causal else Full()
+        layouts = [TokenLayout(torch.arange(one.kept, device=queries.device)[None], start=0) for one in branches]
+        kernels = [flex(pattern, layout, layout) for layout in layouts]
+        return DilatedAttention(branches, kernels, queries.device, lambda: self.gathered(queries, keys))
+
+    def gathered(self, queries: TokenLayout, keys: TokenLayout) -> AttentionFn:
         if queries.time * keys.time < MIN_BLOCK_SPARSE_SCORES:
             return self.dense(queries, keys)
         groups: list[tuple[list[int], AttentionFn]] = []

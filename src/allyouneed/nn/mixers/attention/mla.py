@@ -124,13 +124,8 @@ class LatentAttentionModule(SoftmaxAttention):
         self.v = build(config.kv_rank, values, False)  # W^UV
         self.out = build(values, common.width, config.bias)
 
-    @property
-    def traceable(self) -> bool:  # type: ignore[override]  # per instance, not per class
-        return self.score_mod().plain
-
     def prepare(self, context: Context, rows: int) -> None:
-        self.relative.prepare(context)
-        self.attention_fn(context, context.queries, rows, self.score_mod())
+        self.prepare_attention(context, context.queries, rows)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         q, both = self.project(x, context)

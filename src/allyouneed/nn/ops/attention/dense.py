@@ -16,6 +16,8 @@ from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.observe import offer, show
 from allyouneed.nn.patterns.core import Full, Pattern, SameSegment
 
+PairBias = Callable[[Tensor, Tensor, Tensor], Tensor]
+
 
 @dataclass(frozen=True, eq=False)
 class ScoreMod:
@@ -23,7 +25,8 @@ class ScoreMod:
 
     `score(q, k, query positions, key positions)` replaces q·k · scale; `bias(q, …, scale)` is added to it; `cap` c maps
     it to c·tanh(score / c); `values(weights, …)` is added to the result. Positions are (batch or 1, time). `static`:
-    key of a bias that is independent of q and equal for all layers.
+    key of a bias that is independent of q and equal for all layers. `pair_bias(head, query position, key position)`:
+    the bias of single pairs, for kernels that compute it where they need it.
     """
 
     scale: float
@@ -32,6 +35,7 @@ class ScoreMod:
     cap: float | None = None
     values: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
     static: Hashable = None
+    pair_bias: PairBias | None = None
 
     @property
     def plain(self) -> bool:
@@ -71,6 +75,11 @@ class DenseAttention:
         """Queries with at least one key: SDPA returns zeros for the others with a boolean mask, but NaN with a bias of
         -inf."""
         return self.mask.any(-1, keepdim=True)
+
+    def prepare(self, like: Tensor, score_mod: ScoreMod) -> None:
+        """Compute a bias that all layers share, for queries of the dtype and device of `like`."""
+        if score_mod.bias is not None and score_mod.static is not None:
+            self._bias_mask(like, score_mod)
 
     def _bias_mask(self, q: Tensor, score_mod: ScoreMod) -> Tensor:
         """The bias where allowed, -inf elsewhere."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from allyouneed.nn.ops.attention.block_mask import BlockedTokens, BlockLayout
 from allyouneed.nn.ops.attention.block_sparse import merge_softmax
-from allyouneed.nn.ops.attention.dense import AttentionFn, ScoreMod
+from allyouneed.nn.ops.attention.dense import AttentionFn, PairBias, ScoreMod
 from allyouneed.nn.patterns.core import TokenFields
 from allyouneed.torch_private import raise_recompile_limit
 
@@ -119,23 +119,49 @@ class Flex:
         return self.make_fallback()
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float, score_mod: ScoreMod) -> Tensor:
-        odd = any(x.shape[-1] < 16 or x.shape[-1] & (x.shape[-1] - 1) for x in (q, v))
-        if dropout or odd or not score_mod.plain:
+        pairwise = score_mod.plain or (score_mod.fused and score_mod.pair_bias is not None)
+        if dropout or not pairwise or not can_flex(q, v):
             return self.fallback(q, k, v, dropout, score_mod)
         if len(self.parts) == 1:
-            return self._part(0, q, k, v, score_mod.scale, False)[0]
-        found = [self._part(number, q, k, v, score_mod.scale, True) for number in range(len(self.parts))]
+            return self._part(0, q, k, v, score_mod, False)[0]
+        found = [self._part(number, q, k, v, score_mod, True) for number in range(len(self.parts))]
         return merge_softmax([out for out, _ in found], [lse for _, lse in found])
 
-    def _part(self, number: int, q: Tensor, k: Tensor, v: Tensor, scale: float, lse: bool) -> tuple[Tensor, Tensor]:
+    def with_lse(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """The only part of a plan of one, with the log-sum-exp of its scores (batch, heads, queries)."""
+        return self._part(0, q, k, v, ScoreMod(scale), True)
+
+    def _part(
+        self, number: int, q: Tensor, k: Tensor, v: Tensor, score_mod: ScoreMod, lse: bool
+    ) -> tuple[Tensor, Tensor]:
         from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
         part, gqa = self.parts[number], q.shape[1] != k.shape[1]
         moved = [_to_blocks(x, side) for x, side in ((q, part.query), (k, part.key), (v, part.key))]
         out, aux = (flex_attention if torch.compiler.is_compiling() else _compiled_flex())(
-            *moved, block_mask=self.masks[number], scale=scale, enable_gqa=gqa, return_aux=AuxRequest(lse=lse)
+            *moved,
+            score_mod=None if score_mod.pair_bias is None else self.add_bias(part, score_mod.pair_bias),
+            block_mask=self.masks[number],
+            scale=score_mod.scale,
+            enable_gqa=gqa,
+            return_aux=AuxRequest(lse=lse),
         )
         return _from_blocks(out, part.query), _from_blocks(aux.lse[..., None], part.query)[..., 0] if lse else out
+
+    def add_bias(self, part: BlockLayout, pair_bias: PairBias) -> Callable[..., Tensor]:
+        """The bias as a FlexAttention score_mod over the sorted tokens."""
+        same_rows, query, key = part.rows == 1, _field_lookup(part.query), _field_lookup(part.key)
+
+        def add(score: Tensor, batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            row = batch * 0 if same_rows else batch
+            return score + pair_bias(head, query(row, q)[0].position, key(row, k)[0].position)
+
+        return add
+
+
+def can_flex(q: Tensor, v: Tensor) -> bool:
+    """Whether the kernel takes heads of these widths."""
+    return all(x.shape[-1] >= 16 and not x.shape[-1] & (x.shape[-1] - 1) for x in (q, v))
 
 
 def _is_identity(side: BlockedTokens) -> bool:

@@ -13,6 +13,9 @@ forward pass and pattern, then called by all layers with q, k, v of shape (batch
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
+import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
@@ -31,7 +34,8 @@ def select_attention(
     """The cheapest attention equal to the dense mask of this pattern. `static`: nothing may wait for the device, and so
     blocks are not searched.
 
-    It depends on `score_mod` only through `plain`, so layers that agree in that share it.
+    It depends on `score_mod` only through `plain` and whether it has a `pair_bias`, so layers that agree in that share
+    it.
     """
     if queries.packed != keys.packed:
         raise ValueError("one side is packed (segments), the other is not; pack both or neither")
@@ -50,10 +54,36 @@ def select_attention(
     if static:
         return dense(pattern, queries, keys)
     long = queries.time * keys.time >= MIN_BLOCK_SPARSE_SCORES
-    if cuda and score_mod.plain and (long or (packed and queries.time >= FLEX_BLOCK)):
-        parts = block_layouts(pattern, queries, keys, FLEX_BLOCK, rounded=True)
-        return Flex(parts, lambda: block_sparse_or_dense(pattern, queries, keys))
+    # a bias inside the kernel, in training: prompts have many lengths, each of which would be compiled
+    pairwise = score_mod.plain or (score_mod.fused and score_mod.pair_bias is not None and torch.is_grad_enabled())
+    if cuda and pairwise and (long or (packed and queries.time >= FLEX_BLOCK)):
+        return flex(pattern, queries, keys)
     return block_sparse_or_dense(pattern, queries, keys) if long else dense(pattern, queries, keys)
+
+
+def flex(pattern: Pattern, queries: TokenLayout, keys: TokenLayout) -> Flex:
+    """FlexAttention. The plan for whole rows depends on their length only: it is kept, so that later passes neither
+    build it again nor wait for the device."""
+    key = (pattern, *(_whole_rows(side) for side in (queries, keys)), keys is queries, queries.device)
+    plan = _plans.get(key) if None not in key else None
+    if plan is None:
+        parts = block_layouts(pattern, queries, keys, FLEX_BLOCK, rounded=True)
+        plan = Flex(parts, lambda: block_sparse_or_dense(pattern, queries, keys))
+        if None not in key:
+            while len(_plans) >= MAX_PLANS:
+                _plans.pop(next(iter(_plans)))
+            _plans[key] = plan
+    return plan
+
+
+_plans: dict[Hashable, Flex] = {}
+MAX_PLANS = 64
+
+
+def _whole_rows(layout: TokenLayout) -> tuple[int, int] | None:
+    """First position and length, if nothing else matters: rows are one sentence each, without padding or marks."""
+    marks = (layout.segments, layout.prompt, layout.chosen, layout.order)
+    return None if layout.start is None or any(x is not None for x in marks) else (layout.start, layout.time)
 
 
 def block_sparse_or_dense(pattern: Pattern, queries: TokenLayout, keys: TokenLayout) -> AttentionFn:
