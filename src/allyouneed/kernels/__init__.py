@@ -55,7 +55,7 @@ def launches(function: F) -> F:
     return cast(F, run)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[misc]  # untyped; the compiler need not look inside
+@torch.compiler.assume_constant_result  # the compiler need not look inside
 @functools.cache
 def _compiles(device: torch.device) -> bool:
     """NVIDIA GPUs from Ampere on; others are untested."""

@@ -107,7 +107,7 @@ def _compile_block(block: Block) -> None:
             run = whole if unpack_rows(context).tokens is None else block._call_impl
             return run(stream, context=context, states=states)
 
-        block._compiled_call_impl = call  # type: ignore[assignment]
+        block._compiled_call_impl = call
 
 
 def _in_bf16(module: nn.Module, given: Any, found: Tensor) -> Tensor:

@@ -49,6 +49,21 @@ def test_chunked_prefix_sums_match_the_recurrence(time):
         torch.testing.assert_close(one, other, atol=1e-9, rtol=0)
 
 
+def test_prefix_sums_with_products_in_half_precision():
+    """As a GPU trains: sums between chunks stay in single precision, outputs and gradients within bf16's rounding."""
+    torch.manual_seed(0)
+    q, k = (torch.rand(1, 2, 150, 16, requires_grad=True) for _ in range(2))
+    v, before = torch.randn(1, 2, 150, 5, requires_grad=True), torch.randn(1, 2, 16, 5, requires_grad=True)
+    results = []
+    for dtype in (None, torch.bfloat16):
+        found, after = prefix_sums(q, k, v, before, dtype)
+        assert found.dtype == after.dtype == torch.float32
+        assert found.shape == v.shape and after.shape == before.shape
+        results.append((found, after, *torch.autograd.grad(found.square().sum() + after.sum(), (q, k, v, before))))
+    for one, other in zip(*results, strict=True):
+        assert (one - other).norm() < 1e-2 * one.norm()
+
+
 def test_features_are_orthogonal_with_gaussian_norms():
     torch.manual_seed(0)
     features = orthogonal_features(20, 8).double()

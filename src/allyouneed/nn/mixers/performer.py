@@ -27,6 +27,7 @@ from allyouneed.nn.sublayer import Mixer, SubLayer
 
 Size = Annotated[int, Field(gt=0, le=1 << 20)]
 CHUNK = 64  # tokens per chunk, within which pairs are computed
+ALIGNED = 8  # features of half precision that matrix units read at once
 MIN_WEIGHT = 1e-30  # smallest divisor: below it the gradient would overflow single precision
 RELU_FLOOR = 1e-3  # added to ReLU features so that the weights of a query never sum to 0 (the authors' code)
 
@@ -230,20 +231,28 @@ class PerformerModule(_Features):
 
     def run(self, x: Tensor, carry: Carry, real: Tensor | None) -> tuple[Tensor, Carry]:
         """Attention of each token (batch, time, inner), and the carry after it if it is causal."""
+        dtype = self.product_dtype(x)
         q, k, v = self.project(x)
         q, k, v = observe(self, "q", q), observe(self, "k", k), observe(self, "v", v)
         with torch.autocast(x.device.type, enabled=False):
             if self.sees == "around":
                 y = _normalise(self.queries(q) @ self.sum_features(k, v, real))
             else:
-                y, carry = self.attend_causal(q, k, v, real, carry)
+                y, carry = self.attend_causal(q, k, v, real, carry, dtype)
         return self.merge_heads(observe(self, "heads", y.to(v.dtype))), carry
 
-    def attend_causal(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, carry: Carry) -> tuple[Tensor, Carry]:
+    def product_dtype(self, x: Tensor) -> torch.dtype | None:
+        """That of products of features: in half precision on a GPU that trains so; None: that of the features.
+        Exponents are always in single precision."""
+        return torch.get_autocast_dtype("cuda") if x.is_cuda and torch.is_autocast_enabled("cuda") else None
+
+    def attend_causal(
+        self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, carry: Carry, dtype: torch.dtype | None = None
+    ) -> tuple[Tensor, Carry]:
         """Causal attention of each token, continuing from the carry."""
         sums, old = carry
         keys, top = self.keys(k, real, old)
-        found, sums = prefix_sums(self.queries(q), keys, _append_ones(v), sums * (old - top).exp())
+        found, sums = prefix_sums(self.queries(q), keys, _append_ones(v), sums * (old - top).exp(), dtype)
         return _normalise(found), (sums, top)
 
     def fold(self, carry: Carry, inputs: Tensor, real: Tensor | None) -> Carry:
@@ -258,18 +267,26 @@ class PerformerModule(_Features):
         return Recurrent(self.begin, self.fold)
 
 
-def prefix_sums(q: Tensor, k: Tensor, v: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+def prefix_sums(
+    q: Tensor, k: Tensor, v: Tensor, before: Tensor, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
     """Σ_{j ≤ i} (q_i·k_j) v_j, and the sums `before` (batch, heads, m, width of v) plus those of all tokens.
 
-    Pairs within a chunk, sums between chunks: no loop over time, and memory linear in the length.
+    Pairs within a chunk, sums between chunks: no loop over time, and memory linear in the length. `dtype`: of the
+    products; sums over chunks are in that of `before`. On a GPU chunks are longer: storing a sum costs more than a
+    product.
     """
-    time = q.shape[2]
-    size = min(CHUNK, time)
+    time, width = q.shape[2], v.shape[-1]
+    size = min(2 * CHUNK if q.is_cuda else CHUNK, time)
+    if dtype is not None:
+        v, before = (nn.functional.pad(x, (0, -width % ALIGNED)) for x in (v, before))
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     q, k, v = (nn.functional.pad(x, (0, 0, 0, -time % size)).unflatten(2, (-1, size)) for x in (q, k, v))
-    each = k.transpose(-1, -2) @ v  # (batch, heads, chunks, m, width of v)
+    each = (k.transpose(-1, -2) @ v).to(before.dtype)  # (batch, heads, chunks, m, width of v)
     until = each.cumsum(2) + before[:, :, None]
-    found = (q @ k.transpose(-1, -2)).tril() @ v + q @ (until - each)  # (batch, heads, chunks, size, width of v)
-    return found.flatten(2, 3)[:, :, :time], until[:, :, -1]
+    found = (q @ k.transpose(-1, -2)).tril() @ v + q @ (until - each).to(q.dtype)
+    # (batch, heads, chunks, size, width of v)
+    return found.to(before.dtype).flatten(2, 3)[:, :, :time, :width], until[:, :, -1, :, :width]
 
 
 class PerformerCross(_Features):

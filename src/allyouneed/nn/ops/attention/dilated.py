@@ -95,7 +95,7 @@ class DilatedAttention:
             return self.fallback(q, k, v, dropout, score_mod)
         outs, sums = [], []
         for branch, kernel, skipped in zip(self.branches, self.kernels, self.skipped, strict=True):
-            out, lse = kernel.with_lse(*(branch.gather(x) for x in (q, k, v)), score_mod.scale)
+            out, lse = kernel.with_lse(branch.gather(q), branch.gather(k), branch.gather(v), score_mod.scale)
             lse = branch.scatter(lse[..., None])[..., 0]
             outs.append(branch.scatter(out))
             sums.append(lse if skipped is None else lse.masked_fill(skipped, float("-inf")))
