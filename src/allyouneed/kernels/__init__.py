@@ -56,8 +56,12 @@ def launches(function: F) -> F:
 
 
 @torch.compiler.assume_constant_result  # the compiler need not look inside
-@functools.cache
 def _compiles(device: torch.device) -> bool:
+    return _can_compile(device)
+
+
+@functools.cache
+def _can_compile(device: torch.device) -> bool:
     """NVIDIA GPUs from Ampere on; others are untested."""
     has_triton = torch.version.cuda is not None and importlib.util.find_spec("triton") is not None
     return has_triton and torch.cuda.get_device_capability(device) >= (8, 0)
