@@ -45,7 +45,7 @@ def rows(length: int, packed: bool) -> Rows:
     return Rows(tokens, segments=segments)
 
 
-def as_on_a_gpu(pattern: Any, queries: TokenLayout, keys: TokenLayout, manner: Any) -> Any:
+def as_on_a_gpu(pattern: Any, queries: TokenLayout, keys: TokenLayout, manner: Any, static: bool = False) -> Any:
     """Packed rows by FlexAttention, which torch can also run on CPU."""
     if not queries.packed:
         return attend.select_attention(pattern, queries, keys, manner)
@@ -103,7 +103,7 @@ MIXERS: dict[str, dict[str, Any]] = {
 }
 
 
-def flex_on_a_gpu(pattern: Any, queries: TokenLayout, keys: TokenLayout, mod: Any) -> Any:
+def flex_on_a_gpu(pattern: Any, queries: TokenLayout, keys: TokenLayout, mod: Any, static: bool = False) -> Any:
     """FlexAttention for what the compiled step of a GPU gives it."""
     by_kernel = mod.plain or mod.pair_bias is not None
     plan = attend.flex if (by_kernel and str(pattern) != "causal") or mod.pair_bias is not None else None
