@@ -15,6 +15,7 @@ from allyouneed.nn.batch import Rows
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.precision import quantize
 from allyouneed.nn.states.recurrent import TAIL
+from allyouneed.runtime.cpu import bindings
 from allyouneed.runtime.cpu.executor import CpuExecutor, cpu_executor
 
 MIXERS: list[dict[str, Any]] = [
@@ -129,7 +130,10 @@ def test_so_do_quantized_models(stored: str, group: str) -> None:
         assert (ours - theirs).abs().max() < 0.1 * theirs.abs().max()
 
 
-def test_copied_rows_do_not_change_with_the_original() -> None:
+def test_copied_rows_do_not_change_with_the_original(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where carries are in huge pages."""
+    monkeypatch.setattr(bindings, "SETTLED", 1)
+    monkeypatch.setattr(bindings, "LARGE", 1)
     model = build("single")
     executor = cpu_executor(model)
     states = executor.start(2)

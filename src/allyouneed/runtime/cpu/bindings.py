@@ -7,7 +7,9 @@ a binding gives the state tensors of its own the first time it sees it.
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -27,6 +29,8 @@ from allyouneed.nn.states.recurrent import TAIL, Recurrent
 from allyouneed.nn.states.window import MAX_TRIM, WindowKVCache
 from allyouneed.runtime.cpu.instructions import FORMATS, CacheSlot, MemorySlot
 
+HUGE = LARGE = 2 << 20  # bytes of a huge page, and of a carry that is moved to some
+SETTLED = 16  # passes after which it is
 AHEAD = 64  # positions whose masks are computed together, and tokens that recent ones are moved after
 
 
@@ -195,12 +199,31 @@ def unchanged(known: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
     return len(known) == len(now) and all(was is one for was, one in zip(known, now, strict=True))
 
 
+def in_single_precision(tensor: Tensor) -> Tensor:
+    return tensor.detach().to(torch.float32, copy=True).contiguous()
+
+
+def in_huge_pages(tensor: Tensor) -> Tensor:
+    """A copy in single precision. Of a large one, a third of the time to read and write it would be address
+    translation."""
+    if tensor.numel() * 4 < LARGE:
+        return in_single_precision(tensor)
+    memory = mmap.mmap(-1, tensor.numel() * 4 + HUGE)
+    with suppress(OSError):  # of a system without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    pages = torch.frombuffer(memory, dtype=torch.float32)  # holds the memory
+    copy = pages.narrow(0, -pages.data_ptr() % HUGE // 4, tensor.numel()).view(tensor.shape)
+    return copy.copy_(tensor)
+
+
 class RecurrentBinding:
-    """Carry, inputs and lengths of a `Recurrent`; the carry is in single precision."""
+    """Carry, inputs and lengths of a `Recurrent`; the carry is in single precision. Once it has stayed in place for a
+    while it moves to huge pages; rows that are reordered in every step are copied in every step."""
 
     def __init__(self, state: Recurrent, features: int, memory: Any) -> None:
         self.state, self.features, self.memory = state, features, memory
         self.known: tuple[Any, ...] = ()  # what the addresses belong to
+        self.passes = 0  # since the carry was copied
 
     def prepare(self, rows: int, like: Tensor) -> bool:
         state = self.state
@@ -208,7 +231,7 @@ class RecurrentBinding:
             return False
         if state.most + 1 > TAIL:
             state.make_room()
-        if not unchanged(self.known, self.tensors()):
+        if self.passes == SETTLED or not unchanged(self.known, self.tensors()):
             self.bind(rows, like)
         return True
 
@@ -219,7 +242,11 @@ class RecurrentBinding:
     def bind(self, rows: int, like: Tensor) -> None:
         state = self.state
         carry = state.carry(rows, like.new_empty(rows, 1, self.features))
-        now = tuple(part.detach().to(torch.float32, copy=True).contiguous() for part in carry)
+        now = carry
+        if not self.known or carry is not self.known[0]:
+            now, self.passes = tuple(map(in_single_precision, carry)), 0
+        elif self.passes == SETTLED:
+            now = tuple(map(in_huge_pages, carry))
         if state.tail is None or state.since is None or state.lengths is None:
             state.tail = like.new_zeros(rows, TAIL + 1, self.features)
             state.since, state.lengths = torch.zeros(rows, dtype=torch.long), torch.zeros(rows, dtype=torch.long)
@@ -245,6 +272,7 @@ class RecurrentBinding:
 
     def finish(self, end: int) -> None:
         self.state.most += 1
+        self.passes += 1
 
 
 class RecentBinding:
