@@ -5,7 +5,7 @@ import torch
 
 from allyouneed.nn.common import Common
 from allyouneed.nn.mixers.state_space.s4 import S4
-from allyouneed.nn.ops.state_space import CHUNK, convolve
+from allyouneed.nn.ops.state_space import CHUNK, LowRankSystem, System, convolve, fast_length
 
 TIME = CHUNK + 37
 both = pytest.mark.parametrize("matrix", ["dplr", "diagonal"])
@@ -45,3 +45,20 @@ def test_rows_of_unequal_lengths_after_a_state(matrix):
             one, expected = space.run(u[row : row + 1, :, t : t + 1], expected, None)
             torch.testing.assert_close(y[row : row + 1, :, t : t + 1], one, atol=1e-12, rtol=0)
         torch.testing.assert_close(last[row : row + 1], expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("length", [1, 2, 17, 211])
+def test_the_kernel_by_power_series_is_the_product_of_rows_and_columns(length):
+    """With its gradients, of a system whose low-rank part matters: HiPPO with 64 states."""
+    torch.manual_seed(1)
+    module = S4(state=64, sees="around").build(Common(width=2)).double()
+    found = []
+    for kernel in (LowRankSystem.kernel, System.kernel):
+        values = kernel(module.system(torch.double), length)  # type: ignore[arg-type]
+        gradients = torch.autograd.grad(values.sin().sum(), [*module.parameters()], allow_unused=True)
+        found.append([values, *(gradient for gradient in gradients if gradient is not None)])
+    torch.testing.assert_close(found[0], found[1], atol=1e-10, rtol=1e-8)
+
+
+def test_lengths_of_transforms_have_small_factors():
+    assert [fast_length(n) for n in (1, 2, 7, 11, 62, 514, 1025)] == [1, 2, 8, 12, 64, 540, 1080]

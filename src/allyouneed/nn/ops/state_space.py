@@ -5,14 +5,16 @@ Structured State Spaces", eq. 3-5).
     y = K * u, K = (C B̄, C Ā B̄, C Ā² B̄, …)             (convolutional form)
 
 `DiagonalSystem` has a diagonal Ā, `LowRankSystem` a diagonal plus low-rank one. Both give the same three tools:
-`columns` Āⁱ B̄, `rows` C Āⁱ, and `carry`, Āⁿ x. The kernel of L tokens is a product of √L columns and √L rows, so it is
-exact for every L and needs no other length than that of the text; the paper's algorithm 1 finds the same K from its
-generating function. Tensors: u (batch, features, time), x (batch, features, N) real, C (channels, features, N).
+`columns` Āⁱ B̄, `rows` C Āⁱ, and `carry`, Āⁿ x. The kernel of L tokens of a diagonal system is a product of √L columns
+and √L rows; that of the other follows from four such kernels. Both are exact for every L and need no other length than
+that of the text; the paper's algorithm 1 finds the same K from its generating function. Tensors: u (batch, features, time), x (batch, features, N) real, C (channels, features, N).
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import cache
+from itertools import count
 
 import torch
 from torch import Tensor, nn
@@ -132,7 +134,7 @@ class LowRankSystem(System):
     """
 
     def __init__(self, step: Tensor, diagonal: Tensor, p: Tensor, b: Tensor, c: Tensor) -> None:
-        self.step, self.diagonal, self.p = step, diagonal, p
+        self.step, self.diagonal, self.p, self.continuous = step, diagonal, p, (b, c)
         self.inverse = 1 / (1 - step / 2 * diagonal)
         self.gain = step / (1 + step * (p.conj() * self.inverse * p).real.sum(-1, keepdim=True))
         super().__init__(_join(self._solve(step * b)), torch.cat((2 * c.real, -2 * c.imag), -1))
@@ -172,6 +174,37 @@ class LowRankSystem(System):
             doublings += 1
         return found[:, :, :count]
 
+    def kernel(self, length: int) -> Tensor:
+        """By power series in z, of which K is one: with Ā = diag(d) + u v* (Woodbury's identity again),
+
+            C (I − zĀ)⁻¹ B̄ = C E B̄ + z (C E u) (v* E B̄) / (1 − z v* E u),    E = diag(1 / (1 − z d))
+
+        whose terms are kernels of diagonal systems. No matrix of N² elements is needed. In double precision, since the
+        first two terms nearly cancel: diag(d) decays slower than Ā."""
+        step, (diagonal, p, b, c) = self.step.double(), (x.to(torch.complex128) for x in self.parts)
+        inverse = 1 / (1 - step / 2 * diagonal)
+        gain = step / (1 + step * (p.conj() * inverse * p).real.sum(-1, keepdim=True))
+        z = inverse * step * b
+        b = z - gain * (p.conj() * z).real.sum(-1, keepdim=True) * inverse * p
+        left, right = torch.cat((c, (p.conj() * inverse)[None])), torch.stack((b, -gain * inverse * p))
+        d, doublings = 2 * inverse - 1, max(0, (length - 1).bit_length() // 2)
+        low = _powers(d, 1 << doublings)  # (features, size, n)
+        high = _powers(low[:, -1] * d, -(-length >> doublings))
+        rows, columns = (  # (features, 2 · size, n): one side of all products Σ left dⁱ right
+            (side.transpose(0, 1)[:, :, None] * powers[:, None]).flatten(1, 2)
+            for side, powers in ((left, high), (right, low))
+        )
+        real = torch.cat((rows.real, -rows.imag), -1) @ torch.cat((columns.real, columns.imag), -1).transpose(1, 2)
+        found = 2 * real.unflatten(2, (2, -1)).unflatten(1, (len(left), -1)).permute(1, 3, 0, 2, 4)
+        found = found.flatten(-2)[..., :length]  # (channels + 1, 2, features, length)
+        (direct, out), (state, loop) = found[:-1].unbind(1), found[-1]
+        around = _multiply(out, _multiply(state, _one_over(loop)))
+        return (direct + nn.functional.pad(around, (1, -1))).to(self.step.dtype)
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        return self.diagonal, self.p, *self.continuous
+
     def carry(self, x: Tensor, steps: Tensor, most: int) -> Tensor:
         for doublings in range(most.bit_length()):
             further = (self.power(doublings) @ x[..., None])[..., 0]
@@ -183,12 +216,47 @@ def convolve(u: Tensor, kernel: Tensor, backward: Tensor | None = None) -> Tenso
     """y_t = Σ_{s ≤ t} K_{t−s} u_s (+ Σ_{s > t} K'_{s−t−1} u_s) by FFT; u (batch, features, time), kernels (features,
     time)."""
     time = u.shape[-1]
-    taps = nn.functional.pad(kernel, (0, time))
+    size = fast_length(2 * time)
+    taps = nn.functional.pad(kernel, (0, size - time))
     if backward is not None:
-        taps = taps + nn.functional.pad(backward.flip(-1), (time, 0))
-    size = 2 * time
+        taps = taps + nn.functional.pad(backward.flip(-1), (size - time, 0))
     y: Tensor = torch.fft.irfft(torch.fft.rfft(u, size) * torch.fft.rfft(taps, size), size)[..., :time]
     return y
+
+
+@cache
+def fast_length(least: int) -> int:
+    """The next length with no prime factor above 5, of which transforms are fast."""
+    return next(n for n in count(least) if 60**n.bit_length() % n == 0)
+
+
+def _powers(base: Tensor, count: int) -> Tensor:
+    """baseⁱ for i below `count`: (…, count, n) of (…, n)."""
+    found, power = torch.ones_like(base)[..., None, :], base[..., None, :]
+    while found.shape[-2] < count:
+        found, power = torch.cat((found, found * power), -2), power * power
+    return found[..., :count, :]
+
+
+def _multiply(a: Tensor, b: Tensor) -> Tensor:
+    """The product of two power series of as many terms (…, terms)."""
+    terms = a.shape[-1]
+    size = fast_length(2 * terms)
+    found: Tensor = torch.fft.irfft(torch.fft.rfft(a, size) * torch.fft.rfft(b, size), size)[..., :terms]
+    return found
+
+
+def _one_over(f: Tensor) -> Tensor:
+    """1 / (1 − z f) by Newton's iteration, which doubles the number of terms that are right."""
+    terms, found = f.shape[-1], torch.ones_like(f[..., :1])
+    whole = nn.functional.pad(-f, (1, -1)) + nn.functional.pad(found, (0, terms - 1))
+    while (known := found.shape[-1]) < terms:
+        more = min(2 * known, terms)
+        size = fast_length(more + 2 * known)
+        square = torch.fft.rfft(found, size) ** 2
+        right = torch.fft.irfft(torch.fft.rfft(whole[..., :more], size) * square, size)[..., :more]
+        found = nn.functional.pad(2 * found, (0, more - known)) - right
+    return found
 
 
 def _join(z: Tensor) -> Tensor:
