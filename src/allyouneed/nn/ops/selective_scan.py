@@ -55,7 +55,9 @@ def selective_scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state
 
 
 class _Scan(torch.autograd.Function):
-    """The gradient g of h_t follows the same recurrence from the end: g_t = C_t ∂y_t + exp(Δ_{t+1} A) g_{t+1}."""
+    """The gradient g of h_t follows the same recurrence from the end: g_t = C_t ∂y_t + exp(Δ_{t+1} A) g_{t+1}.
+
+    Inside, tokens come first: the states of one, and those of a segment, lie side by side in memory."""
 
     @staticmethod
     def forward(
@@ -65,46 +67,53 @@ class _Scan(torch.autograd.Function):
         for some_x, some_dt, some_b, some_c in zip(*_segments(a, x, dt, b, c), strict=True):
             starts.append(state)
             _, h = _states(some_x, some_dt, a, some_b, state)
-            found.append((some_c[:, :, None] @ h[:, 1:])[:, :, 0])
-            state = h[:, -1].clone()
+            found.append((some_c[:, :, None] @ h[1:])[:, :, 0])
+            state = h[-1].clone()
         ctx.save_for_backward(x, dt, a, b, c, *starts)
-        return torch.cat(found, 1), state
+        return torch.cat(found).transpose(0, 1), state
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor, d_last: Tensor) -> tuple[Tensor, ...]:
         x, dt, a, b, c, *starts = ctx.saved_tensors
         segments = list(zip(*_segments(a, x, dt, b, c, dy), starts, strict=True))
-        on_a, g = torch.zeros_like(a), d_last
+        on_a, g = torch.zeros_like(d_last), d_last  # on_a of each row
         found: list[tuple[Tensor, ...]] = []
         for some_x, some_dt, some_b, some_c, some_dy, start in reversed(segments):
             decay, h = _states(some_x, some_dt, a, some_b, start)
-            slopes = some_c[..., None] * some_dy[:, :, None]  # (batch, tokens, N, features)
-            for t in reversed(range(slopes.shape[1])):
-                g = slopes[:, t].add_(g) * decay[:, t]
-            on_c = (h[:, 1:] @ some_dy[..., None])[..., 0]
-            on_b = (slopes @ (some_dt * some_x)[..., None])[..., 0]
+            slopes = some_c[..., None] * some_dy[:, :, None]  # (tokens, batch, N, features)
+            passed = decay  # overwritten by what each token passes to the one before it: g exp(Δ A)
+            for slope, before in zip(reversed(slopes.unbind()), reversed(passed.unbind()), strict=True):
+                g = before.mul_(slope.add_(g))
+            g = g.clone()
+            # vectors on the left: torch multiplies by one on the right twelve times as slowly
+            on_c = (some_dy[:, :, None] @ h[1:].transpose(-1, -2))[:, :, 0]
+            on_b = ((some_dt * some_x)[:, :, None] @ slopes.transpose(-1, -2))[:, :, 0]
             on_input = (some_b[:, :, None] @ slopes)[:, :, 0]  # of Δ x
-            on_log = slopes.mul_(decay).mul_(h[:, :-1])  # of Δ A
-            on_dt = on_input * some_x + (on_log * a).sum(2)
-            on_a += on_log.mul_(some_dt[:, :, None]).sum((0, 1))
+            on_log = passed.mul_(h[:-1])  # of Δ A
+            on_dt = on_input * some_x
+            for part, rate in zip(on_log.unbind(2), a.unbind(0), strict=True):  # a sum without its terms in memory
+                on_dt.addcmul_(part, rate)
+            for part, step in zip(on_log.unbind(), some_dt.unbind(), strict=True):
+                on_a.addcmul_(part, step[:, None])
             found.append((on_input * some_dt, on_dt, on_b, on_c))
-        dx, d_dt, d_b, d_c = (torch.cat(parts, 1) for parts in zip(*reversed(found), strict=True))
-        return dx, d_dt, on_a, d_b, d_c, g
+        dx, d_dt, d_b, d_c = (torch.cat(parts).transpose(0, 1) for parts in zip(*reversed(found), strict=True))
+        return dx, d_dt, on_a.sum(0), d_b, d_c, g
 
 
 def _segments(a: Tensor, *parts: Tensor) -> list[tuple[Tensor, ...]]:
-    """Each of the parts, cut along the tokens."""
+    """Each of the parts (batch, time, …), tokens first, cut along them."""
     tokens = max(1, CACHED // (a.numel() * len(parts[0])))
-    return [part.split(tokens, 1) for part in parts]
+    return [part.transpose(0, 1).contiguous().split(tokens) for part in parts]
 
 
 def _states(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Decays (batch, tokens, N, features), and h before the first and after each token (batch, tokens + 1, …)."""
+    """Decays (tokens, batch, N, features), and h before the first and after each token (tokens + 1, …)."""
     decay = (dt[:, :, None] * a).exp_()
-    h = torch.empty(len(x), x.shape[1] + 1, *a.shape, dtype=state.dtype, device=x.device)
-    h[:, 0] = state
-    torch.mul((dt * x)[:, :, None], b[..., None], out=h[:, 1:])
-    for t in range(x.shape[1]):
-        h[:, t + 1].addcmul_(decay[:, t], h[:, t])
+    h = torch.empty(len(x) + 1, *state.shape, dtype=state.dtype, device=x.device)
+    h[0] = state
+    torch.mul((dt * x)[:, :, None], b[..., None], out=h[1:])
+    before, *others = h.unbind()
+    for fade, after in zip(decay.unbind(), others, strict=True):
+        before = after.addcmul_(fade, before)
     return decay, h

@@ -227,7 +227,7 @@ def convolve(u: Tensor, kernel: Tensor, backward: Tensor | None = None) -> Tenso
 @cache
 def fast_length(least: int) -> int:
     """The next length with no prime factor above 5, of which transforms are fast."""
-    return next(n for n in count(least) if 60**n.bit_length() % n == 0)
+    return next(n for n in count(least) if 60 ** n.bit_length() % n == 0)
 
 
 def _powers(base: Tensor, count: int) -> Tensor:
