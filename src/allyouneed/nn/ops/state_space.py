@@ -7,7 +7,8 @@ Structured State Spaces", eq. 3-5).
 `DiagonalSystem` has a diagonal Ā, `LowRankSystem` a diagonal plus low-rank one. Both give the same three tools:
 `columns` Āⁱ B̄, `rows` C Āⁱ, and `carry`, Āⁿ x. The kernel of L tokens of a diagonal system is a product of √L columns
 and √L rows; that of the other follows from four such kernels. Both are exact for every L and need no other length than
-that of the text; the paper's algorithm 1 finds the same K from its generating function. Tensors: u (batch, features, time), x (batch, features, N) real, C (channels, features, N).
+that of the text; the paper's algorithm 1 finds the same K from its generating function. Tensors: u (batch, features,
+time), x (batch, features, N) real, C (channels, features, N).
 """
 
 from __future__ import annotations
