@@ -1,7 +1,7 @@
 """Quality on real data: Multi30k English → German, text only, official splits.
 
     python bench/multi30k.py --data FOLDER --output runs/multi30k [--set dropout=0.3 …]
-    python bench/multi30k.py --data FOLDER --output runs/moses --moses --seeds 1 2 3
+    python bench/multi30k.py --data FOLDER --output runs/moses --moses --teachers 11 12 --seeds 1 2 3 --together 4
 
 FOLDER holds multi30k.{train,valid,test2016,test2017,test2017coco}.tsv.gz (English <TAB> German). Trains by
 recipes/multi30k-en-de.yaml, then scores every test set twice:
@@ -11,7 +11,10 @@ recipes/multi30k-en-de.yaml, then scores every test set twice:
   tokenized by sacremoses, then `sacrebleu --tokenize none -lc`.
 
 `--moses` trains on text prepared as the anchor's: tokenized by Moses and in lower case. `--seeds` trains one model per
-seed and prints the mean.
+seed and prints the mean. `--teachers` is data diversification (Nguyen et al. 2020, "Data Diversification: A Simple
+Strategy For Neural Machine Translation"): for each of these seeds a model of either direction translates the training
+text, and the models of `--seeds` learn from the real pairs and from theirs. `--together` trains so many at once: a GPU
+is far from full with one.
 """
 
 from __future__ import annotations
@@ -20,10 +23,11 @@ import argparse
 import gzip
 import json
 import statistics
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import Any, TypeVar
 
 from allyouneed.data.files.pairs import PairFiles
 from allyouneed.data.files.readers import Report
@@ -34,6 +38,7 @@ from allyouneed.train import load_recipe, train
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 ANCHOR = 41.02
+T = TypeVar("T")
 TESTS = ("test2016", "test2017", "test2017coco")
 
 
@@ -71,6 +76,9 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], help="changes to the recipe, e.g. steps=8000 model.dropout=0.2")
     parser.add_argument("--beam", type=int, nargs="*", default=[4, 5])
     parser.add_argument("--seeds", type=int, nargs="*", default=[1])
+    parser.add_argument("--teachers", type=int, nargs="*", default=[], help="seeds of the models that translate")
+    parser.add_argument("--teacher-steps", type=int, default=5000)
+    parser.add_argument("--together", type=int, default=1, help="models trained at once, each in its own process")
     parser.add_argument("--moses", action="store_true", help="train on text as the anchor's: Moses tokens, lower case")
     parser.add_argument("--valid-only", action="store_true", help="compare recipes on the validation set only")
     given = parser.parse_args()
@@ -79,33 +87,60 @@ def main() -> None:
     if given.moses:
         ready = given.output / "data"
         data = ready.resolve() if (ready / "multi30k.test2016.tsv.gz").exists() else prepare(data, ready.resolve())
-    scores = [run(given, data, seed) for seed in given.seeds]
+    taught = each(given, teach, [(given, data, seed, back) for seed in given.teachers for back in (False, True)])
+    scores = each(given, run, [(given, data, seed, taught) for seed in given.seeds])
     for name in scores[0]:
         found = [float(score[name]["anchor"]) for score in scores]
         print(f"{name}: as the anchor {statistics.mean(found):.2f}, seeds {given.seeds}: {found}")
 
 
-def run(given: argparse.Namespace, data: Path, seed: int) -> dict[str, dict[str, float | str]]:
-    output = given.output.resolve() / str(seed)
-    trees = yaml.safe_load(given.recipe.read_text(encoding="utf-8"))["data"]
-    paths = []
-    for name in ("train", "valid"):
-        files = [{"path": entry} if isinstance(entry, str) else entry for entry in as_list(trees[name])]
-        files = [entry | {"path": str(data / f"multi30k.{name}.tsv.gz")} for entry in files]
-        paths.append(f"data.{name}={json.dumps(files)}")
-    recipe = load_recipe(given.recipe, [*paths, f"output={output}", f"seed={seed}", *given.set])
+def each(given: argparse.Namespace, call: Callable[..., T], arguments: Iterable[tuple[Any, ...]]) -> list[T]:
+    if given.together == 1:
+        return [call(*values) for values in arguments]
+    with ProcessPoolExecutor(given.together, mp_context=get_context("spawn")) as pool:
+        return [future.result() for future in [pool.submit(call, *values) for values in arguments]]
+
+
+def train_model(
+    given: argparse.Namespace, output: Path, data: Path, *changes: str, more: Iterable[Path] = (), back: bool = False
+) -> Translator:
+    """`more`: files to learn from besides the training pairs; `back`: from German into English."""
+    columns = [1, 0] if back else [0, 1]
+    files = {"train": [data / "multi30k.train.tsv.gz", *more], "valid": [data / "multi30k.valid.tsv.gz"]}
+    entries = {name: {"path": [str(path) for path in found], "columns": columns} for name, found in files.items()}
+    paths = [f"data.{name}={json.dumps([entry])}" for name, entry in entries.items()]
+    recipe = load_recipe(given.recipe, [*paths, f"output={output}", *given.set, *changes])
     result = train(recipe)
     print(json.dumps({"valid": result.scores}))
     from torch import cuda
 
-    translator = Translator(Folder.load(result.model, "cuda" if cuda.is_available() else "cpu"))
-    languages = {"to": "de", "from_": "en"} if translator.languages else {}
+    return Translator(Folder.load(result.model, "cuda" if cuda.is_available() else "cpu"))
+
+
+def teach(given: argparse.Namespace, data: Path, seed: int, back: bool) -> Path:
+    """Train a model of one direction; write the training pairs with its translations in place of the text it made."""
+    output = given.output.resolve() / "teachers" / f"{seed}-{'back' if back else 'forward'}"
+    made = output.with_suffix(".tsv.gz")
+    if made.exists():
+        return made
+    translator = train_model(given, output, data, f"seed={seed}", f"steps={given.teacher_steps}", back=back)
+    pairs = list(PairFiles(path=data / "multi30k.train.tsv.gz").read(Report()))
+    texts = [pair.target if back else pair.source for pair in pairs]
+    found = translator.translate(texts, beam=5, protect=False)
+    lines = zip(found, texts, strict=True) if back else zip(texts, found, strict=True)
+    made.write_bytes(gzip.compress("\n".join("\t".join(line) for line in lines).encode(), mtime=0))
+    return made
+
+
+def run(given: argparse.Namespace, data: Path, seed: int, taught: list[Path]) -> dict[str, dict[str, float | str]]:
+    output = given.output.resolve() / str(seed)
+    translator = train_model(given, output, data, f"seed={seed}", more=taught)
     summary: dict[str, dict[str, float | str]] = {}
     for test in ("valid",) if given.valid_only else ("valid", *TESTS):
         pairs = list(PairFiles(path=f"{data}/multi30k.{test}.tsv.gz").read(Report()))
         references = [pair.target for pair in pairs]
         for beam in given.beam:
-            found = translator.translate([pair.source for pair in pairs], beam=beam, protect=False, **languages)
+            found = translator.translate([pair.source for pair in pairs], beam=beam, protect=False)
             plain = evaluate(found, references, language="de", resamples=1000 if test == "test2016" else 0)
             both = (found, references) if given.moses else (words(found), words(references))
             anchor = evaluate(*both, tokenize="none", lowercase=True, resamples=0)
@@ -118,10 +153,6 @@ def run(given: argparse.Namespace, data: Path, seed: int) -> dict[str, dict[str,
     (output / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     print(json.dumps(summary))
     return summary
-
-
-def as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 if __name__ == "__main__":
