@@ -28,10 +28,11 @@ def cross_attention(
     """Cross-attention weights (target tokens, source tokens) of each pair, averaged over the heads of one layer.
 
     `inputs`: targets as the decoder reads them, begin token first; row i belongs to the prediction of token i. `layer`:
-    default: the last but one, which comes closest to word alignments in trained Transformers (Garg et al. 2019, 3.1).
+    default: the last but one, which comes closest to word alignments in trained Transformers (Garg et al. 2019, 3.1),
+    but never the first of several: it aligns the token that was read, not the one that is predicted.
     """
     crosses = [number for number, block in enumerate(model.decoder.blocks) if _reads_source(block)]
-    chosen = crosses[max(len(crosses) - 2, 0) if layer is None else layer]
+    chosen = crosses[_default_layer(len(crosses)) if layer is None else layer]
     device = next(model.parameters()).device
     was_training: bool = model.training
     model.eval()
@@ -46,6 +47,10 @@ def cross_attention(
     finally:
         model.train(was_training)
     return [found[n] for n in range(len(inputs))]
+
+
+def _default_layer(layers: int) -> int:
+    return max(layers - 2, min(layers - 1, 1))
 
 
 def _reads_source(block: Any) -> bool:
