@@ -113,7 +113,7 @@ def test_a_predictor_says_what_it_is_and_moves(folder, tmp_path):
     with pytest.raises(ayn.UserError, match="unknown device 'gpu'"):
         model.to("gpu")
     small = ayn.load()
-    assert small.dtype == "int8" and "23,890,560 parameters" in repr(small)
+    assert small.dtype == "int8" and "41,821,184 parameters" in repr(small)
     with pytest.raises(ayn.UserError, match="quantized"):
         small.to("float16")
     again = ayn.load(ayn.load(folder).save(tmp_path / "copy"))

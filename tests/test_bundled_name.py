@@ -55,8 +55,8 @@ def test_a_folder_of_that_name_takes_precedence(tmp_path: Path) -> None:
 
 
 def test_commands_take_the_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("describe", "translator") == 0 and "23,890,560 parameters" in capsys.readouterr().out
-    assert run("models", "translator") == 0 and "23.9M" in capsys.readouterr().out
+    assert run("describe", "translator") == 0 and "41,821,184 parameters" in capsys.readouterr().out
+    assert run("models", "translator") == 0 and "41.8M" in capsys.readouterr().out
     (tmp_path / "pairs.tsv").write_text("Hello!\tHallo!\n")
     assert run("evaluate", "pairs.tsv", "-m", "translator", "--to", "de") == 0 and "BLEU" in capsys.readouterr().out
     assert run("quantize", "translator", "out", "--to", "int8") == 2 and "already stored" in capsys.readouterr().err

@@ -109,6 +109,8 @@ def quantity(value: int, decimals: str, there: str, wanted: str = "") -> Callabl
         text = plain(text)
         if wanted and not any(word in text.casefold() for word in wanted.casefold().split()):
             return False, False
+        if there == "zh":
+            text = re.sub(r"(?<!\d)5月", "五月", text)  # May, of the sentence around the number
         found = list(NUMBER.finditer(text))
         if len(found) != 1:
             return False, False

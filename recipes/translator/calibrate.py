@@ -71,9 +71,10 @@ def observe(translator: Translator, pairs: list[tuple[str, str]], direction: Dir
     here, there = direction
     recorder = translator.folder.confidence = Recorder()  # type: ignore[assignment]
     found = translator.translate_full([source for source, _ in pairs], there, from_=here, words=True)
+    decoded = [(reference, one) for (_, reference), one in zip(pairs, found, strict=True) if one.words is not None]
     sentences = []
     metric = CHRF()
-    for (_, reference), one, evidence in zip(pairs, found, recorder.texts, strict=True):
+    for (reference, one), evidence in zip(decoded, recorder.texts, strict=True):
         score = metric.sentence_score(one.text, [reference]).score
         sentences.append(Sentence("-".join(direction), evidence, score >= LEVEL[there], _words(one, reference, there)))
     return sentences
@@ -229,7 +230,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--figure", type=Path)
     given = parser.parse_args()
-    translator = Translator(Folder.load(given.model))
+    translator = Translator(Folder.load(given.model), together=0)  # it learnt single sentences
     names = "; ".join(f"{language}: {', '.join(files)}" for language, files in FIT.items())
     confidence = fit(observe_all(translator, given.data, FIT, given.limit), names)
     found = report(confidence, observe_all(translator, given.data, TEST, given.limit))
@@ -242,7 +243,7 @@ def main() -> None:
     if given.save:
         path = given.model / "config.json"
         about = json.loads(path.read_text(encoding="utf-8"))
-        about["confidence"] = tree_of(confidence)
+        about |= {"confidence": tree_of(confidence), "together": 0}
         path.write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -149,6 +149,8 @@ def main() -> None:
         "summary": summary(found, old),
         **{name: make(found) for name, make in tables.PARTS.items() if found.get(name)},
     }
+    if "numbers" in found:
+        parts["numbers-total"] = tables.numbers(found | {"numbers": {"all": found["numbers"]["all"]}})
     if calibration is not None:
         parts["calibration"] = calibration_table(calibration)
         whole += f"\nConfidence, on test data that it was not fitted on:\n\n{parts['calibration']}"

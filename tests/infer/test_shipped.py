@@ -21,23 +21,23 @@ def model():
 
 def test_it_is_small_and_documents_its_data():
     folder = shipped()
-    assert (folder / "model.safetensors").stat().st_size <= 25_000_000
+    assert (folder / "model.safetensors").stat().st_size <= 45_000_000
     card = (folder / "README.md").read_text(encoding="utf-8")
-    for said in ("CC BY 2.0 FR", "Tatoeba", "limits", "tok:zh", "recipes/terms"):
+    for said in ("CC BY-SA 4.0", "CC BY 2.0 FR", "Tatoeba", "limits", "tok:zh", "recipes/terms"):
         assert said in card
 
 
 def test_its_licence_is_named_beside_that_of_the_code():
     root = Path(__file__).parents[2]
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert "Apache-2.0" in project["license"] and "CC-BY-2.0-FR" in project["license"]
+    assert "Apache-2.0" in project["license"] and "CC-BY-SA-4.0" in project["license"]
     assert all((root / name).is_file() for name in project["license-files"])
     notice = shipped() / "LICENSE.md"
     assert notice.resolve() in [(root / name).resolve() for name in project["license-files"]]
     pages = [shipped() / "README.md", *(root / name for name in ("README.md", "README.zh.md", "docs/translator.md"))]
     for page in pages:
         text = page.read_text(encoding="utf-8")
-        assert all(word in text for word in ("CC BY 2.0 FR", "Apache-2.0", "LICENSE.md", "Tatoeba")), page
+        assert all(word in text for word in ("CC BY-SA 4.0", "Apache-2.0", "LICENSE.md", "Tatoeba")), page
     for readme in ("README.md", "README.zh.md"):
         text = (root / readme).read_text(encoding="utf-8")
         assert all(word in text for word in ("~/.cache/allyouneed", "pip uninstall allyouneed", "allyouneed doctor"))
@@ -95,7 +95,7 @@ def test_spans_survive(model, to):
 
 
 def test_a_file_keeps_its_code_and_its_doubts_are_counted(tmp_path: Path, capsys):
-    lines = ["- Where is the `station`?", "```python", "print('Hello')", "```", "xqz zxq qxz wvk kvw jjj qqq xxx."]
+    lines = ["- Where is the `station`?", "```python", "print('Hello')", "```", "The mome raths outgrabe all mimsy borogoves."]
     (tmp_path / "in.md").write_text("\n".join(lines) + "\n")
     for form in ([], ["--json"]):
         out = tmp_path / f"out{len(form)}"
@@ -104,10 +104,10 @@ def test_a_file_keeps_its_code_and_its_doubts_are_counted(tmp_path: Path, capsys
         assert not stop.value.code
     plain = (tmp_path / "out0").read_text(encoding="utf-8").splitlines()
     assert plain[0].startswith("- ") and "`station`" in plain[0] and plain[1:4] == lines[1:4]
-    assert re.search(r"in.md: some results are doubtful \(.*score 1\); --json says which", capsys.readouterr().err)
+    assert re.search(r"in.md: some results are doubtful \(.*confidence 1\); --json says which", capsys.readouterr().err)
     found = [json.loads(line) for line in (tmp_path / "out1").read_text(encoding="utf-8").splitlines()]
     assert [one["skipped"] for one in found] == [False, True, True, True, False]
-    assert found[2]["translation"] == lines[2] and any("low score" in note for note in found[4]["notes"])
+    assert found[2]["translation"] == lines[2] and any("low confidence" in note for note in found[4]["notes"])
 
 
 def test_an_unknown_script_is_noted(model):

@@ -15,7 +15,7 @@ from served import until
 
 KEY = "secret-key"
 PAGE = '<p title="The car">The <a href="/c?x=1&amp;y">red car</a> is fast.</p><!-- x --><pre>The car</pre>&copy; 2024'
-PLACEHOLDERS = 'The car <x id="7"></x> is fast &amp; red.\nThe house is big.'
+PLACEHOLDERS = 'The car <x id="7"></x> of AT&amp;T is fast.\nThe house is big.'
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_the_deepl_client_with_tags(translating: Any, page: str) -> None:
     assert translate(PAGE, tag_handling="html") == page
     found = translate(PLACEHOLDERS, tag_handling="xml", ignore_tags=["x"])
     first, second = found.split("\n")
-    assert first.count('<x id="7"></x>') == 1 and "schnell &amp; " in first and second.startswith("Das Haus")
+    assert first.count('<x id="7"></x>') == 1 and "AT&amp;T" in first and second.startswith("Das Haus")
     assert "\n" not in translate(PLACEHOLDERS, tag_handling="xml", ignore_tags="x,y", split_sentences="nonewlines")
     assert translate("<d><k>The car</k>The car is red.</d>", tag_handling="xml", ignore_tags="k").count("The car") == 1
     assert translate("<d><k>The car</k>The car</d>", tag_handling="html", splitting_tags="k") == (
