@@ -129,7 +129,7 @@ def test_the_mode_is_one_of_three(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"unknown ALLYOUNEED_COMPILE 'always' \(allowed: on, auto, off\)"):
         compile_mode()
     monkeypatch.delenv("ALLYOUNEED_COMPILE")
-    assert compile_mode() == "auto"
+    assert compile_mode() == "off"
 
 
 def test_every_function_that_launches_a_kernel_says_so() -> None:
