@@ -95,7 +95,8 @@ def test_spans_survive(model, to):
 
 
 def test_a_file_keeps_its_code_and_its_doubts_are_counted(tmp_path: Path, capsys):
-    lines = ["- Where is the `station`?", "```python", "print('Hello')", "```", "The mome raths outgrabe all mimsy borogoves."]
+    doubtful = "The mome raths outgrabe all mimsy borogoves."
+    lines = ["- Where is the `station`?", "```python", "print('Hello')", "```", doubtful]
     (tmp_path / "in.md").write_text("\n".join(lines) + "\n")
     for form in ([], ["--json"]):
         out = tmp_path / f"out{len(form)}"
