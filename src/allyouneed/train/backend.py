@@ -100,14 +100,20 @@ def _compile_block(block: Block) -> None:
     if not block.traceable:
         return
     block.compile(dynamic=False)
-    if unpacks:
-        whole: Any = block._compiled_call_impl
+    whole: Any = block._compiled_call_impl
 
-        def call(stream: Any, context: Context, states: Any = None) -> Any:
-            run = whole if unpack_rows(context).tokens is None else block._call_impl
-            return run(stream, context=context, states=states)
+    def call(stream: Any, context: Context, states: Any = None) -> Any:
+        eager = unpacks and unpack_rows(context).tokens is not None
+        losses = context.losses
+        if losses is not None:  # the length of the list is part of a graph: each block starts with an empty one
+            context.losses = []
+        found = (block._call_impl if eager else whole)(stream, context=context, states=states)
+        if losses is not None:
+            losses += context.losses or []
+            context.losses = losses
+        return found
 
-        block._compiled_call_impl = call
+    block._compiled_call_impl = call
 
 
 def _in_bf16(module: nn.Module, given: Any, found: Tensor) -> Tensor:

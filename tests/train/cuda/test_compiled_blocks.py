@@ -20,6 +20,7 @@ from allyouneed.nn.ops.attention.block_mask import BlockLayout
 from allyouneed.nn.ops.attention.flex import Flex
 from allyouneed.nn.patterns.core import Causal, Full
 from allyouneed.nn.positions.alibi import AlibiModule
+from allyouneed.nn.sublayer import SubLayer
 from allyouneed.train.backend import Backend
 
 SMALL = ["width=32", "vocab=50", "dropout=0.0"]
@@ -165,6 +166,37 @@ def test_rows_to_unpack_run_eagerly(monkeypatch: pytest.MonkeyPatch):
             real = torch.ones_like(batch.rows.tokens, dtype=torch.bool) if segments is None else segments > 0
             assert (model(batch) - wanted)[real].abs().max() < 1e-5
     assert len(graphs) == 2  # the channel, and the block with whole rows
+
+
+class _AddsLoss(SubLayer):
+    traceable = True
+
+    def forward(self, x: torch.Tensor, context: Any, state: Any = None) -> torch.Tensor:
+        context.losses.append(x.square().mean())
+        return x
+
+
+def test_losses_of_layers_do_not_make_other_graphs(monkeypatch: pytest.MonkeyPatch):
+    torch._dynamo.reset()
+    layer = {"repeat": 3, "mixer": {"kind": "attention"} | CAUSAL, "channel": {"kind": "ffn", "hidden": 32}}
+    model: Any = build({"kind": "decoder", "vocab": 50, "width": 32, "decoder": [layer]}).train()
+    for block in model.decoder.blocks:
+        block.sublayers["channel"] = _AddsLoss()
+    graphs = []
+    plain = torch.nn.Module.compile
+    monkeypatch.setattr(
+        torch.nn.Module,
+        "compile",
+        partialmethod(plain, backend=lambda graph, inputs: graphs.append(graph) or graph, fullgraph=True),
+    )
+    batch = Batch(rows(0, False))
+    expected: list[torch.Tensor] = []
+    model(batch, expected)
+    Backend(torch.device("cpu"), bf16=False, compiled=True, summary="").compile_model(model)
+    found: list[torch.Tensor] = []
+    model(batch, found)
+    assert len(graphs) == 1
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("pattern", [Causal(), Full()])
