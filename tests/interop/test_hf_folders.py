@@ -60,6 +60,7 @@ def small_bert(folder: Path, words: Tokenizer | None, kind: str = "BertModel", *
         ("marian", "MarianMTModel", "translation"),
         ("m2m_100", "M2M100ForConditionalGeneration", "translation"),
         ("mbart", "MBartForConditionalGeneration", "translation"),
+        ("pegasus", "PegasusForConditionalGeneration", "seq2seq"),
         ("t5", "T5ForConditionalGeneration", "seq2seq"),
         ("t5", "T5EncoderModel", "similarity"),
         ("bart", "BartForConditionalGeneration", "seq2seq"),

@@ -77,7 +77,7 @@ def test_a_preset_is_the_model_of_the_reference(name):
 
 
 READERS = ["bert", "roberta", "distilbert", "albert", "electra", "roformer", "longformer", "big_bird"]
-WRITERS = ["bart", "mbart", "marian", "m2m_100", "t5", "mt5", "switch_transformers"]
+WRITERS = ["bart", "mbart", "marian", "m2m_100", "pegasus", "t5", "mt5", "switch_transformers"]
 
 
 @pytest.mark.parametrize("name", READERS + WRITERS)

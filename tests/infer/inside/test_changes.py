@@ -68,10 +68,11 @@ def test_a_masked_token_is_never_read_and_the_others_keep_their_positions(name):
 def test_the_running_example_becomes_another_sentence():
     model = translator()
     run, other = model.inside(TEXT), model.inside("机器学习很难")
-    patched = run.patch("encoder.5", other, positions=[3])
+    patched = run.patch("encoder.7", other, positions=[3, 4])
     assert "".join(word.text for word in patched.rewrite()) == "Machine learning is difficult</s>"
-    assert patched.python == f"model.inside({TEXT!r}).patch('encoder.5', model.inside('机器学习很难'), positions=[3])"
-    assert "".join(word.text for word in run.mask(3).rewrite()) == "Machine learning.</s>"
+    changed = "patch('encoder.7', model.inside('机器学习很难'), positions=[3, 4])"
+    assert patched.python == f"model.inside({TEXT!r}).{changed}"
+    assert "".join(word.text for word in run.mask(3, 4).rewrite()) == "Machine learning</s>"
     assert "".join(word.text for word in run.rewrite()) == "Machine learning is interesting</s>"
 
 

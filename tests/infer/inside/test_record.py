@@ -90,14 +90,14 @@ def test_another_thread_is_not_recorded():
 def test_the_shipped_translator_shows_the_running_example():
     model = translator()
     run = model.inside("机器学习很有趣")
-    assert [token.text for token in run.tokens["encoder"]] == ["<2en>", "机器", "学习", "很有趣", "</s>"]
+    assert [token.text for token in run.tokens["encoder"]] == ["<2en>", "机器", "学习", "很", "有趣", "</s>"]
     assert "".join(run.name(answer.id) for answer in run.answers).lower() == "machine learning is interesting</s>"
     assert run.python == "model.inside('机器学习很有趣')"
     best = run.candidates(run.answers[0].position, 3)
     assert best[0].id == run.answers[0].id and best[0].log_prob == pytest.approx(run.log_prob(run.answers[0]))
     caches = [step.states[0].tensors["keys"][2] for step in run.steps]
     assert caches == list(range(1, len(run.answers) + 1))
-    assert run.steps[-1].bytes == 3 * 2 * 6 * 64 * 4 * (len(run.answers) + 5)
+    assert run.steps[-1].bytes == 2 * 2 * 8 * 64 * 4 * (len(run.answers) + 6)
     given = model.inside("机器学习很有趣", target="Maschine")
     assert "".join(run.name(answer.id) for answer in given.answers) == "Maschine</s>"
 

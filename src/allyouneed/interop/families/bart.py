@@ -1,4 +1,4 @@
-"""BART (Lewis et al. 2020), and what mBART, M2M-100 and Marian share with it."""
+"""BART (Lewis et al. 2020), and what mBART, M2M-100, Marian and PEGASUS share with it."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def finish(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
     return written, found
 
 
-BIASED = ("bart", "mbart", "marian")  # families whose files have a bias of the logits, usually zeros
+BIASED = ("bart", "mbart", "marian", "pegasus")  # families whose files have a bias of the logits, usually zeros
 LINES = """
 embed.tokens.weight = model.decoder.embed_tokens.weight
 embed.positions.weight = model.decoder.embed_positions.weight

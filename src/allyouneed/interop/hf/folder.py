@@ -45,6 +45,7 @@ TASK_BY_FAMILY = {
     "mt5": "seq2seq",
     "switch_transformers": "seq2seq",
     "bart": "seq2seq",
+    "pegasus": "seq2seq",
     "whisper": "transcription",
     "vit": "image-classification",
     "deit": "image-classification",

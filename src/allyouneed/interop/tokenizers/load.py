@@ -22,7 +22,7 @@ from allyouneed.interop.tokenizers.classes import CLASSES, DEFAULT_CLASS, T5_NAM
 from allyouneed.interop.tokenizers.sentencepiece import SentencePieceModel, build
 
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-ENCODER_DECODERS = ("bart", "m2m_100", "marian", "mbart", "mt5", "switch_transformers", "t5", "whisper")
+ENCODER_DECODERS = ("bart", "m2m_100", "marian", "mbart", "mt5", "pegasus", "switch_transformers", "t5", "whisper")
 TOKENIZER, OPTIONS, NAMES, ADDED, GENERATION = (
     "tokenizer.json",
     "tokenizer_config.json",
