@@ -145,7 +145,7 @@ class HuggingFace:
 
 
 def child(name: str, given: argparse.Namespace) -> None:
-    """Compiles, says so, and measures as often as it is told to: lines of JSON out, lines of seconds in."""
+    """Compile, print a line of JSON, and measure once for each line of seconds read from standard input."""
     begun, s = time.perf_counter(), TINY if given.tiny else Sizes()
     cuda = given.device == "cuda"
     backend = Backend(torch.device(given.device), bf16=cuda, compiled=cuda, summary="")
@@ -187,7 +187,7 @@ def child(name: str, given: argparse.Namespace) -> None:
         say(failed=text_of)
 
 
-# --- the one that asks them -------------------------------------------------------------------------------------------
+# --- the parent process -------------------------------------------------------------------------------------------
 
 
 @dataclass
