@@ -194,7 +194,9 @@ def compile_step(step: Callable[[Tensor], Tensor], tokens: Tensor) -> CompiledSt
     """A step over states that have been allocated; it is run once."""
     calls, result = record(step, tokens)
     groups = group_calls(calls)
-    made = {id(tensor) for call in calls for tensor in call.outputs} - held_before(calls)
+    given_before = held_before(calls)
+    made = {id(tensor) for call in calls for tensor in call.outputs} - given_before
+    states = {storage_of(tensor) for call in calls for tensor in call.inputs if id(tensor) in given_before}
     last: dict[int, int] = {}
     for number, group in enumerate(groups):
         last |= {id(tensor): number for call in group for tensor in call.inputs}
@@ -213,7 +215,8 @@ def compile_step(step: Callable[[Tensor], Tensor], tokens: Tensor) -> CompiledSt
         for number, group in enumerate(groups):
             inputs, outputs = ports(group)
             outputs = [tensor for tensor in outputs if last.get(id(tensor), -1) > number]
-            run = compiler.compile(group, inputs, outputs)
+            kept = [x for x in inputs if storage_of(x) in states or last[id(x)] > number]
+            run = compiler.compile(group, inputs, outputs, kept)
             read, written = [number_of(tensor) for tensor in inputs], [number_of(tensor) for tensor in outputs]
             done = [numbers[id(tensor)] for tensor in inputs if id(tensor) in made and last[id(tensor)] <= number]
             instructions.append(Instruction(run, read, written, done))
@@ -261,25 +264,30 @@ class Compiler:
         self.known: dict[Any, Run] = {}
         self.count, self.refused = 0, list[str]()
 
-    def compile(self, group: Sequence[Call], inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Run:
+    def compile(
+        self, group: Sequence[Call], inputs: Sequence[Tensor], outputs: Sequence[Tensor], kept: Sequence[Tensor]
+    ) -> Run:
+        """`kept`: inputs that are read after the group, now or in the next step."""
         if not group[0].is_fused:
             return as_called(group[0], inputs, outputs)
         module = graph_of(group, inputs, outputs)
         if sum(call.computes for call in group) < WORTH_COMPILING:
             return module
-        key = (str(module.graph), *(description(tensor) for tensor in inputs))
+        written = {storage_of(tensor) for call in group for tensor in call.written}
+        key = (str(module.graph), *(description(tensor) for tensor in inputs), overlaps(inputs, written))
         if key not in self.known:
-            self.known[key] = self.checked(module, inputs, group)
+            self.known[key] = self.checked(module, inputs, kept, written)
         return self.known[key]
 
-    def checked(self, module: fx.GraphModule, inputs: Sequence[Tensor], group: Sequence[Call]) -> Run:
+    def checked(
+        self, module: fx.GraphModule, inputs: Sequence[Tensor], kept: Sequence[Tensor], written: set[int]
+    ) -> Run:
         """The compiled graph, if it computes the same on these inputs; states are not changed."""
+        changed = [tensor for tensor in kept if storage_of(tensor) in written]
         try:
             compiled = compile_operators(module, inputs)
-            states = {storage_of(tensor) for call in group for tensor in call.written}
-            both = [[copied(x) if storage_of(x) in states else x for x in inputs] for _ in range(2)]
-            found, wanted = compiled(*both[0]), module(*both[1])
-            for own, other in zip([*found, *both[0]], [*wanted, *both[1]], strict=True):
+            found, wanted = (outcome(run, inputs, changed, written) for run in (compiled, module))
+            for own, other in zip(found, wanted, strict=True):
                 if (error := relative_error(own, other)) > LARGEST_ERROR:
                     raise ArithmeticError(f"compiled operators differ by {error:.2g}")
         except Exception as error:
@@ -299,13 +307,28 @@ def storage_of(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def copied(x: Tensor) -> Tensor:
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
+def overlaps(inputs: Sequence[Tensor], written: set[int]) -> Any:
+    """Inputs that share memory which is written, and where: a compiled function assumes it."""
+    storages = [storage_of(tensor) for tensor in inputs]
+    shared = [(number, s) for number, s in enumerate(storages) if s in written and storages.count(s) > 1]
+    return tuple((number, storages.index(s), inputs[number].storage_offset()) for number, s in shared)
+
+
+def outcome(run: Run, inputs: Sequence[Tensor], changed: Sequence[Tensor], written: set[int]) -> list[Tensor]:
+    """Copies of what comes out of a run and of the inputs that it changed; all memory is as before. Inputs that share
+    memory (a state, and the view of it that was read) cannot be copied one by one."""
+    storages = {storage_of(x): x.untyped_storage() for x in inputs if storage_of(x) in written}
+    before = {place: storage.clone() for place, storage in storages.items()}
+    try:
+        return [tensor.clone() for tensor in [*run(*inputs), *changed]]
+    finally:
+        for place, storage in storages.items():
+            storage.copy_(before[place])
 
 
 def relative_error(found: Tensor, wanted: Tensor) -> float:
     """Of floating-point numbers; hashes may differ where two are equal to rounding."""
-    if found is wanted or not wanted.is_floating_point() or not wanted.numel():
+    if not wanted.is_floating_point() or not wanted.numel():
         return 0.0
     wide = torch.promote_types(wanted.dtype, torch.float32)
     error, size = (norm_of(x.nan_to_num(), dtype=wide) for x in (found - wanted, wanted))
