@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -9,7 +12,7 @@ from torch import Tensor
 from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
 from allyouneed.interop.hf.config_writer import ModelTree
 from allyouneed.interop.hf.transforms import ROW, is_headless, untie_if_different
-from allyouneed.interop.hf.weight_table import Family, HfConfig, Weights
+from allyouneed.interop.hf.weight_table import CheckpointTransform, EquivalentModel, Family, HfConfig, Weights
 
 # used only in training, generation or other tasks, or redundant
 IGNORED_KEYS = (
@@ -144,9 +147,10 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and one.equal(other)
 
 
-def finish(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
+def finish(config: HfConfig, weights: Weights, has_bias: bool = True) -> tuple[HfConfig, Weights]:
     """One matrix is called `shared`. Two come with a third, unused one, and the head is written even where it is a
-    copy: they tie all or none. Only Marian has two matrices without a third."""
+    copy: they tie all or none. Only Marian has two matrices without a third. `has_bias`: their files have a bias of
+    the logits, usually zeros."""
     found, written = (
         {**weights},
         {key: value for key, value in config.items() if key not in ("two_vocabularies", "logits_bias")},
@@ -165,12 +169,11 @@ def finish(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
         found = {SHARED: target, SOURCE: target.clone(), TARGET: target.clone(), **found}
     if is_headless(config):
         found = {name.removeprefix("model."): tensor for name, tensor in found.items() if name not in (OUTPUT, BIAS)}
-    elif config["model_type"] in BIASED:
+    elif has_bias:
         found.setdefault(BIAS, target.new_zeros(1, len(target)))
     return written, found
 
 
-BIASED = ("bart", "mbart", "marian", "pegasus")  # families whose files have a bias of the logits, usually zeros
 LINES = """
 embed.tokens.weight = model.decoder.embed_tokens.weight
 embed.positions.weight = model.decoder.embed_positions.weight
@@ -199,7 +202,6 @@ decoder.end.* = model.decoder.layer_norm.*
 head.weight = lm_head.weight
 head.bias = final_logits_bias |row
 """.replace("ENC", "model.encoder.layers.{n}").replace("DEC", "model.decoder.layers.{n}")
-IGNORED_WEIGHTS = (OUTPUT,)
 PRESERVED_WEIGHTS = (SHARED, BIAS)
 TRANSFORMS = {"row": ROW}
 OFFSET = 2  # unused rows at the start of their position tables
@@ -209,17 +211,63 @@ def learned(config: ConfigReader) -> Tree:
     return {"kind": "learned", "length": config["max_position_embeddings"], "offset": OFFSET}
 
 
-@strict_config(*IGNORED_KEYS)
-def tree(config: ConfigReader) -> Tree:
-    config.set_defaults(DEFAULTS)
-    config.require("normalize_embedding", True)
-    return build_tree(config, learned(config), "post-norm", norm=True)
+@dataclass(frozen=True)
+class Variant:
+    """What sets a family apart from the others of BART's kind.
+
+    `architecture`: their class with a head. `positions`: those of our tree. `norm`: normalise the sum of embeddings.
+    `required`: flags that must be as given, where present. `table`: rows of their position table, where ours is
+    computed and has none. `fields`: further keys of their config. `has_bias`: see `finish`.
+    """
+
+    name: str
+    architecture: str
+    positions: Callable[[ConfigReader], Tree]
+    wiring: str
+    norm: bool = False
+    defaults: Tree = field(default_factory=dict)
+    required: Tree = field(default_factory=dict)
+    table: int | None = None
+    fields: Callable[[ModelTree], Tree] = lambda ours: {}
+    ignored_keys: Sequence[str] = ()
+    ignored_weights: Sequence[str] = ()
+    preserved_weights: Sequence[str] = ()
+    has_bias: bool = True
+    finish: CheckpointTransform | None = None
+    equivalent: EquivalentModel | None = None
+
+    def family(self) -> Family:
+        return Family(
+            self.name,
+            strict_config(*IGNORED_KEYS, *self.ignored_keys)(self.tree),
+            LINES if self.has_bias else LINES.replace("head.bias = final_logits_bias |row", ""),
+            ignore=(OUTPUT, *self.ignored_weights),
+            transforms=TRANSFORMS,
+            prepare=prepare,
+            preserve=(*PRESERVED_WEIGHTS, *self.preserved_weights),
+            hf_config=self.hf_config,
+            finish=self.finish or partial(finish, has_bias=self.has_bias),
+            equivalent=self.equivalent,
+        )
+
+    def tree(self, config: ConfigReader) -> Tree:
+        config.set_defaults(DEFAULTS | self.defaults)
+        for key, value in self.required.items():
+            config.require(key, value)
+        if self.table is not None:
+            config.get("max_position_embeddings")  # no limit: positions are computed
+        return build_tree(config, self.positions(config), self.wiring, self.norm)
+
+    def hf_config(self, ours: ModelTree) -> Tree:
+        rows = ours["embed.positions.length"] if self.table is None else self.table
+        return config_fields(ours, self.architecture) | {"max_position_embeddings": rows} | self.fields(ours)
 
 
-def hf_config(ours: ModelTree) -> Tree:
-    return config_fields(ours, "BartForConditionalGeneration") | {
-        "max_position_embeddings": ours["embed.positions.length"]
-    }
-
-
-FAMILY = Family("bart", tree, LINES, IGNORED_WEIGHTS, TRANSFORMS, prepare, PRESERVED_WEIGHTS, hf_config, finish)
+FAMILY = Variant(
+    "bart",
+    "BartForConditionalGeneration",
+    learned,
+    "post-norm",
+    norm=True,
+    required={"normalize_embedding": True},
+).family()
