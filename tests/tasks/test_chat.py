@@ -107,6 +107,7 @@ def test_a_trained_model_chats(trained: Trained, capsys: pytest.CaptureFixture[s
     messages = [{"role": role, "content": text} for role, text in turns]
     second = model.chat(messages, method="greedy")
     assert second in WHAT.values() and "".join(model.stream_chat(messages, method="greedy")) == second
+    assert model.chat(messages, method="greedy", draft="lookup") == second
     assert run_command(["chat", who, what, "-m", str(folder), "--method", "greedy", "-q"]) == 0
     assert capsys.readouterr().out == f"{first}\n{second}\n"
     assert run_command(["chat", who, "-m", str(folder), "--method", "greedy", "--json"]) == 0

@@ -4,18 +4,62 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from allyouneed.config import tree_of
 from allyouneed.errors import UserError
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.predictors.base import Predictor
 from allyouneed.infer.retrieval.unlimited import UnlimitedModel
+from allyouneed.infer.speculative.decode import check_draft_options
+from allyouneed.infer.speculative.drafts import Draft, draft_for
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class CallOptions:
+    """How the texts of a call are decoded; see `GeneratingPredictor.call_options`."""
+
+    decoding: Decoding
+    on_progress: Progress | None = None
+    first: int = 0
+    draft: Draft | None = None
 
 
 class GeneratingPredictor(Predictor):
+    def call_options(
+        self,
+        *,
+        decoding: Decoding | None = None,
+        on_progress: Progress | None = None,
+        first: int = 0,
+        draft: Any = None,
+        ahead: int | None = None,
+        **changes: Any,
+    ) -> CallOptions:
+        """What every method that decodes takes by name. `decoding`: in place of the folder's options; `changes`: single
+        ones (`beam=1`, `max_length=60`, …). `on_progress(finished, total)` is called as texts are finished. `first`:
+        the index of the first text in a longer request; samples depend on it and on the seed alone. `draft`: a smaller
+        model, or "lookup", that drafts `ahead` tokens per step (speculative decoding)."""
+        options = self._decoding(decoding, changes)
+        drafter = draft_for(self, draft, ahead, lambda other: other.draft_engine)
+        if drafter is not None:
+            check_draft_options(options)
+        return CallOptions(options, on_progress, first, drafter)
+
+    def _decoding(self, decoding: Decoding | None, changes: dict[str, Any]) -> Decoding:
+        """The decoding options; a sampling option implies `method=sample`, whatever the folder's default."""
+        return Decoding.of(self.folder.decoding if decoding is None else tree_of(decoding), **changes)
+
+    def decoding_options(self, changes: dict[str, Any]) -> Decoding:
+        """The folder's decoding options with these changes."""
+        return self._decoding(None, changes)
+
     @abstractmethod
     def build_engine(self) -> Engine:
         """An engine for the current model."""
@@ -24,6 +68,11 @@ class GeneratingPredictor(Predictor):
     def engine(self) -> Engine:
         """The predictor's engine; rebuilt when the model object or its device changes."""
         return self.cached_engine("engine", self.build_engine)
+
+    @property
+    def draft_engine(self) -> Engine:
+        """The engine with which this model drafts for another one."""
+        return self.engine
 
     def engine_for(self, decoding: Decoding, draft: Any = None) -> Engine:
         """The engine of requests with these options: `engine`, or one that reads sources of any length."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from collections.abc import Generator as Coroutine
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import torch
 
-from allyouneed.config import tree_of
 from allyouneed.data.batches.packing import Items
 from allyouneed.data.files.chats import Chat, Comparison
 from allyouneed.errors import UserError
@@ -21,15 +20,23 @@ from allyouneed.infer.engine import Engine
 from allyouneed.infer.inside.reading import Reading, next_tokens, output_name, tokens_of
 from allyouneed.infer.predictors.base import EvaluationResult, check_texts, evenly_spaced, loop_note
 from allyouneed.infer.predictors.chatting import ChatAnswer, ChatMethods, Messages, choose_by_reward
+from allyouneed.infer.predictors.generating import CallOptions
 from allyouneed.infer.predictors.reward import RewardModel
 from allyouneed.infer.request import Medium
 from allyouneed.infer.retrieval.predictor import RetrievalPredictor
-from allyouneed.infer.speculative.decode import DraftStats, check_draft_options, total_stats
-from allyouneed.infer.speculative.drafts import Draft, draft_for
+from allyouneed.infer.speculative.decode import DraftStats, total_stats
 from allyouneed.infer.translation.split import quote
 from allyouneed.nn.batch import Batch, Neighbours, Rows
 
 SHOWN = 16  # tokens of a document that prompt a sample
+
+
+class EncodedPrompt(NamedTuple):
+    """A prompt as tokens and media, and as a text, with placeholders for the media."""
+
+    text: str
+    tokens: list[int]
+    media: tuple[Medium, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,49 +101,22 @@ class Generator(ChatMethods, RetrievalPredictor):
         found = [full.text for full in self.generate_full(many, **options)]
         return found[0] if isinstance(prompts, str) else found
 
-    def generate_full(
-        self,
-        prompts: Sequence[str],
-        *,
-        specials: bool = False,
-        decoding: Decoding | None = None,
-        on_progress: Callable[[int, int], None] | None = None,
-        first: int = 0,
-        draft: Any = None,
-        ahead: int | None = None,
-        **changes: Any,
-    ) -> list[Generation]:
-        """The same with scores, several continuations (`best=3`) and notes. `max_length`: the most new tokens, default
-        `extra`. `stop`: strings before which a text ends. `specials`: parse special tokens of an imported model in the
-        prompt. `first`: the index of the first prompt in a longer request; samples depend on it and on the seed alone.
-        `draft`: a smaller model, or "lookup", that drafts `ahead` tokens per step (speculative decoding)."""
+    def generate_full(self, prompts: Sequence[str], *, specials: bool = False, **options: Any) -> list[Generation]:
+        """The same with scores, several continuations (`best=3`) and notes. `specials`: parse special tokens of an
+        imported model in the prompt. `options`: see `call_options`; `max_length`: the most new tokens, default `extra`;
+        `stop`: strings before which a text ends."""
         texts = check_texts(prompts, "generate_full")
         self.retrieve_as_trained()
-        options = self._decoding(decoding, changes)
-        drafter = self._draft(draft, ahead, options)
-        encoded = [self._prompt(text, specials) for text in texts]
-        answers = self.engine.complete(encoded, options, on_progress, first, self._stops(options), drafter)
-        return [self._generation(*both, options) for both in zip(texts, encoded, answers, strict=True)]
+        call = self.call_options(**options)
+        return self._complete([EncodedPrompt(text, self._prompt(text, specials)) for text in texts], call)
 
-    def stream(
-        self,
-        prompt: str,
-        *,
-        specials: bool = False,
-        decoding: Decoding | None = None,
-        first: int = 0,
-        draft: Any = None,
-        ahead: int | None = None,
-        **changes: Any,
-    ) -> Coroutine[str, None, Generation]:
+    def stream(self, prompt: str, *, specials: bool = False, **options: Any) -> Coroutine[str, None, Generation]:
         """Stream the text of `generate` in pieces of whole characters, without stop strings; a beam search yields all
-        of it at the end. The generator returns the `Generation` (`yield from`)."""
+        of it at the end. The generator returns the `Generation` (`yield from`). `options`: see `generate_full`."""
         (text,) = check_texts([prompt], "stream")
         self.retrieve_as_trained()
-        options = self._decoding(decoding, changes)
-        if options.best > 1:
-            raise UserError(f"best={options.best}: `stream` yields one text; remove `best`, or use generate_full")
-        return self._stream(text, self._prompt(text, specials), options, first, self._draft(draft, ahead, options))
+        call = self._stream_options(options)
+        return self._stream(EncodedPrompt(text, self._prompt(text, specials)), call)
 
     def read_input(self, given: Any, target: Any = None, **options: Any) -> Reading:
         (text,) = check_texts([given], "inside")
@@ -179,39 +159,29 @@ class Generator(ChatMethods, RetrievalPredictor):
         return self.chat_full(messages, **options).text
 
     def chat_full(
-        self,
-        messages: Messages,
-        *,
-        best_of: int | None = None,
-        reward: RewardModel | None = None,
-        decoding: Decoding | None = None,
-        first: int = 0,
-        **changes: Any,
+        self, messages: Messages, *, best_of: int | None = None, reward: RewardModel | None = None, **options: Any
     ) -> ChatAnswer:
         """The same with all candidates. `best_of` and `reward`: draw so many answers and choose the one with the
-        highest reward (best-of-n: Nakano et al. 2021, 3.2, "rejection sampling"). Other options: `generate_full`."""
+        highest reward (best-of-n: Nakano et al. 2021, 3.2, "rejection sampling"). `options`: see `generate_full`."""
         if (best_of is None) != (reward is None):
             raise UserError(
                 "best_of and reward belong together: so many answers, and the model that chooses among them"
             )
         checked, prompt = self.chat_prompt(messages)
-        changes |= {} if best_of is None else {"method": "sample", "best": best_of}
-        options = self._decoding(decoding, changes)
+        options |= {} if best_of is None else {"method": "sample", "best": best_of}
+        call = self.call_options(**options)
         self._check_length(checked[-1]["content"], prompt)
-        (answers,) = self.engine.complete([prompt], options, None, first, self._stops(options))
-        found = self._generation(checked[-1]["content"], prompt, answers, options)
+        (found,) = self._complete([EncodedPrompt(checked[-1]["content"], prompt)], call)
         texts, rewards = [one.text for one in found.candidates], list[float]()
         if reward is not None:
             texts, rewards = choose_by_reward(reward, checked, texts)
         return ChatAnswer(checked, texts[0], texts, rewards, found.notes)
 
-    def stream_chat(
-        self, messages: Messages, *, decoding: Decoding | None = None, first: int = 0, **changes: Any
-    ) -> Coroutine[str, None, Generation]:
+    def stream_chat(self, messages: Messages, **options: Any) -> Coroutine[str, None, Generation]:
         """Stream the text of `chat` as `stream` does."""
         checked, prompt = self.chat_prompt(messages)
         self._check_length(checked[-1]["content"], prompt)
-        return self._stream(checked[-1]["content"], prompt, self._decoding(decoding, changes), first, None)
+        return self._stream(EncodedPrompt(checked[-1]["content"], prompt), self._stream_options(options))
 
     def prepare_items(self, items: Items) -> Items:
         if self.folder.task["kind"] != "dpo":
@@ -221,23 +191,30 @@ class Generator(ChatMethods, RetrievalPredictor):
 
         return Reference(load(reference_path(self.folder.task.get("reference")), self.device).model).apply(items)
 
-    def _draft(self, draft: Any, ahead: int | None, options: Decoding) -> Draft | None:
-        found = draft_for(self, draft, ahead, lambda other: other.engine)
-        if found is not None:
-            check_draft_options(options)
-        return found
+    def _complete(self, prompts: Sequence[EncodedPrompt], call: CallOptions) -> list[Generation]:
+        options = call.decoding
+        answers = self.engine.complete(
+            [prompt.tokens for prompt in prompts],
+            options,
+            call.on_progress,
+            call.first,
+            self._stops(options),
+            call.draft,
+            [prompt.media for prompt in prompts],
+        )
+        both = zip(prompts, answers, strict=True)
+        return [self._generation(prompt.text, prompt.tokens, found, options) for prompt, found in both]
 
-    def _stream(
-        self,
-        text: str,
-        prompt: list[int],
-        options: Decoding,
-        first: int,
-        draft: Draft | None,
-        media: Sequence[Medium] = (),
-    ) -> Coroutine[str, None, Generation]:
-        detokenizer = StreamingDetokenizer(self.tokenizer, self._context(prompt), options.stop)
-        tokens = self.engine.stream(prompt, options, first, self._stops(options), draft, media)
+    def _stream_options(self, options: dict[str, Any]) -> CallOptions:
+        call = self.call_options(**options)
+        if call.decoding.best > 1:
+            raise UserError(f"best={call.decoding.best}: `stream` yields one text; remove `best`, or use generate_full")
+        return call
+
+    def _stream(self, prompt: EncodedPrompt, call: CallOptions) -> Coroutine[str, None, Generation]:
+        options = call.decoding
+        detokenizer = StreamingDetokenizer(self.tokenizer, self._context(prompt.tokens), options.stop)
+        tokens = self.engine.stream(prompt.tokens, options, call.first, self._stops(options), call.draft, prompt.media)
         while True:
             try:
                 piece = detokenizer.add(next(tokens))
@@ -248,15 +225,7 @@ class Generator(ChatMethods, RetrievalPredictor):
                 yield piece
         if rest := detokenizer.end():
             yield rest
-        return self._generation(text, prompt, [answer], options)
-
-    def _decoding(self, decoding: Decoding | None, changes: dict[str, Any]) -> Decoding:
-        """The decoding options; a sampling option implies `method=sample`, whatever the folder's default."""
-        return Decoding.of(self.folder.decoding if decoding is None else tree_of(decoding), **changes)
-
-    def decoding_options(self, changes: dict[str, Any]) -> Decoding:
-        """The folder's decoding options with these changes."""
-        return self._decoding(None, changes)
+        return self._generation(prompt.text, prompt.tokens, [answer], options)
 
     def _stops(self, options: Decoding) -> StopStrings | None:
         return StopStrings(self.tokenizer, options.stop) if options.stop else None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Generator as Coroutine
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import torch
 
@@ -18,21 +18,13 @@ from allyouneed.evaluate.answers import accuracy
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.inside.reading import Reading, next_tokens, output_name, tokens_of
 from allyouneed.infer.predictors.base import EvaluationResult, evenly_spaced
-from allyouneed.infer.predictors.generator import Generation, Generator
+from allyouneed.infer.predictors.generator import EncodedPrompt, Generation, Generator
 from allyouneed.infer.request import Medium
 from allyouneed.nn.batch import MEDIA, Batch, Media, Rows
 from allyouneed.tasks.interleaved import InterleavedLM
 
 PieceLike = str | Mapping[str, Any]  # a text, {"image": …} or {"audio": …}
 Prompt = str | Sequence[PieceLike]
-
-
-class ReadPrompt(NamedTuple):
-    """A prompt as tokens and media, and as a text with placeholders."""
-
-    text: str
-    tokens: list[int]
-    media: tuple[Medium, ...]
 
 
 class InterleavedGenerator(Generator):
@@ -66,31 +58,14 @@ class InterleavedGenerator(Generator):
         images: Sequence[Any] = (),
         audio: Sequence[Any] = (),
         specials: bool = False,
-        decoding: Decoding | None = None,
-        on_progress: Callable[[int, int], None] | None = None,
-        first: int = 0,
-        draft: Any = None,
-        ahead: int | None = None,
-        **changes: Any,
+        **options: Any,
     ) -> list[Generation]:
         """As `Generator.generate_full`. `images`, `audio`: for the placeholders `<image>` and `<audio>` of each prompt
         that is a text, in order; where it has none, they come first."""
         if isinstance(prompts, str) or not isinstance(prompts, Sequence):
             raise UserError("generate_full takes a list of prompts; use [prompt] for a single one")
-        options = self._decoding(decoding, changes)
-        drafter = self._draft(draft, ahead, options)
-        read = [self.read_prompt(prompt, images, audio, specials) for prompt in prompts]
-        answers = self.engine.complete(
-            [one.tokens for one in read],
-            options,
-            on_progress,
-            first,
-            self._stops(options),
-            drafter,
-            [one.media for one in read],
-        )
-        both = zip(read, answers, strict=True)
-        return [self._generation(one.text, one.tokens, found, options) for one, found in both]
+        call = self.call_options(**options)
+        return self._complete([self.read_prompt(prompt, images, audio, specials) for prompt in prompts], call)
 
     def stream(
         self,
@@ -99,22 +74,15 @@ class InterleavedGenerator(Generator):
         images: Sequence[Any] = (),
         audio: Sequence[Any] = (),
         specials: bool = False,
-        decoding: Decoding | None = None,
-        first: int = 0,
-        draft: Any = None,
-        ahead: int | None = None,
-        **changes: Any,
+        **options: Any,
     ) -> Coroutine[str, None, Generation]:
         """As `Generator.stream`; `images`, `audio`: see `generate_full`."""
-        options = self._decoding(decoding, changes)
-        if options.best > 1:
-            raise UserError(f"best={options.best}: `stream` yields one text; remove `best`, or use generate_full")
-        read = self.read_prompt(prompt, images, audio, specials)
-        return self._stream(read.text, read.tokens, options, first, self._draft(draft, ahead, options), read.media)
+        call = self._stream_options(options)
+        return self._stream(self.read_prompt(prompt, images, audio, specials), call)
 
     def read_prompt(
         self, prompt: Prompt, images: Sequence[Any] = (), audio: Sequence[Any] = (), specials: bool = False
-    ) -> ReadPrompt:
+    ) -> EncodedPrompt:
         """Tokens and media of a prompt; images and sounds are read."""
         pieces = self._pieces(prompt, images, audio)
         tokens, _, media = encode_pieces(self.tokenizer, pieces, self.inputs, specials)
@@ -124,7 +92,7 @@ class InterleavedGenerator(Generator):
         read = tuple(
             Medium(piece.kind, len(begin) + at, self.inputs[piece.kind].slots, self._read(piece)) for piece, at in media
         )
-        return ReadPrompt(text, [*begin, *tokens], read)
+        return EncodedPrompt(text, [*begin, *tokens], read)
 
     def _pieces(self, prompt: Prompt, images: Sequence[Any], audio: Sequence[Any]) -> tuple[Piece, ...]:
         for name, given in (("images", images), ("audio", audio)):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
-from allyouneed.config import tree_of
 from allyouneed.errors import UserError
 from allyouneed.evaluate.translation import evaluate
 from allyouneed.infer.decoding.base import Hypothesis
@@ -16,8 +15,7 @@ from allyouneed.infer.engine import Engine
 from allyouneed.infer.inside.reading import Reading
 from allyouneed.infer.predictors.base import EvaluationResult, check_texts, evenly_spaced, loop_note
 from allyouneed.infer.predictors.generating import GeneratingPredictor
-from allyouneed.infer.speculative.decode import DraftStats, check_draft_options, total_stats
-from allyouneed.infer.speculative.drafts import draft_for
+from allyouneed.infer.speculative.decode import DraftStats, total_stats
 from allyouneed.infer.translation.checks import drop_invalid, invalid_notes
 from allyouneed.infer.translation.frames import (
     default_frame,
@@ -65,6 +63,10 @@ class Seq2Seq(GeneratingPredictor):
     def build_engine(self) -> Engine:
         return sequence_engine(self.model, self.folder.tokenizers, self.limit)
 
+    @property
+    def draft_engine(self) -> Engine:
+        return draft_engine(self)
+
     @overload
     def seq2seq(self, texts: str, **options: Any) -> str: ...
 
@@ -78,46 +80,31 @@ class Seq2Seq(GeneratingPredictor):
         found = [full.text for full in self.seq2seq_full(many, **options)]
         return found[0] if isinstance(texts, str) else found
 
-    def seq2seq_full(
-        self,
-        texts: Sequence[str],
-        *,
-        specials: bool = False,
-        decoding: Decoding | None = None,
-        on_progress: Callable[[int, int], None] | None = None,
-        first: int = 0,
-        draft: Any = None,
-        ahead: int | None = None,
-        **changes: Any,
-    ) -> list[Rewriting]:
-        """The same with scores, the n best (`best=3`) and notes. `first`: the index of the first text in a longer
-        request; samples depend on it and on the seed alone. `draft`: a smaller model, or "lookup", that drafts `ahead`
-        tokens per step (speculative decoding)."""
+    def seq2seq_full(self, texts: Sequence[str], *, specials: bool = False, **options: Any) -> list[Rewriting]:
+        """The same with scores, the n best (`best=3`) and notes. `options`: see `call_options`."""
         many = check_texts(texts, "seq2seq_full")
-        options = Decoding.of(self.folder.decoding if decoding is None else tree_of(decoding), **changes)
-        drafter = draft_for(self, draft, ahead, draft_engine)
-        if drafter is not None:
-            check_draft_options(options)
+        call = self.call_options(**options)
+        decoding = call.decoding
         both = self.folder.tokenizers
         frame = default_frame(both)
         sources = [frame.source(ids) for ids in both.source.encode_batch(many, specials)]
-        if options.unlimited is None:
+        if decoding.unlimited is None:
             for text, source in zip(many, sources, strict=True):
                 self._check(text, len(source))
         found = generate_targets(
-            self.engine_for(options, drafter),
+            self.engine_for(decoding, call.draft),
             frame,
             sources,
-            options,
-            on_progress=on_progress,
-            sample_keys=[(first + number,) for number in range(len(many))],
-            stop=StopStrings(both.target, options.stop) if options.stop else None,
-            draft=drafter,
+            decoding,
+            on_progress=call.on_progress,
+            sample_keys=[(call.first + number,) for number in range(len(many))],
+            stop=StopStrings(both.target, decoding.stop) if decoding.stop else None,
+            draft=call.draft,
         )
         return [
             Rewriting(
                 text,
-                [self._candidate(one, options) for one in best],
+                [self._candidate(one, decoding) for one in best],
                 self._notes(text, best[0]),
                 total_stats([best]),
             )

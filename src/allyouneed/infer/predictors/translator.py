@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, overload
 
-from allyouneed.config import tree_of
 from allyouneed.data.files.pairs import Pair
 from allyouneed.data.languages import resolve
 from allyouneed.data.tokenizers.base import Tokenizer
@@ -21,9 +20,8 @@ from allyouneed.infer.decoding.options import MAX_TOKENS, Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.inside.reading import Reading
 from allyouneed.infer.predictors.base import EvaluationResult, check_texts, evenly_spaced, loop_note
-from allyouneed.infer.predictors.generating import GeneratingPredictor
-from allyouneed.infer.speculative.decode import check_draft_options, total_stats
-from allyouneed.infer.speculative.drafts import Draft, draft_for
+from allyouneed.infer.predictors.generating import CallOptions, GeneratingPredictor
+from allyouneed.infer.speculative.decode import total_stats
 from allyouneed.infer.translation.alignment import Aligner
 from allyouneed.infer.translation.carry import VALUED, Answer, Carrier
 from allyouneed.infer.translation.checks import (
@@ -65,18 +63,15 @@ from allyouneed.infer.translation.split import Chunk, Splitter, SplitText, in_ca
 
 __all__ = ["AlignmentLink", "Candidate", "Translation", "Translator"]
 WHOLE = 64  # tokens of a line that is not split into sentences
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class _Settings:
     """How the texts of a call are translated. `write`: converts the answers to another script."""
 
-    decoding: Decoding
+    call: CallOptions
     protect: bool
     align: bool = False
-    on_progress: Progress | None = None
-    draft: Draft | None = None
     glossary: Glossary | None = None
     write: Callable[[str], str] | None = None
     words: bool = False
@@ -111,6 +106,10 @@ class Translator(GeneratingPredictor):
 
     def build_engine(self) -> Engine:
         return sequence_engine(self.model, self.folder.tokenizers, self._limit)
+
+    @property
+    def draft_engine(self) -> Engine:
+        return draft_engine(self)
 
     @property
     def source(self) -> Tokenizer:
@@ -149,28 +148,22 @@ class Translator(GeneratingPredictor):
         to: str | None = None,
         *,
         from_: str | None = None,
-        decoding: Decoding | None = None,
         align: bool = False,
-        on_progress: Progress | None = None,
-        first: int = 0,
-        draft: Any = None,
-        ahead: int | None = None,
         protect: bool | None = None,
         glossary: Glossary | Mapping[str, str] | None = None,
         words: bool = False,
         sentences: bool = True,
         context: ContextOption = None,
         preceding: Sequence[str] = (),
-        **changes: Any,
+        **options: Any,
     ) -> list[Translation]:
         """Translations with scores, the n best (`best=5`), confidence, notes and, with `align`, an alignment.
 
-        A model with a language detector detects `from_`, and chooses a default for `to`. `first`: the index of the
-        first text in a longer request; samples depend on it and on the seed alone. `draft`: a smaller model, or
-        "lookup", that drafts `ahead` tokens per step (speculative decoding). `protect`: keep URLs, code, tags and other
-        spans (docs/translator.md) as they are; default: if the model was trained with languages. `glossary`: terms with
-        a fixed translation (docs/documents.md). `words`: the confidence of each word, where the model folder has a
-        calibration. `sentences`: false to translate a line as a whole, if it does not exceed the training length.
+        A model with a language detector detects `from_`, and chooses a default for `to`. `protect`: keep URLs, code,
+        tags and other spans (docs/translator.md) as they are; default: if the model was trained with languages.
+        `glossary`: terms with a fixed translation (docs/documents.md). `words`: the confidence of each word, where the
+        model folder has a calibration. `sentences`: false to translate a line as a whole, if it does not exceed the
+        training length. `options`: see `call_options`.
 
         `context`, of a model trained with it (docs/family/document.md): 2 reads each sentence with the 2 before it, in
         a request whose texts are consecutive; a blank text ends a document, and `preceding` are the texts before the
@@ -186,13 +179,9 @@ class Translator(GeneratingPredictor):
         texts = [text.replace(INVALID, "") if protect and INVALID in text else text for text in texts]
         asked, (to, from_) = to, self._resolve_languages(to, from_)
         write = self.scripts.writer(asked, to)
-        defaults = self.folder.decoding if decoding is None else tree_of(decoding)
-        options = Decoding.of(defaults, **changes)
-        drafter = draft_for(self, draft, ahead, draft_engine)
-        if drafter is not None:
-            check_draft_options(options)
-        settings = _Settings(options, protect, align, on_progress, drafter, terms, write, words, sentences=sentences)
-        contexts = find_contexts(context, texts, check_texts(preceding, "preceding"), first, self.context)
+        call = self.call_options(**options)
+        settings = _Settings(call, protect, align, terms, write, words, sentences=sentences)
+        contexts = find_contexts(context, texts, check_texts(preceding, "preceding"), call.first, self.context)
         settings = replace(settings, contexts=contexts)
         routes = [Route(to, ())] * len(texts)  # from one script of a language into the other
         if write is None or from_ != to:
@@ -202,7 +191,7 @@ class Translator(GeneratingPredictor):
             by_route.setdefault(route, []).append(number)
         found: dict[int, Translation] = {}
         for route, numbers in by_route.items():
-            some, indices = [texts[number] for number in numbers], [first + number for number in numbers]
+            some, indices = [texts[number] for number in numbers], [call.first + number for number in numbers]
             found |= zip(numbers, self._translate_route(route, some, indices, settings), strict=True)
         for number, text in enumerate(texts):
             if self.routes.detector is not None and from_ is None and self.routes.detector.is_unfamiliar(text):
@@ -255,12 +244,11 @@ class Translator(GeneratingPredictor):
         sources = list(texts)
         notes: list[list[str]] = [[] for _ in texts]
         confidences: list[float | None] = [1.0 for _ in texts]
-        glossary, here = settings.glossary, route.here
+        glossary, here, call = settings.glossary, route.here, settings.call
         for pivot in route.into[:-1]:
             best = replace(
                 settings,
-                decoding=settings.decoding.model_copy(update={"best": 1}),
-                on_progress=None,
+                call=replace(call, decoding=call.decoding.model_copy(update={"best": 1}), on_progress=None),
                 glossary=glossary,
                 write=None,
                 words=False,
@@ -323,8 +311,8 @@ class Translator(GeneratingPredictor):
         self, texts: Sequence[str], indices: Sequence[int], frame: Frame, settings: _Settings
     ) -> list[Translation]:
         """From one language into another; `indices`: of the texts in the whole request."""
-        protect, decoding = settings.protect, settings.decoding
-        engine = self.engine_for(decoding, settings.draft)
+        protect, call, decoding = settings.protect, settings.call, settings.call.decoding
+        engine = self.engine_for(decoding, call.draft)
         unlimited = decoding.unlimited is not None
         splitter = self._splitter(frame, protect, settings.glossary, settings.sentences, unlimited)
         splits, contexts = splitter.split(texts), settings.contexts
@@ -336,7 +324,7 @@ class Translator(GeneratingPredictor):
         ]
         here, _, there = settings.direction.partition("-")
         spans = [_localized_spans(chunk.spans, here, there) for chunk in chunks]
-        on_progress = settings.on_progress
+        on_progress = call.on_progress
 
         def read(texts: list[str], keys: list[tuple[int, ...]]) -> list[list[int]]:
             sources = [frame.source(ids) for ids in self.source.encode_batch(texts)]
@@ -349,7 +337,7 @@ class Translator(GeneratingPredictor):
 
         def decode(texts: list[str], keys: list[tuple[int, ...]]) -> list[list[Hypothesis]]:
             nonlocal on_progress
-            options = {"on_progress": on_progress, "sample_keys": keys, "draft": settings.draft}
+            options = {"on_progress": on_progress, "sample_keys": keys, "draft": call.draft}
             on_progress = None  # of all chunks at first; later calls repeat some
             return written(generate_targets(engine, frame, read(texts, keys), decoding, **options)) if texts else []
 
@@ -511,7 +499,7 @@ class Translator(GeneratingPredictor):
         chosen: list[tuple[float, list[int]]] = [(0.0, [])]  # the best combinations of the chunks' answers
         for some in answers:
             combined = [(s + answer.score, [*ranks, r]) for s, ranks in chosen for r, answer in enumerate(some)]
-            chosen = sorted(combined, key=lambda one: -one[0])[: settings.decoding.best]
+            chosen = sorted(combined, key=lambda one: -one[0])[: settings.call.decoding.best]
         candidates, offsets = [], []
         for total, ranks in chosen:
             text, starts = split.join([some[rank].text for some, rank in zip(answers, ranks, strict=True)])
