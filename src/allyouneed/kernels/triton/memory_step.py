@@ -16,75 +16,95 @@ from allyouneed.kernels import launches, overlaps
 
 
 @triton.jit
-def _feature_logs(x, features, f, known, m, real, WIDTH: tl.constexpr, NORM: tl.constexpr):
-    """ω·x of all features ω (m, width), less ‖x‖²/2 if `NORM`."""
-    tile = tl.load(features + m[:, None] * WIDTH + f[None, :], mask=real[:, None] & known[None, :], other=0.0)
-    found = tl.sum(tile * x[None, :], 1)
+def _feature_logs(
+    qkv, features, logs, row_stride, scale, count,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, FEATURES: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    NORM: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """ω·x of some features ω for 16 heads of queries or keys, less ‖x‖²/2 if `NORM`."""
+    head = tl.program_id(0) * 16 + tl.arange(0, 16)  # of all rows
+    m, f = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDE)
+    known, real = f < WIDTH, m < FEATURES
+    tile = tl.load(features + m[None, :] * WIDTH + f[:, None], mask=real[None, :] & known[:, None], other=0.0)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    at = (head // HEADS).to(tl.int64) * row_stride + (tl.program_id(2) * HEADS + head % HEADS) * WIDTH
+    own = (head < count)[:, None] & known[None, :]
+    x = tl.load(qkv + at[:, None] + f[None, :], mask=own, other=0.0).to(tl.float32) * scale
+    found = tl.dot(x, tile, input_precision="ieee")
     if NORM:
-        found -= tl.sum(x * x, 0) / 2
-    return found
+        found -= (tl.sum(x * x, 1) / 2)[:, None]
+    target = logs + (tl.program_id(2).to(tl.int64) * count + head[:, None]) * FEATURES + m[None, :]
+    tl.store(target, found, mask=(head < count)[:, None] & real[None, :])
 
 
 @triton.jit
 def _performer_step(
-    q, k, v, features, sums, tops, out, row_stride, scale, floor, least,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr, FEATURES: tl.constexpr, WIDE: tl.constexpr, MANY: tl.constexpr,
+    v, logs, sums, tops, out, row_stride, floor, least, count,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, FEATURES: tl.constexpr, MANY: tl.constexpr, BLOCK: tl.constexpr,
     RELU: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One row and head: the sums are (features, width + 1), the last column that of the weights."""
+    """One row and head: the sums are (width + 1, features), the last row those of the weights."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    f, m = tl.arange(0, WIDE), tl.arange(0, MANY)
-    known, real = f < WIDTH, m < FEATURES
+    own, m = row * HEADS + head, tl.arange(0, MANY)
+    real = m < FEATURES
+    base = sums + own * FEATURES * (WIDTH + 1)
+    mass = tl.load(base + WIDTH * FEATURES + m, mask=real, other=0.0)
+    old = tl.load(tops + own)
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
-    at = row * row_stride + head * WIDTH + f
-    key = tl.load(k + at, mask=known, other=0.0).to(tl.float32) * scale
-    value = tl.load(v + at, mask=known, other=0.0).to(tl.float32)
-    logs = _feature_logs(key, features, f, known, m, real, WIDTH, not RELU)
+    nothing = 0.0 if RELU else float("-inf")
+    queries = tl.load(logs + own * FEATURES + m, mask=real, other=nothing)
+    keys = tl.load(logs + (count + own) * FEATURES + m, mask=real, other=nothing)
     fade = 1.0
     if RELU:
-        keys = tl.where(real, tl.maximum(logs, 0.0) + floor, 0.0)
+        queries = tl.where(real, tl.maximum(queries, 0.0) + floor, 0.0)
+        keys = tl.where(real, tl.maximum(keys, 0.0) + floor, 0.0)
     else:
-        logs = tl.where(real, logs, float("-inf"))
-        old = tl.load(tops + row * HEADS + head)
-        top = tl.maximum(old, tl.max(logs, 0))
+        queries = tl.exp(queries - tl.max(queries, 0))
+        top = tl.maximum(old, tl.max(keys, 0))
         fade = tl.exp(old - top)
-        keys = tl.exp(logs - top)
-        tl.store(tops + row * HEADS + head, top)
-    query = tl.load(q + at, mask=known, other=0.0).to(tl.float32) * scale
-    logs = _feature_logs(query, features, f, known, m, real, WIDTH, not RELU)
-    if RELU:
-        queries = tl.where(real, tl.maximum(logs, 0.0) + floor, 0.0)
-    else:
-        logs = tl.where(real, logs, float("-inf"))
-        queries = tl.exp(logs - tl.max(logs, 0))
-    line = sums + ((row * HEADS + head) * FEATURES + m) * (WIDTH + 1)
-    spot, both = line[:, None] + f[None, :], real[:, None] & known[None, :]
-    new = tl.load(spot, mask=both, other=0.0) * fade + keys[:, None] * value[None, :]
-    tl.store(spot, new, mask=both)
-    mass = tl.load(line + WIDTH, mask=real, other=0.0) * fade + keys
-    tl.store(line + WIDTH, mass, mask=real)
-    found = tl.sum(queries[:, None] * new, 0) / tl.maximum(tl.sum(queries * mass, 0), least)
-    tl.store(out + (row * HEADS + head) * WIDTH + f, found.to(out.dtype.element_ty), mask=known)
+        keys = tl.exp(keys - top)
+        tl.store(tops + own, top)
+    mass = mass * fade + keys
+    tl.store(base + WIDTH * FEATURES + m, mass, mask=real)
+    total = tl.maximum(tl.sum(queries * mass, 0), least)
+    for start in range(0, WIDTH, BLOCK):
+        f = start + tl.arange(0, BLOCK)
+        known = f < WIDTH
+        value = tl.load(v + row * row_stride + head * WIDTH + f, mask=known, other=0.0).to(tl.float32)
+        spot, both = base + f[:, None] * FEATURES + m[None, :], known[:, None] & real[None, :]
+        new = tl.load(spot, mask=both, other=0.0) * fade + value[:, None] * keys[None, :]
+        tl.store(spot, new, mask=both)
+        found = tl.sum(new * queries[None, :], 1) / total
+        tl.store(out + own * WIDTH + f, found.to(out.dtype.element_ty), mask=known)
 
 
 @launches
 def performer_step(
     qkv: Tensor, features: Tensor, sums: Tensor, tops: Tensor, floor: float | None, least: float
 ) -> Tensor:
-    """qkv (rows, 3 · heads · width), features ω (m, width) fp32; `sums` (rows, heads, m, width + 1) and `tops` (rows,
-    heads, 1, 1) are updated. `floor`: of ReLU features, which are max(0, ω·x) + floor; None: positive features. The
-    result: (rows, heads · width)."""
+    """qkv (rows, 3 · heads · width), features ω (m, width) fp32; `sums` (rows, heads, m, width + 1), stored by columns,
+    and `tops` (rows, heads, 1, 1) are updated. `floor`: of ReLU features, which are max(0, ω·x) + floor; None: positive
+    features. The result: (rows, heads · width)."""
     rows, heads, count, wide = sums.shape
-    width, inner = wide - 1, heads * (wide - 1)
+    width, inner, both = wide - 1, heads * (wide - 1), rows * heads
+    sums = sums.mT
     assert sums.is_contiguous() and tops.is_contiguous() and features.is_contiguous() and qkv.stride(1) == 1
-    q, k, v = qkv.split(inner, -1)
     out = torch.empty(rows, inner, dtype=qkv.dtype, device=qkv.device)
+    logs = torch.empty(2, rows, heads, count, dtype=torch.float32, device=qkv.device)
+    sizes = {"HEADS": heads, "WIDTH": width, "FEATURES": count, "OVERLAP": overlaps(qkv.device)}
+    _feature_logs[(triton.cdiv(both, 16), triton.cdiv(count, 64), 2)](
+        qkv, features, logs, qkv.stride(0), width**-0.25, both, WIDE=max(16, triton.next_power_of_2(width)), BLOCK=64,
+        NORM=floor is None, launch_pdl=overlaps(qkv.device), num_warps=4, **sizes,
+    )  # fmt: skip
+    many = triton.next_power_of_2(count)
     _performer_step[(rows, heads)](
-        q, k, v, features, sums, tops, out, qkv.stride(0), width**-0.25, floor or 0.0, least, HEADS=heads, WIDTH=width,
-        FEATURES=count, WIDE=triton.next_power_of_2(width), MANY=triton.next_power_of_2(count), RELU=floor is not None,
-        OVERLAP=overlaps(qkv.device), launch_pdl=overlaps(qkv.device), num_warps=8,
+        qkv[:, 2 * inner :], logs, sums, tops, out, qkv.stride(0), floor or 0.0, least, both, MANY=many,
+        BLOCK=min(triton.next_power_of_2(width), max(1, 4096 // many)), RELU=floor is not None,
+        launch_pdl=overlaps(qkv.device), num_warps=4, **sizes,
     )  # fmt: skip
     return out
 
@@ -95,10 +115,18 @@ def _infini_step(
     HEADS: tl.constexpr, WIDTH: tl.constexpr, WIDE: tl.constexpr, DELTA: tl.constexpr, LOCAL: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One row and head: memory and `following` are (width, width + 1), the last column the normaliser z."""
+    """One row and head: memory and `following` are (width + 1, width), the last row the normaliser z. What a step
+    begins with has been stored by the step before, so it is read before the kernels in front of this one have ended."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     f = tl.arange(0, WIDE)
     known = f < WIDTH
+    base = (row * HEADS + head) * WIDTH * (WIDTH + 1)
+    spot, both = base + f[:, None] * WIDTH + f[None, :], known[:, None] & known[None, :]
+    last = base + WIDTH * WIDTH + f
+    next_sums = tl.load(following + spot, mask=both, other=0.0)
+    next_z = tl.load(following + last, mask=known, other=0.0)
+    sums = tl.load(memory + spot, mask=both, other=0.0)
+    z = tl.load(memory + last, mask=known, other=0.0)
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
@@ -109,21 +137,15 @@ def _infini_step(
     key = tl.where(known, tl.where(key > 0, key + 1.0, tl.exp(key)), 0.0)  # elu + 1
     query = tl.where(known, tl.where(query > 0, query + 1.0, tl.exp(query)), 0.0)
     value = tl.load(v + at, mask=known, other=0.0).to(tl.float32)
-    base = ((row * HEADS + head) * WIDTH + f) * (WIDTH + 1)
-    spot, both = base[:, None] + f[None, :], known[:, None] & known[None, :]
-    next_sums = tl.load(following + spot, mask=both, other=0.0)
-    next_z = tl.load(following + base + WIDTH, mask=known, other=0.0)
-    sums = tl.load(memory + spot, mask=both, other=0.0)
-    z = tl.load(memory + base + WIDTH, mask=known, other=0.0)
     sums, z = tl.where(begins, next_sums, sums), tl.where(begins, next_z, z)
     if begins:
         tl.store(memory + spot, sums, mask=both)
-        tl.store(memory + base + WIDTH, z, mask=known)
+        tl.store(memory + last, z, mask=known)
     if DELTA:
-        value -= tl.sum(key[:, None] * sums, 0) / tl.maximum(tl.sum(key * z, 0), least)
-    tl.store(following + spot, next_sums + key[:, None] * value[None, :], mask=both)
-    tl.store(following + base + WIDTH, next_z + key, mask=known)
-    far = tl.sum(query[:, None] * sums, 0) / tl.maximum(tl.sum(query * z, 0), least)
+        value -= tl.sum(key[None, :] * sums, 1) / tl.maximum(tl.sum(key * z, 0), least)
+    tl.store(following + spot, next_sums + value[:, None] * key[None, :], mask=both)
+    tl.store(following + last, next_z + key, mask=known)
+    far = tl.sum(query[None, :] * sums, 1) / tl.maximum(tl.sum(query * z, 0), least)
     gate = tl.sigmoid(tl.load(gates + head).to(tl.float32))
     if LOCAL:
         gate = tl.where(tl.load(positions + row) >= segment, gate, 0.0)
@@ -138,8 +160,9 @@ def infini_step(
     segment: int, delta: bool, local: bool, least: float,
 ) -> Tensor:  # fmt: skip
     """`near` (rows, heads, width) is the local attention, `places` (rows,) the position in the segment. `memory` and
-    `following` (rows, heads, width, width + 1) are updated. The result: (rows, heads · width)."""
+    `following` (rows, heads, width, width + 1), stored by columns, are updated. The result: (rows, heads · width)."""
     rows, heads, width, _ = memory.shape
+    memory, following = memory.mT, following.mT
     assert all(x.is_contiguous() for x in (near, memory, following)) and qkv.stride(1) == 1
     q, k, v = qkv.split(heads * width, -1)
     out = torch.empty(rows, heads * width, dtype=qkv.dtype, device=qkv.device)

@@ -74,6 +74,8 @@ def _mamba_step(
     rate = -tl.exp(tl.load(a_log + f[None, :] * STATES + n[:, None], mask=both, other=0.0).to(tl.float32))
     own = tl.load(bias + f, mask=inside, other=0.0).to(tl.float32)
     direct = tl.load(skip + f, mask=inside, other=0.0).to(tl.float32)
+    spot = h + (row * STATES + n[:, None]) * hidden + f[None, :]
+    state = tl.load(spot, mask=both, other=0.0)
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
@@ -82,8 +84,7 @@ def _mamba_step(
     step = _softplus(tl.load(steps + at, mask=inside, other=0.0).to(tl.float32) + own)
     enter = tl.load(b + row * b_row + n, mask=real, other=0.0).to(tl.float32)
     leave = tl.load(c + row * c_row + n, mask=real, other=0.0).to(tl.float32)
-    spot = h + (row * STATES + n[:, None]) * hidden + f[None, :]
-    state = tl.load(spot, mask=both, other=0.0) * tl.exp(rate * step[None, :])
+    state *= tl.exp(rate * step[None, :])
     state += enter[:, None] * (step * value)[None, :]
     tl.store(spot, state, mask=both)
     found = tl.sum(leave[:, None] * state, 0) + direct * value
@@ -116,12 +117,16 @@ def _mamba2_step(
     HEADS: tl.constexpr, GROUPS: tl.constexpr, STATES: tl.constexpr, WIDTH: tl.constexpr, MANY: tl.constexpr,
     WIDE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One row and head. x, b and c are parts of one row."""
+    """One row and head. x, b and c are parts of one row. The state has been stored by the step before, so it is read
+    before the kernels in front of this one have ended."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     f, n = tl.arange(0, WIDE), tl.arange(0, MANY)
     known, real = f < WIDTH, n < STATES
     rate = -tl.exp(tl.load(a_log + head).to(tl.float32))
     own, direct = tl.load(bias + head).to(tl.float32), tl.load(skip + head).to(tl.float32)
+    spot = h + ((row * HEADS + head) * STATES + n[:, None]) * WIDTH + f[None, :]
+    both = real[:, None] & known[None, :]
+    state = tl.load(spot, mask=both, other=0.0)
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
@@ -130,9 +135,7 @@ def _mamba2_step(
     there = row * x_row + head // (HEADS // GROUPS) * STATES + n
     enter = tl.load(b + there, mask=real, other=0.0).to(tl.float32)
     leave = tl.load(c + there, mask=real, other=0.0).to(tl.float32)
-    spot = h + ((row * HEADS + head) * STATES + n[:, None]) * WIDTH + f[None, :]
-    both = real[:, None] & known[None, :]
-    state = tl.load(spot, mask=both, other=0.0) * tl.exp(rate * step) + enter[:, None] * (step * value)[None, :]
+    state = state * tl.exp(rate * step) + enter[:, None] * (step * value)[None, :]
     tl.store(spot, state, mask=both)
     found = tl.sum(leave[:, None] * state, 0) + direct * value
     kind = out.dtype.element_ty

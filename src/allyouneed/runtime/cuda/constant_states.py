@@ -37,7 +37,7 @@ class Fixed:
     """Tensors (rows, …) that are only written in place, and what they hold for a row that has seen no token."""
 
     def __init__(self, fresh: Sequence[Tensor]) -> None:
-        self.tensors = tuple(x.clone(memory_format=torch.contiguous_format) for x in fresh)
+        self.tensors = tuple(x.clone() for x in fresh)
         self.fresh = tuple(x[:1].clone() for x in fresh)
 
     def write(self, new: Sequence[Tensor]) -> None:
@@ -58,14 +58,22 @@ class Fixed:
         return sum(own.numel() * own.itemsize for own in self.tensors)
 
 
+def by_columns(x: Tensor) -> Tensor:
+    """The same matrices (…, m, width + 1), stored by columns: kernels read pieces of 16 bytes, which start anywhere in
+    rows of an odd length."""
+    return x.mT.contiguous().mT
+
+
 class StaticRecurrent(Recurrent):
     """The carry of a recurrence."""
 
     fixed: Fixed | None = None
 
-    def carry(self, batch: int, like: Tensor) -> Carry:
+    def carry(self, batch: int, like: Tensor, columns: bool = False) -> Carry:
+        """`columns`: the first tensor is stored by columns."""
         if self.fixed is None:
-            self.fixed = Fixed(self.begin(batch, like))
+            first, *others = (x.contiguous() for x in self.begin(batch, like))
+            self.fixed = Fixed([by_columns(first) if columns else first, *others])
         return self.fixed.tensors
 
     def update(self, inputs: Tensor, carry: Carry, context: Context, between: Carry | None = None) -> None:
@@ -183,7 +191,7 @@ class StaticCompressiveMemory(CompressiveMemory):
         """All tensors, for keys like these (rows, heads, 1, head_width)."""
         if self.fixed is None:
             empty, kept = self.module.initial_memory(k), k.new_zeros(*k.shape[:2], self.slots, k.shape[3])
-            self.fixed = Fixed([empty, empty, kept, kept])
+            self.fixed = Fixed([by_columns(empty), by_columns(empty), kept, kept])
         return self.fixed.tensors
 
     def load(self, given: Prefilled, past: State) -> None:
