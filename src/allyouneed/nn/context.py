@@ -52,6 +52,16 @@ class TokenLayout:
         """(batch, time) bool: tokens that are not padding; None if there is no padding."""
         return None if self.segments is None else self.segments > 0
 
+    @property
+    def real_positions(self) -> Tensor:
+        """(batch or 1, time); those of padding, which may exceed all others, are 0."""
+        return self.positions if self.real is None else self.positions.where(self.real, 0)
+
+    def last_position(self) -> int:
+        """The highest of all tokens; -1 without tokens. Reads from the device."""
+        positions = self.real_positions
+        return int(positions.max()) if positions.numel() else -1
+
     @classmethod
     def of(cls, rows: Rows) -> TokenLayout:
         layout = replace(cls._of(rows), mirrored=rows.mirrored, details=rows.details)

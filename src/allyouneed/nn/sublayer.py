@@ -21,11 +21,13 @@ class SubLayer(nn.Module):
 
     `traceable`: `forward` has no data-dependent control flow after `prepare` has filled `context.memo`. A block of such
     sub-layers is compiled as a whole (train/backend.py). `unpacks`: packed rows are unpacked to one sentence per row
-    (ops/unpack.py), whose shapes differ from batch to batch; such batches run eagerly.
+    (ops/unpack.py), whose shapes differ from batch to batch; such batches run eagerly. `position_limit`: the positions
+    for which it has weights, which a captured step cannot check; None: any number.
     """
 
     traceable: bool = False
     unpacks: bool = False
+    position_limit: int | None = None
 
     def prepare(self, context: Context, rows: int) -> None:
         """Fill `context.memo` for a batch of `rows` rows before the first layer runs."""

@@ -187,8 +187,7 @@ class TokenEmbedModule(EmbedModule):
     def add_positions(
         self, x: Tensor, layout: TokenLayout, types: Tensor | None = None, absolute: bool = True
     ) -> Tensor:
-        # padding must not exceed the learned positions
-        positions = layout.positions if layout.real is None else layout.positions.where(layout.real, 0)
+        positions = layout.real_positions  # padding must not exceed the learned positions
         self.check_length(layout, positions)
         added = self.positions(positions) if absolute else None
         if added is not None:

@@ -13,10 +13,7 @@ from allyouneed.nn.channels.moe import MoEModule
 from allyouneed.nn.embed.tokens import TokenEmbedModule
 from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttention
 from allyouneed.nn.mixers.attention.mla import LatentAttentionModule
-from allyouneed.nn.mixers.attention.scores import LocationModule
 from allyouneed.nn.mixers.attention.synchronous import SynchronousAttention
-from allyouneed.nn.mixers.attention.synthesizer import SynthesizerModule
-from allyouneed.nn.mixers.attention.tensorized import TensorizedModule
 from allyouneed.nn.mixers.branches import NestedStates
 from allyouneed.nn.models.decoder_decoder import DecoderDecoderModel
 from allyouneed.nn.models.stack import Stack
@@ -126,9 +123,8 @@ def _embed(part: TokenEmbedModule) -> None:
 
 def position_limit(model: Any) -> int | None:
     """The most tokens of a text or source for which all parts have weights; a captured step cannot check it."""
-    found = [part.length for part in model.modules() if isinstance(part, SynthesizerModule | TensorizedModule)]
-    found += [part.weight.shape[-1] for part in model.modules() if isinstance(part, LocationModule)]
-    return min(found, default=None)
+    found = [getattr(part, "position_limit", None) for part in model.modules()]
+    return min((limit for limit in found if limit is not None), default=None)
 
 
 # --- prefill ----------------------------------------------------------------------------------------------------------

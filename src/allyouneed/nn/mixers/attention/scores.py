@@ -159,6 +159,10 @@ class LocationModule(ScoresModule):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=self.weight.shape[1] ** -0.5)
 
+    @property
+    def position_limit(self) -> int:
+        return self.weight.shape[-1]
+
     def score(self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
         scores = q @ self.weight  # (batch, heads, queries, length)
         positions = keys.clamp(max=scores.shape[-1] - 1)[
@@ -167,9 +171,8 @@ class LocationModule(ScoresModule):
         return scores.gather(-1, positions.expand(*scores.shape[:-1], -1))
 
     def check(self, keys: TokenLayout) -> None:
-        positions = keys.positions if keys.real is None else keys.positions.where(keys.real, 0)
-        length = self.weight.shape[-1]
-        if positions.numel() and (longest := int(positions.max()) + 1) > length:
+        length = self.position_limit
+        if (longest := keys.last_position() + 1) > length:
             raise UserError(
                 f"sentence of {longest} tokens exceeds the {length} positions of location scores; set scores.length"
             )

@@ -212,9 +212,12 @@ class SynthesizerModule(SoftmaxAttention):
         mixed: Tensor = self.out(self.attend(q, k, v, context, keys).transpose(1, 2).flatten(2))
         return mixed
 
+    @property
+    def position_limit(self) -> int:  # type: ignore[override]  # per instance, not per class
+        return self.length
+
     def check(self, layout: TokenLayout) -> None:
-        positions = layout.positions if layout.real is None else layout.positions.where(layout.real, 0)
-        if positions.numel() and (longest := int(positions.max()) + 1) > self.length:
+        if (longest := layout.last_position() + 1) > self.length:
             text = f"sentence of {longest} tokens exceeds the synthesizer's length {self.length}"
             raise UserError(f"{text}; shorten it or increase the mixer's `length`")
 

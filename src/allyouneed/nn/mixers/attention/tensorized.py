@@ -113,10 +113,13 @@ class TensorizedModule(SubLayer):
         return out
 
     def check(self, layout: TokenLayout) -> None:
-        positions = layout.positions if layout.real is None else layout.positions.where(layout.real, 0)
-        if positions.numel() and (longest := int(positions.max()) + 1) > self.length:
+        if (longest := layout.last_position() + 1) > self.length:
             text = f"sentence of {longest} tokens exceeds tensorized attention's length {self.length}"
             raise UserError(f"{text}; shorten it or increase the mixer's `length`")
+
+    @property
+    def position_limit(self) -> int:  # type: ignore[override]  # per instance, not per class
+        return self.length
 
     def new_state(self) -> State:
         if (why := self.pattern.leak()) is not None:
