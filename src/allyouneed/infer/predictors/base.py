@@ -194,10 +194,6 @@ def check_texts(texts: Any, what: str) -> list[str]:
     return many
 
 
-def loop_note(text: str, tokens: int) -> str:
-    return f"{quote(text)}: stopped after {tokens} tokens because it repeats itself; loops=0 disables this"
-
-
 def group_by_length(lengths: Sequence[int], budget: int = BUDGET) -> Iterator[list[int]]:
     """Indices in groups of similar length, the longest first, so that an out-of-memory error comes early."""
     batch: list[int] = []

@@ -18,14 +18,14 @@ from allyouneed.infer.decoding.detokenizer import StopStrings, StreamingDetokeni
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.inside.reading import Reading, next_tokens, output_name, tokens_of
-from allyouneed.infer.predictors.base import EvaluationResult, check_texts, evenly_spaced, loop_note
+from allyouneed.infer.predictors.base import EvaluationResult, check_texts, evenly_spaced
 from allyouneed.infer.predictors.chatting import ChatAnswer, ChatMethods, Messages, choose_by_reward
 from allyouneed.infer.predictors.generating import CallOptions
 from allyouneed.infer.predictors.reward import RewardModel
 from allyouneed.infer.request import Medium
 from allyouneed.infer.retrieval.predictor import RetrievalPredictor
 from allyouneed.infer.speculative.decode import DraftStats, total_stats
-from allyouneed.infer.translation.split import quote
+from allyouneed.infer.translation.split import loop_note, quote
 from allyouneed.nn.batch import Batch, Neighbours, Rows
 
 SHOWN = 16  # tokens of a document that prompt a sample

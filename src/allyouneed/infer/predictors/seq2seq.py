@@ -13,7 +13,7 @@ from allyouneed.infer.decoding.detokenizer import StopStrings, detokenize
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.inside.reading import Reading
-from allyouneed.infer.predictors.base import EvaluationResult, check_texts, evenly_spaced, loop_note
+from allyouneed.infer.predictors.base import EvaluationResult, check_texts, evenly_spaced
 from allyouneed.infer.predictors.generating import GeneratingPredictor
 from allyouneed.infer.speculative.decode import DraftStats, total_stats
 from allyouneed.infer.translation.checks import drop_invalid, invalid_notes
@@ -24,7 +24,7 @@ from allyouneed.infer.translation.frames import (
     read_pair,
     sequence_engine,
 )
-from allyouneed.infer.translation.split import quote
+from allyouneed.infer.translation.split import loop_note, quote
 
 
 @dataclass(frozen=True)

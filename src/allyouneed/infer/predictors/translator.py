@@ -2,50 +2,47 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any, overload
 
 from allyouneed.data.files.pairs import Pair
-from allyouneed.data.languages import resolve
 from allyouneed.data.tokenizers.base import Tokenizer
-from allyouneed.errors import UserError, near
+from allyouneed.errors import UserError
 from allyouneed.evaluate.translation import TranslationScores, evaluate
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.base import Hypothesis
 from allyouneed.infer.decoding.options import MAX_TOKENS, Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.inside.reading import Reading
-from allyouneed.infer.predictors.base import EvaluationResult, check_texts, evenly_spaced, loop_note
-from allyouneed.infer.predictors.generating import CallOptions, GeneratingPredictor
-from allyouneed.infer.speculative.decode import total_stats
+from allyouneed.infer.predictors.base import EvaluationResult, check_texts, evenly_spaced
+from allyouneed.infer.predictors.generating import GeneratingPredictor
 from allyouneed.infer.translation.alignment import Aligner
-from allyouneed.infer.translation.carry import VALUED, Answer, Carrier
-from allyouneed.infer.translation.checks import (
-    INVALID,
-    confidence_notes,
-    drop_invalid,
-    invalid_notes,
-    number_notes,
-    score_notes,
+from allyouneed.infer.translation.assemble import (
+    Settings,
+    assemble,
+    copied,
+    ends_in_loop,
+    localized_spans,
+    one_line,
+    untranslated,
 )
-from allyouneed.infer.translation.confidence import evidence_of, words_of
+from allyouneed.infer.translation.carry import Carrier
+from allyouneed.infer.translation.checks import INVALID, drop_invalid
 from allyouneed.infer.translation.context import (
     ContextOption,
     ContextReader,
-    Contexts,
     find_contexts,
     last_sentence,
     trained_context,
 )
 from allyouneed.infer.translation.documents.translate import DocumentTranslation, translate_documents
-from allyouneed.infer.translation.figures import localized_text, put_right
+from allyouneed.infer.translation.figures import put_right
 from allyouneed.infer.translation.frames import (
     Frame,
-    default_frame,
+    LanguageFrames,
     draft_engine,
     force_phrases,
     generate_targets,
@@ -56,28 +53,11 @@ from allyouneed.infer.translation.glossary import Glossary
 from allyouneed.infer.translation.result import AlignmentLink, Candidate, Translation
 from allyouneed.infer.translation.routes import Route, Routes
 from allyouneed.infer.translation.scoring import score_targets
-from allyouneed.infer.translation.scripts import ChineseScripts
-from allyouneed.infer.translation.spans import Span, restore, same_spans, without_spans
-from allyouneed.infer.translation.spans import protect as protect_spans
-from allyouneed.infer.translation.split import Chunk, Splitter, SplitText, in_capitals, quote
+from allyouneed.infer.translation.spans import same_spans, without_spans
+from allyouneed.infer.translation.split import Splitter, in_capitals, quote
 
-__all__ = ["AlignmentLink", "Candidate", "Translation", "Translator"]
+__all__ = ["AlignmentLink", "Candidate", "Translation", "Translator", "copied", "ends_in_loop", "one_line"]
 WHOLE = 64  # tokens of a line that is not split into sentences
-
-
-@dataclass(frozen=True)
-class _Settings:
-    """How the texts of a call are translated. `write`: converts the answers to another script."""
-
-    call: CallOptions
-    protect: bool
-    align: bool = False
-    glossary: Glossary | None = None
-    write: Callable[[str], str] | None = None
-    words: bool = False
-    direction: str = ""  # of the calibration: en-de
-    sentences: bool = True
-    contexts: Contexts | None = None
 
 
 class Translator(GeneratingPredictor):
@@ -98,7 +78,8 @@ class Translator(GeneratingPredictor):
         whole = next(number for number in (together, folder.together, WHOLE) if number is not None)
         self.together = min(whole, self.max_tokens)
         self.routes = Routes(folder.directions, folder.detector)
-        self.scripts = ChineseScripts.of(self.languages, folder.detector)
+        self.frames = LanguageFrames(folder, self.routes)
+        self.scripts = self.frames.scripts
         self.context = trained_context(folder.task)
         self.marks_terms = bool(folder.task.get("marked_terms"))  # it was trained with marked terms
         # a model without languages may translate anything (dates, formulas): its digits and symbols are its own
@@ -122,13 +103,12 @@ class Translator(GeneratingPredictor):
     @property
     def languages(self) -> list[str]:
         """The values of `to`; empty for a model with one target language."""
-        return sorted(self.source.languages)
+        return self.frames.languages
 
     @property
     def written_languages(self) -> list[str]:
         """`languages`, and traditional Chinese where answers are converted."""
-        chinese = self.scripts.simplified
-        return self.languages if chinese is None else sorted([*self.languages, f"{chinese}-Hant"])
+        return self.frames.written_languages
 
     @overload
     def translate(self, texts: str, to: str | None = None, **options: Any) -> str: ...
@@ -177,12 +157,11 @@ class Translator(GeneratingPredictor):
         if terms is not None and not protect:
             raise UserError("a glossary requires protected spans; remove --no-protect (protect=False)")
         texts = [text.replace(INVALID, "") if protect and INVALID in text else text for text in texts]
-        asked, (to, from_) = to, self._resolve_languages(to, from_)
+        asked, (to, from_) = to, self.frames.resolve(to, from_)
         write = self.scripts.writer(asked, to)
         call = self.call_options(**options)
-        settings = _Settings(call, protect, align, terms, write, words, sentences=sentences)
         contexts = find_contexts(context, texts, check_texts(preceding, "preceding"), call.first, self.context)
-        settings = replace(settings, contexts=contexts)
+        settings = Settings(call, protect, align, terms, write, words, sentences=sentences, contexts=contexts)
         routes = [Route(to, ())] * len(texts)  # from one script of a language into the other
         if write is None or from_ != to:
             routes = self.routes.of_all([without_spans(text) for text in texts], to, from_)
@@ -233,12 +212,12 @@ class Translator(GeneratingPredictor):
         return translate_documents(self, texts, to, format, from_, glossary, reading, options)
 
     def _translate_route(
-        self, route: Route, texts: Sequence[str], indices: list[int], settings: _Settings
+        self, route: Route, texts: Sequence[str], indices: list[int], settings: Settings
     ) -> list[Translation]:
         """Texts of one route: unchanged, translated, or translated via a pivot language."""
         names = route.named if self.routes.detector is not None else []
         if not route.into:
-            return [_untranslated(text, names, route.here, settings) for text in texts]
+            return [untranslated(text, names, route.here, settings) for text in texts]
         if settings.align and len(route.into) > 1:
             raise UserError(f"alignment requires a direct direction, not {' → '.join(names)}; set another --to")
         sources = list(texts)
@@ -254,14 +233,14 @@ class Translator(GeneratingPredictor):
                 words=False,
                 direction=f"{here}-{pivot}",
             )
-            step = self._translate_direct(sources, indices, self._frame(pivot, None), best)
+            step = self._translate_direct(sources, indices, self.frames.frame(pivot, None), best)
             if settings.contexts is not None:
                 settings = replace(settings, contexts=settings.contexts.without_texts())
             glossary, here = glossary and glossary.of_targets(), pivot
             sources, notes = [same_spans(one.text, one.source) for one in step], [one.notes for one in step]
             confidences = [one.confidence for one in step]
         settings = replace(settings, glossary=glossary, direction=f"{here}-{route.into[-1]}")
-        last = self._translate_direct(sources, indices, self._route_frame(route), settings)
+        last = self._translate_direct(sources, indices, self.frames.last_of(route), settings)
         return [
             replace(
                 one,
@@ -277,38 +256,34 @@ class Translator(GeneratingPredictor):
         """The special tokens of a text that is translated directly and as a whole; None for one that is split, has
         protected spans, is translated via a pivot language, is converted to another script, or already in the target
         language."""
-        codes = self._resolve_languages(to, from_)
+        codes = self.frames.resolve(to, from_)
         if self.scripts.writer(to, codes[0]) is not None:
             return None
         (route,) = self.routes.of_all([text], *codes)
         if len(route.into) != 1:
             return None
-        frame = self._route_frame(route)
+        frame = self.frames.last_of(route)
         (split,) = self._splitter(frame, self.protects).split([text])
         return frame if [chunk.template for chunk in split.chunks] == [text] else None
 
     def frame(self, to: str | None = None, from_: str | None = None) -> Frame:
         """The special tokens around every source and at the start of its target, for these languages."""
-        return self._frame(*self._resolve_languages(to, from_))
+        return self.frames.frame(*self.frames.resolve(to, from_))
 
     def read_input(self, given: Any, target: Any = None, **options: Any) -> Reading:
         """One sentence, translated directly, without protected spans: what the model itself reads."""
         (text,) = check_texts([given], "inside")
-        to, from_ = self._resolve_languages(options.pop("to", None), options.pop("from_", None))
+        to, from_ = self.frames.resolve(options.pop("to", None), options.pop("from_", None))
         route = self.routes.of(text, to, from_)
         if len(route.into) != 1:
             why = f"goes via {route.into[0]}: take one step at a time" if route.into else f"is already in {route.here}"
             raise UserError(f"{quote(text)}: {why}; set to= or from_=")
-        frame = self._route_frame(route)
+        frame = self.frames.last_of(route)
         source = frame.source(self.source.encode(text))
         return read_pair(self.engine, self.folder, frame, source, target, options)
 
-    def _route_frame(self, route: Route) -> Frame:
-        """Of the last direction of a route."""
-        return self._frame(route.into[-1], None if self.routes.detector is not None else route.here)
-
     def _translate_direct(
-        self, texts: Sequence[str], indices: Sequence[int], frame: Frame, settings: _Settings
+        self, texts: Sequence[str], indices: Sequence[int], frame: Frame, settings: Settings
     ) -> list[Translation]:
         """From one language into another; `indices`: of the texts in the whole request."""
         protect, call, decoding = settings.protect, settings.call, settings.call.decoding
@@ -323,7 +298,7 @@ class Translator(GeneratingPredictor):
             (index, part) for index, split in zip(indices, splits, strict=True) for part in range(len(split.chunks))
         ]
         here, _, there = settings.direction.partition("-")
-        spans = [_localized_spans(chunk.spans, here, there) for chunk in chunks]
+        spans = [localized_spans(chunk.spans, here, there) for chunk in chunks]
         on_progress = call.on_progress
 
         def read(texts: list[str], keys: list[tuple[int, ...]]) -> list[list[int]]:
@@ -342,7 +317,7 @@ class Translator(GeneratingPredictor):
             return written(generate_targets(engine, frame, read(texts, keys), decoding, **options)) if texts else []
 
         def text_of(source: str, found: Hypothesis) -> str:
-            text = self._text(found)
+            text = drop_invalid(one_line(self.target.decode(found.tokens)))
             if protect:
                 text = put_right(source, text, here, there)
             return text if settings.write is None else settings.write(text)
@@ -361,7 +336,8 @@ class Translator(GeneratingPredictor):
             [one._replace(text=in_capitals(one.text, some)) for one in answer] if chunk.capitals else answer
             for chunk, some, answer in zip(chunks, spans, answers, strict=True)
         )
-        return [self._assemble(split, list(islice(found, len(split.chunks))), settings, aligner) for split in splits]
+        parts = [list(islice(found, len(split.chunks))) for split in splits]
+        return [assemble(self.folder, *both, settings, aligner) for both in zip(splits, parts, strict=True)]
 
     def _splitter(
         self,
@@ -379,7 +355,7 @@ class Translator(GeneratingPredictor):
         self, texts: Iterable[str], to: str | None = None, *, chunk: int = 1000, **options: Any
     ) -> Iterator[Translation]:
         """Translate any number of texts lazily, in order, `chunk` at a time: e.g. the lines of a file."""
-        self._resolve_languages(to, options.get("from_"))
+        self.frames.resolve(to, options.get("from_"))
         if isinstance(texts, str) or not isinstance(texts, Iterable):
             raise UserError(f"expected an iterable of texts, got {type(texts).__name__}")
         return self._stream(iter(texts), to, chunk, options)
@@ -438,162 +414,3 @@ class Translator(GeneratingPredictor):
             return EvaluationResult(figures, next(iter(several.values())).text(), samples)
         figures |= {f"bleu/{name}": one.bleu for name, one in several.items()}
         return EvaluationResult(figures, "\n".join(f"{name}\n{one.text()}" for name, one in several.items()), samples)
-
-    def _resolve_languages(self, to: str | None, from_: str | None) -> tuple[str | None, str | None]:
-        """The model's codes for language names in any form. Unknown ones are refused before anything is translated."""
-        detector = self.routes.detector
-        if to is not None and self.languages:
-            to = resolve(to, self.languages, "target language", self.written_languages)
-        if detector is not None:
-            known = sorted({*detector.languages, *(here for here, _ in self.routes.directions if here is not None)})
-            return to, None if from_ is None else resolve(from_, known, "source language")
-        if from_ is not None and self.languages:
-            known = sorted({*self.languages, *(here for here, _ in self.folder.directions if here is not None)})
-            from_ = resolve(from_, known, "source language")
-        self._frame(to, from_)
-        return to, from_
-
-    def _frame(self, to: str | None, from_: str | None) -> Frame:
-        """The special tokens around every source and at the start of its target, for these languages."""
-        known, plain = self.languages, default_frame(self.folder.tokenizers)
-        if self.source.template.language is not None:
-            return self._language_frame(plain, to, from_)
-        if not known:
-            if to is not None or from_ is not None:
-                raise UserError(f"this model has one target language; remove {to or from_!r}")
-            return plain
-        if to is None and len(known) > 1:
-            raise UserError(f"this model has several target languages; set one: {', '.join(known)}")
-        to = to or known[0]
-        sources = sorted({source for source, target in self.folder.directions if source and target == to})
-        if from_ is not None and from_ not in sources:
-            hint = near(from_, sources)
-            raise UserError(
-                f"this model was not trained to translate from {from_!r} into {to!r}{hint}; from: {sources}"
-            )
-        return replace(plain, before=(*plain.before, self.source.language(to)))
-
-    def _language_frame(self, plain: Frame, to: str | None, from_: str | None) -> Frame:
-        """For models with language tokens on both sides: the source's around it, the target's at its start."""
-        source, codes = self.source, set(self.source.languages.values())
-        begins = next((number for number in (*plain.forced, *plain.opening) if number in codes), None)
-        here = source.template.spoken if from_ is None else source.language(from_)
-        there = begins if to is None else source.language(to)
-        if here is None or there is None:
-            what = 'the source language (from_="…")' if here is None else 'the target language (to="…")'
-            raise UserError(f"this model has {len(codes)} languages; set {what}: {', '.join(self.languages)}")
-        if plain.opening[0] in codes:  # the language token is the begin token
-            plain = replace(plain, opening=(there,), forced=())
-        else:
-            plain = replace(plain, forced=(there,))
-        if source.template.language == "before":
-            return replace(plain, before=(here, *plain.before))
-        return replace(plain, after=(*plain.after, here))
-
-    def _text(self, found: Hypothesis) -> str:
-        return drop_invalid(one_line(self.target.decode(found.tokens)))
-
-    def _assemble(
-        self, split: SplitText, answers: list[list[Answer]], settings: _Settings, aligner: Aligner
-    ) -> Translation:
-        chosen: list[tuple[float, list[int]]] = [(0.0, [])]  # the best combinations of the chunks' answers
-        for some in answers:
-            combined = [(s + answer.score, [*ranks, r]) for s, ranks in chosen for r, answer in enumerate(some)]
-            chosen = sorted(combined, key=lambda one: -one[0])[: settings.call.decoding.best]
-        candidates, offsets = [], []
-        for total, ranks in chosen:
-            text, starts = split.join([some[rank].text for some, rank in zip(answers, ranks, strict=True)])
-            candidates.append(Candidate(text, total / max(1, len(answers))))
-            offsets.append(starts)
-        firsts = [some[rank] for some, rank in zip(answers, chosen[0][1], strict=True)]
-        notes = list(split.notes)
-        known = self.folder.confidence if settings.protect and firsts else None
-        evidence, sure = [], []
-        for chunk, answer in zip(split.chunks, firsts, strict=True):
-            notes += self._notes(chunk, answer, settings.protect)
-            if known is not None:
-                evidence.append(evidence_of(chunk, answer))
-                sure.append(known.sentence(evidence[-1], settings.direction))
-                notes += confidence_notes(chunk.text, sure[-1]) if evidence[-1].finished else []
-        words = None
-        if settings.words and known is not None:
-            words = [
-                word
-                for answer, at, sentence in zip(firsts, offsets[0], sure, strict=True)
-                for word in words_of(answer, at, candidates[0].text, self.target, known, sentence)
-            ]
-        links = None
-        if settings.align:
-            links = [
-                AlignmentLink(split.source[slice(*source)], candidates[0].text[slice(*target)], source, target)
-                for chunk, answer, at in zip(split.chunks, firsts, offsets[0], strict=True)
-                for source, target in aligner.links(answer, chunk.start, at)
-            ]
-        decoded = [[part.hypothesis for answer in some for part in answer.parts] for some in answers]
-        return Translation(
-            split.source,
-            candidates,
-            notes,
-            links,
-            guesses=total_stats(decoded),
-            confidence=None if known is None else known.text(evidence, settings.direction),
-            words=words,
-        )
-
-    def _notes(self, chunk: Chunk, answer: Answer, natural: bool) -> list[str]:
-        """What the reader of a translation should know or doubt. `natural`: the texts are in natural languages."""
-        found = [part.hypothesis for part in answer.parts]
-        notes = [_unfinished_note(chunk, one) for one in found if not one.finished]
-        for one in found:
-            notes += invalid_notes(chunk.text, self.target.decode(one.tokens))
-        if natural:
-            notes += number_notes(chunk.text, answer.text)
-        if natural and self.folder.confidence is None and all(one.finished for one in found):
-            notes += score_notes(chunk.text, [log_prob for one in found for log_prob in one.log_probs])
-        return notes
-
-
-def _localized_spans(spans: Mapping[str, Span], here: str, there: str) -> Mapping[str, Span]:
-    """With numbers as the target language writes them."""
-    if not any(span.kind.name in VALUED for span in spans.values()):
-        return spans
-    return {
-        symbol: replace(span, target=localized_text(span.text, here, there)) if span.kind.name in VALUED else span
-        for symbol, span in spans.items()
-    }
-
-
-def _untranslated(text: str, route: list[str], language: str | None, settings: _Settings) -> Translation:
-    """A text that is in the target language already, in the script that was asked for."""
-    written = text
-    if settings.write is not None:
-        found = protect_spans(text)
-        written = restore(settings.write(found.template), found.spans)
-    note = f"{quote(text)}: is already in {language}" + ("" if written == text else "; its script was converted")
-    links: list[AlignmentLink] | None = [] if settings.align else None
-    return Translation(text, [Candidate(written, 0.0)], [note], links, route, None, written == text)
-
-
-def copied(text: str, found: Translation) -> Translation:
-    """The result for a line that is not translated, such as code; `found`: that of an empty text."""
-    return replace(found, source=text, candidates=[Candidate(text, 0.0)], skipped=True)
-
-
-def one_line(text: str) -> str:
-    """A chunk has no line break, so its translation must not have one."""
-    return re.sub(r"[\r\n\v\f\x1c-\x1e\x85\u2028\u2029]", " ", text).strip()
-
-
-def _unfinished_note(chunk: Chunk, answer: Hypothesis) -> str:
-    if answer.repeats:
-        return loop_note(chunk.text, len(answer.tokens))
-    suffix = "; it repeats itself" if ends_in_loop(answer.tokens) else ""
-    return f"{quote(chunk.text)}: stopped after {len(answer.tokens)} tokens without an end token{suffix}"
-
-
-def ends_in_loop(tokens: Sequence[int], times: int = 4, longest: int = 10) -> bool:
-    """Whether it ends with the same few tokens, repeated `times` times."""
-    return any(
-        len(tokens) >= times * size and list(tokens[-size:]) * times == list(tokens[-size * times :])
-        for size in range(1, longest + 1)
-    )

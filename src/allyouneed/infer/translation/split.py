@@ -297,3 +297,7 @@ def quote(text: str, length: int = 40) -> str:
     """The beginning of a text, for a note about it."""
     text = PRIVATE.sub("", text)  # the marks of a document
     return repr(text if len(text) <= length else text[: length - 1] + "…")
+
+
+def loop_note(text: str, tokens: int) -> str:
+    return f"{quote(text)}: stopped after {tokens} tokens because it repeats itself; loops=0 disables this"
