@@ -1,6 +1,6 @@
 """The interface of the CPU interpreter for ctypes, read from program.h, which is its only definition.
 
-`Instruction`, `Cache`, `Mask`, `Memory` and `Pass` are ctypes structures with the fields of the header; `Kind`,
+`Instruction`, `Cache`, `Mask`, `Memory`, `Pass` and `SelectiveScan` are ctypes structures with its fields; `Kind`,
 `Format`, `Keys`, `Activation` and `Features` are its enums; `CONSTANTS` its integer constants.
 """
 
@@ -59,4 +59,6 @@ for _name, _body in _STRUCT.findall(_text):
     if "(" not in _body:  # a struct with functions is the interpreter's own
         _structs[_name] = _struct(_name, _body)
 
-Instruction, Cache, Mask, Memory, Pass = (_structs[name] for name in ("Instruction", "Cache", "Mask", "Memory", "Pass"))
+Instruction, Cache, Mask, Memory, Pass, SelectiveScan = (
+    _structs[name] for name in ("Instruction", "Cache", "Mask", "Memory", "Pass", "SelectiveScan")
+)

@@ -112,6 +112,7 @@ def load(path: Path) -> ctypes.CDLL:
     number, pointer = ctypes.c_int32, ctypes.c_void_p
     for name, arguments, result in (
         ("run", [pointer], number),
+        ("selective_scan", [pointer], None),
         ("top_k", [pointer, number, number, pointer, number, number, number, pointer, pointer], None),
         ("pack", [pointer, number, number, pointer, pointer], None),
         ("allocate", [ctypes.c_int64], pointer),

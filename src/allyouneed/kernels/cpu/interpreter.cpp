@@ -16,6 +16,7 @@
 #include "matrix_state.h"
 #include "pool.h"
 #include "recurrent.h"
+#include "selective_scan.h"
 #include "state_space.h"
 
 namespace {
@@ -179,6 +180,8 @@ int32_t run(const Pass* given) {
     pool().execute(PassWork(*given), given->threads);
     return 0;
 }
+
+void selective_scan(const SelectiveScan* given) { pool().execute(ScanWork(*given), given->threads); }
 
 // The k largest scores of each row (vocab), best first, the first of equal ones first, without the banned ones: their
 // indices (rows, k) and log-probabilities. Banned tokens keep their share of the probability.

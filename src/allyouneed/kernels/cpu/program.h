@@ -13,6 +13,8 @@ constexpr int QUAD = 4;           // int8 inputs of one multiply-add instruction
 constexpr int SLACK = 64;         // bytes after a quantized token that may be overwritten
 constexpr int MAX_DISTANCE = 256;  // of relative vectors
 constexpr int MAX_EXPERTS = 1024;
+constexpr int SCAN_FEATURES = 64;  // of a selective scan that are computed together
+constexpr int SCAN_SEGMENT = 16;   // tokens between two states that it stores for its gradients
 
 // Instructions from LOAD on read and write the state of a layer: one new token of every row.
 enum Kind { EMBED, LINEAR, NORM, ADD, SCALE, ACTIVATE, GATE, ATTENTION, LERP, COPY, ROTATE, SOFTMAX, ROUTE, SPREAD, COMBINE, LOAD, STORE, COMMIT, PUSH, RECALL, CONVOLVE, UNFOLD, RETAIN, WKV, LSTM, GRU, SLIDE, SCAN, STATE_SPACE, ASSOCIATE, REMEMBER };
@@ -278,6 +280,36 @@ struct Pass {
     uint8_t* quantized;          // (rows * time, widest input), more rows for experts
     float* scratch;              // step and zero point of `most_rows` rows; then (threads, 2, longest):
                                  // attention weights, and positions of chosen keys
+};
+
+struct SelectiveScan {  // of whole rows, not an instruction (selective_scan.h); with `dy` its gradients
+    int32_t rows;
+    int32_t time;
+    int32_t width;
+    int32_t states;
+    int32_t threads;
+    const int32_t* lengths;  // (rows) tokens that are not padding, or null: all
+    const float* x;          // (rows, time, width)
+    const float* steps;      // (rows, time, width): Δ = softplus(steps + bias)
+    const float* bias;       // (width)
+    const float* a;          // (states, width)
+    const float* b;          // (rows, time, states)
+    const float* c;          // (rows, time, states)
+    const float* skip;       // (width)
+    const float* state;      // (rows, states, width)
+    float* y;                // (rows, time, width)
+    float* last;             // (rows, states, width)
+    float* starts;           // (segments, rows, states, width): written without, read with `dy`; or null
+    const float* dy;
+    const float* d_last;
+    float* dx;
+    float* d_steps;
+    float* d_bias;   // (rows, width), to be added up
+    float* d_a;      // (rows, states, width), to be added up
+    float* d_b;      // (blocks of features, rows, time, states), to be added up
+    float* d_c;
+    float* d_skip;   // (rows, width), to be added up
+    float* d_state;
 };
 
 }  // namespace

@@ -5,8 +5,8 @@ algorithm 2, S6).
 
 `selective_scan` gives y of all tokens and the last state, in at least single precision. It is computed in segments, so
 short that their h (batch, tokens, N, features) stay in the cache, and recomputed in the backward pass instead of
-stored. `selective_ssm` is the whole state space of a Mamba mixer, time steps and skip included; on GPUs a kernel
-computes it (kernels/triton/selective_scan.py).
+stored. `selective_ssm` is the whole state space of a Mamba mixer, time steps and skip included; kernels compute it on
+GPUs (kernels/triton/selective_scan.py) and, in single precision, on CPUs (kernels/cpu/selective_scan.h).
 """
 
 from __future__ import annotations
@@ -36,6 +36,13 @@ def selective_ssm(
 
         return kernel(x, steps, bias, a, b, c, skip, state, None if real is None else real.sum(1))
     x, steps, bias, a, b, c, skip = (part.to(state.dtype) for part in (x, steps, bias, a, b, c, skip))
+    if x.device.type == "cpu" and x.dtype is torch.float32 and x.numel() and not torch.compiler.is_compiling():
+        from allyouneed.kernels.cpu.selective_scan import selective_scan as native
+
+        lengths = None if real is None else real.sum(1)
+        found: tuple[Tensor, Tensor] | None = native(x, steps, bias, a, b, c, skip, state, lengths)
+        if found is not None:
+            return found
     dt = nn.functional.softplus(steps + bias)
     dt = dt if real is None else dt * real[..., None]
     y, state = selective_scan(x, dt, a, b, c, state)
