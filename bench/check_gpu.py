@@ -1,11 +1,12 @@
 """Checks that need a GPU: FlexAttention over block masks equals the dense mask, gradients included (packed rows, long
 rows of sparse patterns in any token order, LongNet's joined branches); small models of many presets give the same
 forward and backward pass as on CPU; every registered part decodes by a captured step with the logits of the plain path
-on CPU; decoding with CUDA graphs gives the answers of the plain engine on CPU, by every method. `check_kernels.py`
-checks our own kernels.
+on CPU, one token of a row or several at once; decoding with CUDA graphs gives the answers of the plain engine on CPU,
+by every method, with and without drafts. `check_kernels.py` checks our own kernels.
 
     python bench/check_gpu.py [packed] [padded] [equal] [models] [steps] [graphs] [--seconds 90]
     python bench/check_gpu.py steps graphs --only mamba,mla      names that contain one of these
+    python bench/check_gpu.py graphs --methods lookup,model      only speculative decoding
     python bench/check_gpu.py steps graphs --device cpu --tiny   rehearsal, without captures, of a few cases
 """
 
@@ -138,11 +139,16 @@ class Options:
 
     seconds, device, tiny = 90.0, "cuda", False
     only: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
     begun = time.perf_counter()
 
     @classmethod
     def wants(cls, name: str) -> bool:
         return not cls.only or any(word in name for word in cls.only)
+
+    @classmethod
+    def wants_method(cls, name: str) -> bool:
+        return not cls.methods or any(word in name for word in cls.methods)
 
     @classmethod
     def late(cls, share: float = 1.0) -> bool:
@@ -163,7 +169,7 @@ def steps() -> None:
     sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
     from allyouneed.runtime.cuda.capture import step_blockers
     from any_part import CASES, case, first_of_each_kind
-    from static_steps import SOURCES, decode_both
+    from static_steps import SOURCES, decode_both, decode_many
 
     first = {*first_of_each_kind(("mixer", "cross mixer"))}
     first |= {name for name in CASES if not name.startswith(("mixer", "cross mixer"))}
@@ -184,16 +190,18 @@ def steps() -> None:
             if dtype is torch.bfloat16 and name not in first:
                 continue
             try:
-                with torch.no_grad():
-                    other = copy.deepcopy(exact).to(Options.device, dtype)
-                    decoded = decode_both(exact, other, SOURCES, captured)
-                found, wanted = decoded.found.double(), decoded.wanted
-                error = float((found - wanted).norm() / wanted.norm())
-                loose = dtype is torch.bfloat16 and any(word in name for word in DISCRETE)
-                worst[dtype] = worst[dtype] if loose else max(worst[dtype], error)
-                if not (error < bound or loose) or decoded.before != decoded.after:
-                    wrong += 1
-                    print(f"steps {name[:90]:90s} {str(dtype)[6:]} {error:.1e}  DIFFERS", flush=True)
+                other = copy.deepcopy(exact).to(Options.device, dtype)
+                for decode in (decode_both, decode_many) if name in first else (decode_both,):
+                    with torch.no_grad():
+                        decoded = decode(exact, other, SOURCES, captured)
+                    found, wanted = decoded.found.double(), decoded.wanted
+                    error = float((found - wanted).norm() / wanted.norm())
+                    loose = dtype is torch.bfloat16 and any(word in name for word in DISCRETE)
+                    worst[dtype] = worst[dtype] if loose else max(worst[dtype], error)
+                    if not (error < bound or loose) or decoded.before != decoded.after:
+                        wrong += 1
+                        print(f"steps {name[:76]:76s} {decode.__name__} {str(dtype)[6:]} {error:.1e}  DIFFERS",
+                              flush=True)  # fmt: skip
             except Exception as failure:  # check the others as well
                 wrong += 1
                 print(f"steps {name[:70]:70s} {str(dtype)[6:]} FAILED {type(failure).__name__}: {str(failure)[:200]}",
@@ -206,18 +214,27 @@ def steps() -> None:
 def cuda_graphs() -> None:
     """fp32: the same tokens as the plain engine on CPU; bf16: how many answers are equal."""
     sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
-    from graph_runner import DECODINGS, MODELS, decode_in_slots, engine_of, make_requests, token_lists
+    from allyouneed.infer.speculative.drafts import DraftModel
+    from graph_runner import DECODINGS, MODELS, decode_in_slots, drafts_of, engine_of, make_requests, token_lists
 
-    wrong = 0
+    wrong = count = 0
     for name in MODELS:
         if not Options.wants(name):
             continue
         engine = engine_of(name)
-        requests = make_requests(engine, 5 if Options.tiny else 19)
-        plain = {method: token_lists(engine.decode(requests, decoding)) for method, decoding in DECODINGS.items()}
+        requests, drafts = make_requests(engine, 5 if Options.tiny else 19), drafts_of(engine)
+        specs = {method: engine.spec(decoding) for method, decoding in DECODINGS.items()}
+        for method in ("greedy", "draws", "penalties"):
+            specs |= {f"{method}, {kind}": engine.spec(DECODINGS[method], draft=d) for kind, d in drafts.items()}
+        specs = {method: spec for method, spec in specs.items() if Options.wants_method(method)}
+        count += len(specs)
+        plain = {method: token_lists(engine.decode(requests, spec)) for method, spec in specs.items()}
         for dtype in (torch.float32, torch.bfloat16):
             engine.model.to(Options.device, dtype)
-            for method, decoding in DECODINGS.items():
+            for draft in drafts.values():
+                if isinstance(draft, DraftModel):
+                    draft.engine.model.to(Options.device, dtype)
+            for method, decoding in specs.items():
                 if Options.late() or (dtype is torch.bfloat16 and method not in ("greedy", "beam")):
                     continue
                 try:
@@ -226,16 +243,16 @@ def cuda_graphs() -> None:
                     found = [token_lists(decode_in_slots(engine, requests, decoding)) for _ in range(turns)]
                 except Exception as failure:
                     wrong += 1
-                    print(f"graphs {name:14s} {method:12s} FAILED {type(failure).__name__}: {str(failure)[:200]}",
+                    print(f"graphs {name:14s} {method:17s} FAILED {type(failure).__name__}: {str(failure)[:200]}",
                           flush=True)  # fmt: skip
                     continue
                 same = min(sum(a == b for a, b in zip(plain[method], one, strict=True)) for one in found)
                 good = same == len(requests) or dtype is torch.bfloat16
                 wrong += not good
                 if not good or dtype is torch.bfloat16:
-                    print(f"graphs {name:14s} {method:12s} {str(dtype)[6:]} {same} of {len(requests)}"
+                    print(f"graphs {name:14s} {method:17s} {str(dtype)[6:]} {same} of {len(requests)}"
                           f"{'' if good else '  DIFFERS'}", flush=True)  # fmt: skip
-    print(f"graphs: {len(MODELS)} models × {len(DECODINGS)} methods, {wrong} wrong"
+    print(f"graphs: {count} cases of {len(MODELS)} models, {wrong} wrong"
           f"{', out of time' if Options.late() else ''}  {'ok' if not wrong else 'DIFFERS'}", flush=True)  # fmt: skip
 
 
@@ -284,12 +301,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=90, help="of the checks of decoding, together")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", default="", help="words in the names of cases and models, separated by commas")
+    parser.add_argument("--methods", default="", help="words in the names of decoding methods, separated by commas")
     parser.add_argument("--tiny", action="store_true", help="few cases, to rehearse")
     given = parser.parse_args()
     if unknown := [check for check in given.checks if check not in CHECKS]:
         parser.error(f"unknown check {unknown[0]!r} (known: {', '.join(CHECKS)})")
     Options.seconds, Options.device, Options.tiny = given.seconds, given.device, given.tiny
-    Options.only = tuple(word for word in given.only.split(",") if word)
+    Options.only, Options.methods = (
+        tuple(word for word in given_words.split(",") if word) for given_words in (given.only, given.methods)
+    )
     for check in given.checks or CHECKS:
         if check == "steps":
             Options.begun = time.perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from random import Random
 from typing import Any
 
@@ -12,6 +13,7 @@ from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestStat
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.request import Request
+from allyouneed.infer.speculative.drafts import Draft, DraftModel, PromptLookup
 from allyouneed.nn.models.base import Model
 from toy_models import BOS, EOS, PAD, VOCAB, random_model
 
@@ -54,6 +56,7 @@ DECODINGS = {
     "penalties": Decoding(method="sample", repetition_penalty=1.4, no_repeat=2, min_p=0.05, seed=7, max_length=15),
     "penalties-beam": Decoding(beam=3, repetition_penalty=1.3, no_repeat=3, max_length=13),
 }
+DRAFTED = ("greedy", "draws", "sample", "least", "penalties")  # of these, with a draft
 
 
 def engine_of(name: str, **more: Any) -> Engine:
@@ -70,6 +73,20 @@ def engine_of(name: str, **more: Any) -> Engine:
         model.embed.tokens.weight[EOS] *= 1.5
     limit = model.config.limit
     return Engine(model, BOS, EOS, PAD, [PAD, BOS], limit=limit, **more)
+
+
+def draft_engine(engine: Engine, noise: float = 0.02, limit: int | None = None) -> Engine:
+    """Of a model that differs a little."""
+    model = deepcopy(engine.model)
+    torch.manual_seed(9)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += noise * weight.std() * torch.randn_like(weight)
+    return Engine(model, BOS, EOS, PAD, [PAD, BOS], limit=engine.limit if limit is None else limit)
+
+
+def drafts_of(engine: Engine, ahead: int = 3) -> dict[str, Draft]:
+    return {"lookup": PromptLookup(ahead), "model": DraftModel(draft_engine(engine), ahead)}
 
 
 def make_requests(engine: Engine, count: int = 11) -> list[Request]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from allyouneed.nn.batch import Rows
 from allyouneed.runtime.cuda.decode_step import DecodeStep
+from allyouneed.runtime.cuda.multi_token import MultiTokenStep, accept
 from allyouneed.runtime.cuda.static_cache import StaticStates
 from any_part import VOCAB
 
@@ -86,3 +87,39 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
         yield from tensors_in(list(value.values()))
     elif type(value).__module__.startswith("allyouneed.runtime.cuda"):
         yield from tensors_in({name: held for name, held in vars(value).items() if name not in ("states", "part")})
+
+
+TOKENS, ROUNDS = 3, 3  # read at once
+
+
+def decode_many(
+    plain: Any, model: Any, sources: list[list[int]], prepare: Callable[[Callable[[], None]], Callable[[], None]]
+) -> Decoded:
+    """`model` reads several tokens per row at once, of which one, two or three stay; `plain` reads only these."""
+    states = StaticStates(model, len(SLOTS), GROUP, 24, 8 if sources else 0, TOKENS)
+    device, step = states.device, MultiTokenStep(model, states)
+    tokens = torch.ones(states.rows, TOKENS, dtype=torch.long, device=device)
+    counts = torch.ones(states.rows, dtype=torch.long, device=device)
+    logits = step(tokens)  # allocates the states
+
+    def once() -> None:
+        logits.copy_(step(tokens))
+        accept(states, states.device_lengths, counts)
+
+    run = prepare(once)
+    states.device_lengths.zero_()
+    past, given = start(plain, sources), start(model, sources)
+    states.load(torch.tensor(SLOTS, device=device), given, torch.tensor(given.lengths, device=device))
+    past.repeat_rows(GROUP)
+    rows = torch.tensor([slot * GROUP + beam for slot in SLOTS for beam in range(GROUP)])  # of each plain row
+    before, found, wanted = addresses(states), [], []
+    for number in range(ROUNDS):
+        new = (torch.arange(len(rows) * TOKENS).view(-1, TOKENS) * 3 + number) % (VOCAB - 1) + 1
+        kept = (torch.arange(len(rows)) + number) % TOKENS + 1
+        tokens[rows.to(device)], counts[rows.to(device)] = new.to(device), kept.to(device)
+        run()
+        hidden = plain.advance(Rows(new, kept), past)
+        real = torch.arange(TOKENS) < kept[:, None]
+        found.append(logits.cpu().unflatten(0, (-1, TOKENS))[rows][real])
+        wanted.append(plain.head(hidden)[real])
+    return Decoded(torch.cat(found), torch.cat(wanted), before, addresses(states))

@@ -13,7 +13,7 @@ import torch
 from allyouneed.runtime.cuda.capture import step_blockers
 from any_part import CASES, VOCAB, build, case, first_of_each_kind
 from host_sync import NoHostSync
-from static_steps import SOURCES, decode_both
+from static_steps import SOURCES, decode_both, decode_many
 
 # two directions at once are no request of their own: infer/whole_targets decodes them
 NOT_CAPTURED = "mixer synchronous"
@@ -39,9 +39,10 @@ def guarded(step: Callable[[], None]) -> Callable[[], None]:
 def check_steps(model: Any, sources: list[list[int]], prepare: Any = guarded) -> None:
     assert not list(step_blockers(model))
     with torch.no_grad():
-        decoded = decode_both(model, model, sources, prepare)
-    torch.testing.assert_close(decoded.found, decoded.wanted, atol=1e-6, rtol=0)
-    assert decoded.before == decoded.after and decoded.before
+        for decode in (decode_both, decode_many):
+            decoded = decode(model, model, sources, prepare)
+            torch.testing.assert_close(decoded.found, decoded.wanted, atol=1e-6, rtol=0)
+            assert decoded.before == decoded.after and decoded.before
 
 
 @pytest.mark.parametrize(

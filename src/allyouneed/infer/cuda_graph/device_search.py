@@ -73,10 +73,11 @@ class StepHistory:
 
 
 class DeviceSearch(ABC):
-    """On the device: `last_tokens` (rows,); `lengths` (tokens generated) and `limits` (slots,); `record` (RUN_STEPS, …)
+    """On the device: `last_tokens` (rows,); `lengths` (tokens generated) and `limits` (slots,); `record` (run_steps, …)
     and its `record_step`. On the host: `occupied`, the request of each slot."""
 
     record: Tensor
+    run_steps = RUN_STEPS
 
     def __init__(self, spec: DecodingSpec, states: StaticStates, vocab: int) -> None:
         self.spec, self.options, self.states = spec, spec.decoding, states
@@ -94,6 +95,10 @@ class DeviceSearch(ABC):
         self.is_occupied = np.zeros(slots, dtype=bool)
         self.history = StepHistory()
 
+    def inputs(self) -> Tensor:
+        """The tokens that the model reads next."""
+        return self.last_tokens
+
     @abstractmethod
     def step(self, logits: Tensor) -> None:
         """Choose the next tokens by logits (rows, vocab), without the host."""
@@ -108,6 +113,11 @@ class DeviceSearch(ABC):
         self.limits[slots] = limits
         rows = self.last_tokens.view(self.states.slot_count, -1)
         rows[slots] = last_tokens[:, None].expand(-1, rows.shape[1])
+
+    def reset(self) -> None:
+        """Forget the steps of a warm-up."""
+        self.states.device_lengths.zero_()
+        self.record_step.zero_()
 
     def assign(self, slots: Sequence[int], requests: Sequence[RequestState], first_step: int) -> None:
         """On the host: the requests of these slots."""
@@ -374,8 +384,3 @@ class DeviceBeamSearch(DeviceSearch):
         for slot, text, own, score in zip(slots.tolist(), texts, values, scores.tolist(), strict=True):
             state = self.occupied[slot].request
             add_finished(state, make_hypothesis(self.spec, state, text, own, score), self.beams)
-
-
-def device_search(spec: DecodingSpec, states: StaticStates, vocab: int) -> DeviceSearch:
-    beams = spec.decoding.method == "beam" and spec.decoding.beam > 1
-    return (DeviceBeamSearch if beams else DeviceIndependentSearch)(spec, states, vocab)

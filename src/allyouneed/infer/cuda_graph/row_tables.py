@@ -32,14 +32,18 @@ class TokenHistory:
         self.prompts.view(self.slots, self.group)[at] = lengths[:, None]
 
     def penalize(self, logits: Tensor, lengths: Tensor) -> Tensor:
-        """`lengths` (rows,): tokens generated so far; rows that have ended go on counting."""
-        counts = (self.prompts + lengths).clamp(max=self.tokens.shape[1])
-        return penalize(logits, self.tokens, counts, self.options)
+        """`lengths` (rows,): tokens generated so far; rows that have ended go on counting. There may be logits of
+        several tokens per row, (rows · tokens, vocab)."""
+        prompts, tokens, each = self.prompts, self.tokens, len(logits) // len(self.prompts)
+        if each > 1:
+            prompts, tokens = prompts.repeat_interleave(each), tokens.repeat_interleave(each, 0)
+        return penalize(logits, tokens, (prompts + lengths).clamp(max=tokens.shape[1]), self.options)
 
     def append(self, tokens: Tensor, lengths: Tensor) -> None:
-        """The tokens that follow the first `lengths` generated ones; all (rows,)."""
-        places = (self.prompts + lengths).clamp(max=self.tokens.shape[1] - 1)
-        self.tokens.scatter_(1, places[:, None], tokens[:, None])
+        """The tokens (rows,) or (rows, count) that follow the first `lengths` (rows,) generated ones."""
+        tokens = tokens if tokens.dim() == 2 else tokens[:, None]
+        places = (self.prompts + lengths)[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
+        self.tokens.scatter_(1, places.clamp(max=self.tokens.shape[1] - 1), tokens)
 
     def reorder(self, rows: Tensor) -> None:
         self.tokens.copy_(self.tokens.index_select(0, rows))

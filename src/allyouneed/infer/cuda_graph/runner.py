@@ -17,18 +17,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from allyouneed.infer.cuda_graph.device_search import RUN_STEPS, device_search
+from allyouneed.infer.cuda_graph.device_search import DeviceBeamSearch, DeviceIndependentSearch, DeviceSearch
 from allyouneed.infer.cuda_graph.prefill import PrefillRunner, capture_warm
+from allyouneed.infer.cuda_graph.refusal import ModelLimits, model_limits, refusal
 from allyouneed.infer.cuda_graph.slot_loader import SlotLoader
+from allyouneed.infer.cuda_graph.speculation import DeviceSpeculation
 from allyouneed.infer.decoding.base import DecodingSpec, RequestState
 from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.request import Request
+from allyouneed.infer.speculative.drafts import DraftModel
 from allyouneed.nn.batch import to_device
 from allyouneed.nn.states.base import States
 from allyouneed.nn.states.paged import PagedStates
-from allyouneed.runtime.cuda.capture import can_capture, position_limit
 from allyouneed.runtime.cuda.compiled_step import compile_mode, fused_step
 from allyouneed.runtime.cuda.decode_step import DecodeStep
+from allyouneed.runtime.cuda.multi_token import MultiTokenStep
 from allyouneed.runtime.cuda.static_cache import StaticStates
 
 MAX_ROWS = 512  # rows decoded at once
@@ -48,8 +51,9 @@ class GraphRunner:
         self, model: Any, spec: DecodingSpec, slots: int, capacity: int, sources: int, compiled: bool = False
     ) -> None:
         self.model, self.compiled = model, compiled
-        self.states = StaticStates(model, slots, spec.decoding.rows, capacity, sources)
-        self.decode_step: Callable[[Tensor], Tensor] = DecodeStep(model, self.states)
+        self.states = StaticStates(model, slots, spec.decoding.rows, capacity, sources, tokens_per_step(spec))
+        step = DecodeStep if spec.draft is None else MultiTokenStep
+        self.decode_step: Callable[[Tensor], Tensor] = step(model, self.states)
         self.search = device_search(spec, self.states, model.config.vocabs.target)
         self.free = list(range(slots))
         self.steps = 0  # decoded so far
@@ -64,17 +68,17 @@ class GraphRunner:
                 self._step()  # allocates the states
                 self.decode_step = fused_step(self.decode_step, self.search.last_tokens)
             if cuda:
-                self.graphs = {1: capture_warm(self._step), RUN_STEPS: capture_warm(self._run, tries=0)}
+                runs = self.search.run_steps
+                self.graphs = {1: capture_warm(self._step), runs: capture_warm(self._run, tries=0)}
             else:
                 self._step()  # allocates the states, as a warm-up does
-        self.states.device_lengths.zero_()  # forget the tokens of the warm-up
-        self.search.record_step.zero_()
+        self.search.reset()
 
     def _step(self) -> None:
-        self.search.step(self.decode_step(self.search.last_tokens))
+        self.search.step(self.decode_step(self.search.inputs()))
 
     def _run(self) -> None:
-        for _ in range(RUN_STEPS):
+        for _ in range(self.search.run_steps):
             self._step()
 
     def add(self, past: States, requests: Sequence[RequestState], lengths: Sequence[int] | None = None) -> None:
@@ -191,7 +195,7 @@ class GraphBatch:
         if not runner.search.occupied:  # the tokens of the last run belong to no request
             self.runs.clear()
             return
-        count = min(RUN_STEPS, runner.search.steps_left(runner.steps))
+        count = min(runner.search.run_steps, runner.search.steps_left(runner.steps))
         if self.is_joined and runner.search.has_idle_slot(runner.steps):
             count = min(count, JOIN_STEPS)
         if count > 0:
@@ -254,7 +258,7 @@ class GraphRunnerCache:
         self.compile = compile_mode()
         self.steps: Counter[Shape] = Counter()  # decoded in each shape
         self.refused: str | None = None  # why a capture has failed; there are no others then
-        self.known: tuple[bool, int | None] | None = None  # whether the model can be captured, and its `position_limit`
+        self.known: ModelLimits | None = None  # of the model
         self.kept: OrderedDict[Shape, GraphRunner] = OrderedDict()
 
     def admits(self, requests: Sequence[RequestState]) -> bool:
@@ -266,29 +270,13 @@ class GraphRunnerCache:
 
     def suits(self, spec: DecodingSpec, requests: Sequence[Request] = ()) -> bool:
         """Whether model and specification have steps of a fixed shape that do not depend on the host."""
-        engine, decoding = self.engine, spec.decoding
-        if self.refused is not None:
-            return False
-        if spec.draft is not None or (spec.logits_processor is not None and spec.row_rules is None):
-            return False
-        if spec.row_rules is not None and decoding.method == "beam" and decoding.beam > 1:
-            return False
-        on_host = (request.stop is not None or request.observer is not None for request in requests)
-        if decoding.method == "beam" and decoding.beam > 1 and any(on_host):
-            return False
-        if engine.bidirectional_prompt or engine.retrieve is not None:
-            return False
-        captures, limit = self.known or (can_capture(engine.model), position_limit(engine.model))
-        if not captures:
-            return False
-        sizes = (max(len(r.prompt) + engine.token_limit(r), len(r.source or ())) for r in requests)
-        return limit is None or max(sizes, default=0) <= limit
+        return self.refused is None and refusal(self.engine, spec, requests, self.known) is None
 
     @contextmanager
     def ask_model_once(self) -> Iterator[None]:
         """Inside, `suits` asks the model once, which takes longer than all the rest."""
         if self.engine.device.type == "cuda":
-            self.known = can_capture(self.engine.model), position_limit(self.engine.model)
+            self.known = model_limits(self.engine.model)
         try:
             yield
         finally:
@@ -308,6 +296,7 @@ class GraphRunnerCache:
         """The one that is kept, or a new one, compiled once so many steps are to be decoded that this pays."""
         steps = self.steps[key] + key.steps_of(requests)
         pays = self.compile == "on" or (self.compile == "auto" and steps >= WORTH_COMPILING)
+        pays = pays and key.kind.draft is None  # only steps of one token are compiled
         kept = self.kept.pop(key, None)
         return kept if kept is not None and (kept.compiled or not pays) else self.make(key, pays)
 
@@ -342,12 +331,14 @@ class GraphRunnerCache:
     def shape(self, requests: Sequence[RequestState]) -> Shape:
         model, spec = self.engine.model, requests[0].spec
         group, limit = spec.decoding.rows, max(state.limit for state in requests)
-        capacity = next_power(max(len(state.request.prompt) for state in requests) + limit, MIN_CAPACITY)
+        tokens = tokens_per_step(spec)
+        longest = max(len(state.request.prompt) for state in requests) + limit + tokens - 1
+        capacity = next_power(longest, MIN_CAPACITY)
         source = max(len(state.request.source or ()) for state in requests)
-        most = max(1, min(MAX_ROWS // group, rows_in_memory(model, capacity) // group))
+        most = max(1, min(MAX_ROWS, rows_in_memory(model, capacity)) // (group * tokens))
         slots = min(next_power(len(requests), 1), most)
         sources = next_power(source, MIN_CAPACITY // 2) if source else 0
-        return Shape(spec.device_key, slots, capacity, sources, weight_addresses(model))
+        return Shape(spec.device_key, slots, capacity, sources, all_addresses(model, spec))
 
     def keep(self, shape: Shape, runner: GraphRunner) -> None:
         self.kept[shape] = runner
@@ -368,6 +359,24 @@ class Shape(NamedTuple):
     def steps_of(self, requests: Sequence[RequestState]) -> int:
         """About how many these need."""
         return max(state.limit for state in requests) * -(-len(requests) // self.slots)
+
+
+def device_search(spec: DecodingSpec, states: StaticStates, vocab: int) -> DeviceSearch:
+    if spec.draft is not None:
+        return DeviceSpeculation(spec, states, vocab)
+    beams = spec.decoding.method == "beam" and spec.decoding.beam > 1
+    return (DeviceBeamSearch if beams else DeviceIndependentSearch)(spec, states, vocab)
+
+
+def tokens_per_step(spec: DecodingSpec) -> int:
+    """That a model reads of each row at once."""
+    return 1 if spec.draft is None else int(spec.draft.ahead) + 1
+
+
+def all_addresses(model: Any, spec: DecodingSpec) -> int:
+    """`weight_addresses` of the model, and of its draft if that is another one."""
+    own = weight_addresses(model)
+    return hash((own, weight_addresses(spec.draft.engine.model))) if isinstance(spec.draft, DraftModel) else own
 
 
 def weight_addresses(model: Any) -> int:

@@ -11,11 +11,13 @@ from allyouneed.infer.cuda_graph.runner import (
     GraphBatch,
     GraphRunnerCache,
     Shape,
+    all_addresses,
     next_power,
     rows_in_memory,
-    weight_addresses,
+    tokens_per_step,
 )
 from allyouneed.infer.decoding.base import RequestState
+from allyouneed.infer.speculative.drafts import Draft
 from allyouneed.nn.states.base import States
 
 
@@ -57,12 +59,14 @@ class SchedulerSlots:
         """The batches that have slots for requests, made if need be; and the requests that graphs do not suit, or for
         which no slot is free."""
         groups: dict[Shape, list[RequestState]] = {}
-        plain, weights = list[RequestState](), None
+        plain, weights = list[RequestState](), dict[Draft | None, int]()
         with self.graphs.ask_model_once():
             for state in requests:
                 if self.graphs.admits([state]):
-                    weights = weights or weight_addresses(self.engine.model)
-                    groups.setdefault(self._shape(state, weights), []).append(state)
+                    draft = state.spec.draft
+                    if draft not in weights:
+                        weights[draft] = all_addresses(self.engine.model, state.spec)
+                    groups.setdefault(self._shape(state, weights[draft]), []).append(state)
                 else:
                     plain.append(state)
         found = []
@@ -94,7 +98,7 @@ class SchedulerSlots:
 
     def _shape(self, state: RequestState, weights: int) -> Shape:
         request, kind = state.request, state.spec.device_key
-        capacity = next_power(len(request.prompt) + state.limit, MIN_CAPACITY)
+        capacity = next_power(len(request.prompt) + state.limit + tokens_per_step(kind) - 1, MIN_CAPACITY)
         sources = next_power(len(request.source), MIN_CAPACITY // 2) if request.source is not None else 0
         slots = max(1, self.rows // kind.decoding.rows)
         return Shape(kind, slots, capacity, sources, weights)

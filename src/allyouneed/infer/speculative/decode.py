@@ -65,6 +65,41 @@ class SpeculativeRow(DraftRow):
     finished: bool = False
     stats: DraftStats = DraftStats()
 
+    def extend(self, tokens: Sequence[int], log_probs: Sequence[float], guessed: int, group: int) -> None:
+        """Append the tokens that one pass has accepted, of so many draft tokens, and the model's own. `group`: texts of
+        the request."""
+        self.stats += DraftStats(1, guessed, len(tokens) - 1)
+        for token, log_prob in zip(tokens, log_probs, strict=True):
+            if not self.finished:  # accepted tokens after the end are dropped
+                self._append(token, log_prob, group)
+
+    def _append(self, token: int, log_prob: float, group: int) -> None:
+        state, spec = self.state, self.state.spec
+        if spec.force_eos and self.generated + 1 == state.limit:
+            token, log_prob = spec.eos, 0.0
+        self.tokens.append(token)
+        self.log_probs.append(log_prob)
+        ends = token in spec.eos_ids
+        if state.streams and group == 1 and not ends:
+            state.emit(token)
+        tokens = self.tokens[self.prompt_length :]
+        self.finished = ends or self.generated >= state.limit or matches_stop(state, tokens)
+        self.finished = self.finished or state.cancelled or is_looping(tokens, spec.decoding)
+        if self.finished:
+            plain = make_hypothesis(spec, state, tokens, self.log_probs, sum(self.log_probs))
+            values = {part.name: getattr(plain, part.name) for part in fields(plain)}
+            state.hypotheses.append(SpeculativeHypothesis(**values, stats=self.stats))
+            if len(state.hypotheses) == group:
+                state.complete()
+
+
+def draft_uniforms(state: RequestState, line: int) -> Tensor:
+    """(tokens, 3) of one text of a request: see `DraftRow`. The last column decides tokens without a draft, too: the
+    numbers of decoding without one."""
+    key = (state.seed, line, *state.request.sample_key)
+    more = uniform_stream((*key, 1), 2 * state.limit).view(-1, 2)
+    return torch.cat((more, uniform_stream(key, state.limit)[:, None]), 1)
+
 
 def check_draft_options(decoding: Decoding) -> None:
     if decoding.method == "beam" and decoding.beam > 1:
@@ -79,12 +114,12 @@ class SpeculativeDecoder:
         self.model, self.states, self.device = model, states, states.device
         self.spec = requests[0].spec
         draft: Draft = self.spec.draft
-        self.ahead, self.options, self.eos_ids = draft.ahead, self.spec.decoding, self.spec.eos_ids
+        self.ahead, self.options = draft.ahead, self.spec.decoding
         self.rules = PositionRules(self.spec, self.device)
         self.group = self.options.best if self.rules.samples else 1
         logits = model.head(last).float()
         self.rows = [
-            SpeculativeRow(list(prompt), len(prompt), self._request_uniforms(state, line), state=state)
+            SpeculativeRow(list(prompt), len(prompt), self._uniforms(state, line), state=state)
             for state, prompt in ((state, state.request.prompt) for state in requests)
             for line in range(self.group)
         ]
@@ -94,13 +129,8 @@ class SpeculativeDecoder:
             logits = logits.repeat_interleave(self.group, 0)
         self._verify(logits, [DraftTokens([]) for _ in self.rows])
 
-    def _request_uniforms(self, state: RequestState, line: int) -> Tensor | None:
-        """(tokens, 3). The last column decides tokens without a draft: the numbers of decoding without one."""
-        if not self.rules.samples:
-            return None
-        key = (state.seed, line, *state.request.sample_key)
-        more = uniform_stream((*key, 1), 2 * state.limit).view(-1, 2)
-        return torch.cat((more, uniform_stream(key, state.limit)[:, None]), 1).to(self.device)
+    def _uniforms(self, state: RequestState, line: int) -> Tensor | None:
+        return draft_uniforms(state, line).to(self.device) if self.rules.samples else None
 
     @property
     def active(self) -> bool:
@@ -152,10 +182,7 @@ class SpeculativeDecoder:
         chosen = logits if len(positions) == len(logits) else logits[positions]
         log_probs = iter(token_log_probs(chosen, flat).tolist())
         for (row, draft), tokens in zip(active, accepted, strict=True):
-            row.stats += DraftStats(1, len(draft.tokens), len(tokens) - 1)
-            for token, log_prob in [(token, next(log_probs)) for token in tokens]:
-                if not row.finished:  # accepted tokens after the end are dropped
-                    self._append(row, token, log_prob)
+            row.extend(tokens, [next(log_probs) for _ in tokens], len(draft.tokens), self.group)
 
     def _accept(self, logits: Tensor, active: Sequence[tuple[SpeculativeRow, DraftTokens]]) -> list[list[int]]:
         """The draft tokens of each row that are accepted, and the model's own token after them."""
@@ -191,25 +218,6 @@ class SpeculativeDecoder:
         theirs = torch.stack([target.new_zeros(target.shape[1]) if probs is None else probs for probs in rejected])
         own = resample(target[positions], theirs, torch.stack(numbers)).tolist()
         return [[*tokens, token] for tokens, token in zip(found, own, strict=True)]
-
-    def _append(self, row: SpeculativeRow, token: int, log_prob: float) -> None:
-        state = row.state
-        if self.spec.force_eos and row.generated + 1 == state.limit:
-            token, log_prob = self.spec.eos, 0.0
-        row.tokens.append(token)
-        row.log_probs.append(log_prob)
-        ends = token in self.eos_ids
-        if state.streams and self.group == 1 and not ends:
-            state.emit(token)
-        tokens = row.tokens[row.prompt_length :]
-        row.finished = ends or row.generated >= state.limit or matches_stop(state, tokens)
-        row.finished = row.finished or state.cancelled or is_looping(tokens, self.options)
-        if row.finished:
-            plain = make_hypothesis(self.spec, state, tokens, row.log_probs, sum(row.log_probs))
-            values = {part.name: getattr(plain, part.name) for part in fields(plain)}
-            state.hypotheses.append(SpeculativeHypothesis(**values, stats=row.stats))
-            if len(state.hypotheses) == self.group:
-                state.complete()
 
     def _drop_finished(self) -> None:
         """Drop requests that are done when enough of them are, for dropping copies the states."""

@@ -67,6 +67,17 @@ class Draft(ABC):
             raise UserError(f"ahead={ahead}: must be from 1 to {MAX_TRIM - 1}")
         self.ahead = ahead
 
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for drafts that propose the same, so that their requests share a batch, and batches their graphs."""
+        return (id(self),)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Draft) and type(other) is type(self) and other.key == self.key
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.key))
+
     @abstractmethod
     def start(self, requests: Sequence[Request], group: int, rules: PositionRules, vocab: int) -> Drafter:
         """For these requests, `group` rows each, under the rules of the model, which has so many tokens."""
@@ -82,6 +93,10 @@ class PromptLookup(Draft):
     def __init__(self, ahead: int = LOOKUP_AHEAD, source: bool = True) -> None:
         super().__init__(ahead)
         self.source = source
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return self.ahead, self.source
 
     def start(self, requests: Sequence[Request], group: int, rules: PositionRules, vocab: int) -> Drafter:
         sources = [list(request.source or ()) if self.source else [] for request in requests]
@@ -154,6 +169,10 @@ class DraftModel(Draft):
         super().__init__(ahead)
         self.engine = engine
 
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return self.ahead, id(self.engine.model), self.engine.limit
+
     def start(self, requests: Sequence[Request], group: int, rules: PositionRules, vocab: int) -> Drafter:
         return ModelDrafter(self.engine, requests, group, rules, vocab)
 
@@ -167,19 +186,11 @@ class ModelDrafter(Drafter):
     ) -> None:
         self.engine, self.rules, self.vocab = engine, rules, vocab
         engine.model.eval()
-        fits = [self._fits(request) for request in requests]
-        some = [request if fit else _shorten(request) for request, fit in zip(requests, fits, strict=True)]
+        some, fits = fit_requests(engine, requests)
         self.states, _ = engine.prefill(some)
         if group > 1:
             self.states.repeat_rows(group)
         self.fits = [fit for fit in fits for _ in range(group)]
-
-    def _fits(self, request: Request) -> bool:
-        config, limit = getattr(self.engine.model, "config", None), self.engine.limit
-        source_limit = getattr(config, "source_limit", None)
-        if limit is not None and len(request.prompt) > limit:
-            return False
-        return source_limit is None or len(request.source or ()) <= source_limit
 
     def propose(self, rows: Sequence[DraftRow], counts: Sequence[int]) -> list[DraftTokens]:
         self._trim(rows)
@@ -238,6 +249,19 @@ class ModelDrafter(Drafter):
     def select(self, rows: Sequence[int]) -> None:
         self.states.select(rows)
         self.fits = [self.fits[row] for row in rows]
+
+
+def fit_requests(engine: ModelRunner, requests: Sequence[Request]) -> tuple[list[Request], list[bool]]:
+    """Requests that a draft model can read, and which of them are the given ones; for the others it drafts nothing."""
+    fits = [_fits(engine, request) for request in requests]
+    return [request if fit else _shorten(request) for request, fit in zip(requests, fits, strict=True)], fits
+
+
+def _fits(engine: ModelRunner, request: Request) -> bool:
+    source_limit = getattr(getattr(engine.model, "config", None), "source_limit", None)
+    if engine.limit is not None and len(request.prompt) > engine.limit:
+        return False
+    return source_limit is None or len(request.source or ()) <= source_limit
 
 
 def _shorten(request: Request) -> Request:

@@ -8,9 +8,9 @@ The cache is (blocks, heads, slots, width). The block table locates the token at
     every = n    table (rows, positions / n): n tokens per block, slot p % n (block pool)
 
 One program per row, key-value head and split of the keys. The first split handles the new token: it rotates its key,
-stores key and value, and starts the sum with them, so no program reads what is being written. With grouped queries, the
-first keys are loaded while the previous kernel may still compute queries: they were written in earlier steps. The plain
-definition is in `nn/ops/attention/decode.py`.
+stores key and value, and starts the sum with them, so no program reads what is being written. With grouped queries and
+a new token, the first keys are loaded while the previous kernel may still compute queries: they were written in earlier
+steps. The plain definition is in `nn/ops/attention/decode.py`.
 """
 
 from __future__ import annotations
@@ -106,12 +106,12 @@ def _decode_attention(
     q_row, k_row, v_row, q_part, table_row, slots, scale, bias_row, bias_head, bias_size,
     KV: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr, QUERIES: tl.constexpr,
     EVERY: tl.constexpr, NEW: tl.constexpr, TURNS: tl.constexpr, SHARES: tl.constexpr, TILE: tl.constexpr,
-    PARTS: tl.constexpr, BIAS: tl.constexpr, OVERLAP: tl.constexpr,
+    PARTS: tl.constexpr, BIAS: tl.constexpr, WAIT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row, kv, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if OVERLAP:
         gdc_launch_dependents()
-        if QUERIES == 1:
+        if WAIT:
             gdc_wait()
     # data of earlier steps is visible, whatever the previous kernel still does
     count = tl.load(seen + row).to(tl.int32)
@@ -126,7 +126,7 @@ def _decode_attention(
         keys, values, table, row, table_row, begin, end, kv, slots, f, half, EVERY, KV, WIDTH, TILE
     )
     if OVERLAP:  # noqa: SIM102
-        if QUERIES > 1:
+        if not WAIT:
             gdc_wait()
     g = tl.arange(0, QUERIES)
     heads = kv * GROUP + g
@@ -261,7 +261,7 @@ def decode_attention(
         wide.shape[-1], KV=kv_heads, GROUP=group, WIDTH=width, HALF=max(16, triton.next_power_of_2(width // 2)),
         QUERIES=1 if group == 1 else max(16, triton.next_power_of_2(group)), EVERY=every, NEW=new is not None,
         TURNS=turns is not None, SHARES=cut.shares, TILE=cut.tile, PARTS=parts, BIAS=bias is not None,
-        OVERLAP=overlap, num_warps=cut.warps,
+        WAIT=group == 1 or new is None, OVERLAP=overlap, num_warps=cut.warps,
         num_stages=3 if group == 1 else 2, launch_pdl=overlap,
     )  # fmt: skip
     return out

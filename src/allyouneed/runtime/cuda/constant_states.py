@@ -7,7 +7,7 @@ tensors are allocated by the first step, before a graph is captured (`GraphRunne
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ class Fixed:
     def __init__(self, fresh: Sequence[Tensor]) -> None:
         self.tensors = tuple(x.clone() for x in fresh)
         self.fresh = tuple(x[:1].clone() for x in fresh)
+        self.kept: tuple[Tensor, ...] = ()  # (tokens, rows, …)
 
     def write(self, new: Sequence[Tensor]) -> None:
         for own, value in zip(self.tensors, new, strict=True):
@@ -52,6 +53,18 @@ class Fixed:
         for number, own in enumerate(self.tensors):
             value = self.fresh[number].expand(len(given.rows), *own.shape[1:]) if past is None else past[number]
             own[given.rows] = value[:, None].to(own.dtype).expand(-1, given.rows.shape[1], *own.shape[1:])
+
+    def keep(self, token: int, tokens: int) -> None:
+        """Remember the values after one of several tokens, for `restore`."""
+        if not self.kept:
+            self.kept = tuple(own.new_empty(tokens, *own.shape) for own in self.tensors)
+        for kept, own in zip(self.kept, self.tensors, strict=True):
+            kept[token].copy_(own)
+
+    def restore(self, token: Tensor) -> None:
+        """The values after this token (rows,) of each row."""
+        rows = torch.arange(len(token), device=token.device)
+        self.write([kept[token, rows] for kept in self.kept])
 
     @property
     def bytes(self) -> int:
@@ -294,6 +307,21 @@ class StaticRetrievedKeyValues(RetrievedKeyValues):
 
 
 OWN_SOURCE.add(SourceFeatureSums)
+
+
+def fixed_in(states: Any) -> Iterator[Fixed]:
+    """The tensors of constant size in these states; they exist after the first step."""
+    if isinstance(states, dict):
+        states = list(states.values())
+    if isinstance(states, list):
+        for state in states:
+            yield from fixed_in(state)
+    elif isinstance(states, NestedStates):
+        yield from fixed_in(states.parts)
+    elif isinstance(states, AttentiveGRUState):
+        yield from fixed_in(states.recent)
+    elif isinstance(fixed := getattr(states, "fixed", None), Fixed):
+        yield fixed
 
 
 @make_static_state.register(Recurrent)

@@ -23,6 +23,7 @@ from allyouneed.runtime.cuda import (
 )
 from allyouneed.runtime.cuda.kernels import (
     NORMS,
+    Kernel,
     StepSetup,
     add_norm,
     embed_kernel,
@@ -106,7 +107,7 @@ class DecodeStep:
             return partial(_add, op)
         if isinstance(op, Call):
             state = find_states(op.state, layers)
-            return partial(_call, op, kernel(op.part, self.setup, state, partial_sum))
+            return call_step(op, kernel(op.part, self.setup, state, partial_sum))
         return partial(_apply, op)
 
 
@@ -122,7 +123,11 @@ def _add(op: Add, values: Values, positions: Tensor, context: Context) -> None:
     values[op.output] = left + (right if right.dim() == 2 else total(right).to(left.dtype))
 
 
-def _call(op: Call, run: Any, values: Values, positions: Tensor, context: Context) -> None:
+def call_step(op: Call, run: Kernel) -> Step:
+    return partial(_call, op, run)
+
+
+def _call(op: Call, run: Kernel, values: Values, positions: Tensor, context: Context) -> None:
     values[op.output] = run(values[op.input], positions, context)
 
 

@@ -113,7 +113,7 @@ def attention_kernel(
 
     def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
         if part.qkv is not None:  # the attention kernel adds up partial sums
-            sums = type(part.scores).prepare is ScoresModule.prepare
+            sums = type(part.scores).prepare is ScoresModule.prepare and len(x) == setup.states.rows
             q, k, v = linear(x, part.qkv, partial=sums).split([part.inner, part.kv_width, part.kv_width], -1)
         else:
             q, k, v = linear(x, part.q), linear(x, part.k), linear(x, part.v)
@@ -204,7 +204,7 @@ def _shared_attention(part: SharedAttention, setup: StepSetup, state: Any, parti
         if isinstance(part.relative, RotaryModule):
             rotation = row_rotation(part.relative, setup, positions, context)
         keys, values, counters = cache.keys, cache.values, states.counters
-        seen = decode_attention(q, keys, values, counts, scale, states.table, None, rotation, counters)
+        seen = decode_attention(q, keys, values, counts, scale, states.table_of(len(x)), None, rotation, counters)
         return linear(seen.flatten(1), part.out, partial=partial)
 
     return run

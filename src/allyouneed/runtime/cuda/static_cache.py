@@ -20,7 +20,7 @@ from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttenti
 from allyouneed.nn.mixers.attention.shared_kv import SharedKeys
 from allyouneed.nn.models.decoder_decoder import DecoderDecoderModel
 from allyouneed.nn.models.stack import Stack
-from allyouneed.nn.ops.attention.decode import BlockTable, decode_attention
+from allyouneed.nn.ops.attention.decode import BlockTable, decode_attention, rotate_halves
 from allyouneed.nn.positions.relative import RelativeModule
 from allyouneed.nn.positions.rotary import RotaryModule
 from allyouneed.nn.states.base import State, States
@@ -56,6 +56,11 @@ class StaticTokens:
         """One token per row: tensors (rows, heads, 1, features), positions (rows,)."""
         for stored, one in zip(self.allocate(new), new, strict=True):
             stored[self.states.row_ids, :, positions] = one[:, :, 0].to(stored.dtype)
+
+    def write_rows(self, new: Sequence[Tensor], rows: Tensor, positions: Tensor) -> None:
+        """Tokens of any rows: tensors (n, heads, features), rows and positions (n,)."""
+        for stored, one in zip(self.allocate([x[:, :, None] for x in new]), new, strict=True):
+            stored[rows, :, positions] = one.to(stored.dtype)
 
     def read(self) -> tuple[Tensor, ...]:
         """Every row's tokens, in order of their positions."""
@@ -104,8 +109,17 @@ class StaticKVCache(KVState):
         bias: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Store one new token per row at `positions` (rows,) and attend to all up to it: (rows, heads, head_width).
-        Arguments: see `decode_attention`."""
+        Arguments: see `decode_attention`. Several tokens per row (multi_token.py) are all stored before they attend."""
         states = self.states
+        if len(positions) > states.rows:
+            key = new[0]
+            if rotation is not None:
+                key = rotate_halves(key, *rotation[:, None].chunk(2, -1))
+            self.tokens.write_rows((key, new[1]), states.rows_of(len(positions)), positions)
+            table, counts = states.table_of(len(positions)), positions + 1
+            return decode_attention(
+                q, self.keys, self.values, counts, scale, table, None, rotation, states.counters, bias
+            )
         return decode_attention(
             q, self.keys, self.values, positions, scale, states.table, new, rotation, states.counters, bias
         )
@@ -219,15 +233,16 @@ def plain_state(part: Any) -> State | None:
 class StaticStates(States):
     """States of a model, or of a stack of decoder blocks: `slot_count` slots of `group` rows, with `capacity` tokens of
     each row and `source_capacity` tokens of a source (0: no source). `device_lengths` (rows,) are its lengths on the
-    device. Encoded sources are kept as a whole if a part or the head reads them in every step."""
+    device. `tokens`: a row may get as many at once (multi_token.py). Encoded sources are kept as a whole if a part or
+    the head reads them in every step."""
 
     joins = False
 
-    def __init__(self, owner: Any, slots: int, group: int, capacity: int, sources: int) -> None:
+    def __init__(self, owner: Any, slots: int, group: int, capacity: int, sources: int, tokens: int = 1) -> None:
         weight = next(owner.parameters())
         device, self.dtype = weight.device, weight.dtype
         self.width: int = owner.width if isinstance(owner, Stack) else owner.config.width
-        self.slot_count, self.capacity, self.source_capacity = slots, capacity, sources
+        self.slot_count, self.capacity, self.source_capacity, self.tokens = slots, capacity, sources, tokens
         self.rows = rows = slots * group
         self.row_ids = torch.arange(rows, device=device)
         self.device_lengths = torch.zeros(rows, dtype=torch.long, device=device)
@@ -252,11 +267,24 @@ class StaticStates(States):
         self.source_lengths = torch.ones(rows, dtype=torch.long, device=device)
         inside = [one for layer in parts for part in layer.values() for one in part.modules()]
         heads = [getattr(one, "kv_heads", getattr(one, "heads", 1)) for one in inside]
-        self.counters = torch.zeros(rows * max(heads, default=1), dtype=torch.int32, device=device)
+        self.counters = torch.zeros(rows * tokens * max(heads, default=1), dtype=torch.int32, device=device)
+        self.token_rows = self.row_ids.repeat_interleave(tokens)  # of all new tokens
+        self.token_blocks = self.block_table.repeat_interleave(tokens, 0)
+        sources_of = (self.token_rows // group).int()[:, None].contiguous()
+        self.token_sources = BlockTable(sources_of, 0, group * tokens)
         self.layers = [
             {name: make_static_state(state, parts[n][name], self) for name, state in layer.items() if state is not None}
             for n, layer in enumerate(plain)
         ]
+
+    def rows_of(self, queries: int) -> Tensor:
+        """The row of each query, of which a row has one or `tokens`."""
+        return self.row_ids if queries == self.rows else self.token_rows
+
+    def table_of(self, queries: int) -> BlockTable:
+        if queries == self.rows:
+            return self.table
+        return self.table._replace(blocks=self.token_blocks, rows_per_block=self.tokens if self.group == 1 else None)
 
     def _empty_memory(self, width: int, device: torch.device) -> Memory:
         """Of sources that are one token long; of no `width` if nothing reads them."""
@@ -344,7 +372,9 @@ class StaticStates(States):
 
 
 def attend_source(q: Tensor, state: CrossKVCache, states: StaticStates, scale: float) -> Tensor:
-    """(rows, heads, head_width): one token per row attends to its source, which all rows of a slot share."""
-    keys, values, lengths = state.keys, state.values, states.source_lengths
+    """(rows, heads, head_width): each query attends to its source, which all rows of a slot share."""
+    keys, values, lengths, table = state.keys, state.values, states.source_lengths, states.source_table
     assert keys is not None and values is not None
-    return decode_attention(q, keys, values, lengths, scale, states.source_table, counters=states.counters)
+    if q.shape[-3] > states.rows:
+        lengths, table = lengths[states.token_rows], states.token_sources
+    return decode_attention(q, keys, values, lengths, scale, table, counters=states.counters)

@@ -76,8 +76,8 @@ class StaticWindowKVCache(KVState):
 
 @make_static_state.register(WindowKVCache)
 def _window(state: WindowKVCache, part: Any, states: StaticStates) -> KVState:
-    """A ring, unless all positions of a row fit into it."""
-    recent = max(1, state.ring - MAX_TRIM)
+    """A ring, unless all positions of a row fit into it. Tokens that may be rejected overwrite none that is needed."""
+    recent = max(1, state.ring - MAX_TRIM) + states.tokens - 1
     if state.first + recent < states.capacity:
         return StaticWindowKVCache(states, state.first, recent)
     return static_kv_cache(state, part, states)

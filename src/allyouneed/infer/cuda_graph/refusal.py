@@ -1,0 +1,73 @@
+"""Why requests are decoded without CUDA graphs. docs/decoding.md lists the reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from allyouneed.infer.decoding.base import DecodingSpec
+from allyouneed.infer.model_runner import ModelRunner
+from allyouneed.infer.request import Request
+from allyouneed.infer.speculative.drafts import Draft, DraftModel, PromptLookup
+from allyouneed.runtime.cuda.capture import can_capture, position_limit
+
+
+class ModelLimits(NamedTuple):
+    """Whether a step of the model can be captured, and how many positions it has then (None: any number)."""
+
+    captures: bool
+    positions: int | None
+
+
+def model_limits(model: Any) -> ModelLimits:
+    return ModelLimits(can_capture(model), position_limit(model))
+
+
+def refusal(
+    engine: ModelRunner, spec: DecodingSpec, requests: Sequence[Request] = (), known: ModelLimits | None = None
+) -> str | None:
+    """Why model, specification and requests have no steps of a fixed shape that do not depend on the host; None: they
+    have. `known`: the limits of the model, if the caller has looked them up."""
+    found = _options(spec, requests) or _engine(engine)
+    if found is not None:
+        return found
+    if spec.draft is not None and (found := _draft(engine, spec.draft)) is not None:
+        return found
+    ahead = 0 if spec.draft is None else spec.draft.ahead
+    limits = [known or model_limits(engine.model)]
+    if isinstance(spec.draft, DraftModel):
+        limits.append(model_limits(spec.draft.engine.model))
+    sizes = [max(len(r.prompt) + engine.token_limit(r) + ahead, len(r.source or ())) for r in requests]
+    for captures, positions in limits:
+        if not captures:
+            return "a part of the model cannot be captured"
+        if positions is not None and max(sizes, default=0) > positions:
+            return f"parts of the model have {positions} positions, which a captured step cannot check"
+    return None
+
+
+def _options(spec: DecodingSpec, requests: Sequence[Request]) -> str | None:
+    beams = spec.decoding.method == "beam" and spec.decoding.beam > 1
+    if spec.logits_processor is not None and spec.row_rules is None:
+        return "a logits processor runs on the host"
+    if spec.row_rules is not None and (beams or spec.draft is not None):
+        return "a logit bias of each request is for independent rows"
+    if beams and any(request.stop is not None or request.observer is not None for request in requests):
+        return "stop conditions and observers of beams run on the host"
+    return None
+
+
+def _engine(engine: ModelRunner) -> str | None:
+    if engine.bidirectional_prompt:
+        return "the tokens of a prompt attend to each other"
+    return "neighbours are retrieved by the host" if engine.retrieve is not None else None
+
+
+def _draft(engine: ModelRunner, draft: Draft) -> str | None:
+    if type(draft) is PromptLookup:
+        return None
+    if type(draft) is not DraftModel:
+        return f"{type(draft).__name__} drafts on the host"
+    if draft.engine.device != engine.device:
+        return "the draft model is on another device"
+    return _engine(draft.engine)
