@@ -30,11 +30,12 @@ from allyouneed.nn.activations import ACTIVATIONS as ACTIVATION
 from allyouneed.nn.batch import IGNORE
 from allyouneed.nn.ops import cross_entropy as chunked
 from allyouneed.nn.ops import retention as retain
+from allyouneed.nn.ops.unpack import first_tokens
 from allyouneed.nn.ops.wkv import LEAST, initial_state, prefix_states, wkv_output
 from allyouneed.runtime.cuda.bias_gradients import ACTIVATIONS as FUSED
 from allyouneed.runtime.cuda.bias_gradients import ROWS
 from check_experts import experts
-from check_state_spaces import state_spaces
+from check_state_spaces import random_starts, state_spaces
 
 LIMITS = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 # batch, heads, time, keys, values
@@ -74,6 +75,11 @@ ACTIVATIONS = {"": lambda x: x, **{name: ACTIVATION[name] for name in ("relu", "
 Sizes = Sequence[int]
 
 
+def of_last(starts: Tensor) -> Tensor:
+    """(batch, time) bool: tokens of the sentence that a packed row ends with."""
+    return torch.arange(starts.shape[1], device=starts.device) >= starts[:, -1:]
+
+
 class Check:
     def __init__(self, device: str) -> None:
         self.device, self.wrong = device, 0
@@ -90,9 +96,10 @@ class Check:
         self.wrong += not good
         print(f"{name:62s} {' '.join(f'{e:.1e}' for e in errors)}  {'ok' if good else 'DIFFERS'}", flush=True)
 
-    def retention(self, sizes: Sizes, dtype: torch.dtype, steady: bool, begun: bool) -> None:
+    def retention(self, sizes: Sizes, dtype: torch.dtype, steady: bool, begun: bool, packed: bool = False) -> None:
         batch, heads, time, keys, values = sizes
         torch.manual_seed(time)
+        starts = random_starts(batch, time, self.device) if packed else None
         turned = [torch.randn(batch, time, heads, width).transpose(1, 2) for width in (keys, keys, values)]
         given = [x.to(dtype).to(self.device) for x in turned]
         steps = torch.arange(heads)[None, :, None] / 1.0 if steady else 2 * torch.randn(batch, heads, time)
@@ -106,23 +113,28 @@ class Check:
             decay = log.to(dtypes[1]).requires_grad_(not steady)
             sums = None if begin is None else (self.leaf(begin[0], dtypes[1]), begin[1].to(self.device, dtypes[1]))
             if plain:
-                o, r = retain.chunkwise(q, k, v, decay, sums)
+                o, r = retain.chunkwise(q, k, v, decay, sums, starts)
                 s, z = retain.fold(
-                    sums or retain.initial_state(batch, heads, keys, values, q), k, v, decay.expand(batch, heads, time)
+                    sums or retain.initial_state(batch, heads, keys, values, q),
+                    k if starts is None else k * of_last(starts)[:, None, :, None],
+                    v,
+                    decay.expand(batch, heads, time),
                 )
             else:
-                o, r, (s, z) = retention(q, k, v, decay, sums)
+                o, r, (s, z) = retention(q, k, v, decay, sums, starts)
             leaves = [x for x in (q, k, v, decay, *(sums or ())) if x.requires_grad]
             loss = (o.double() * g).sum() + (s.double() * g_end).sum()
             return [o, r, s, z, *torch.autograd.grad(loss, leaves)]
 
         found, exact = run((dtype, torch.float32), False), run((torch.float64, torch.float64), True)
-        kind = f"{'steady' if steady else 'gated'}{', begun' if begun else ''}"
+        kind = f"{'steady' if steady else 'gated'}{', begun' if begun else ''}{', packed' if packed else ''}"
         self.report(f"retention {tuple(sizes)} {str(dtype)[6:]} {kind}", found, exact, LIMITS[dtype])
 
-    def wkv(self, sizes: Sizes, dtype: torch.dtype, ragged: bool, begun: bool) -> None:
+    def wkv(self, sizes: Sizes, dtype: torch.dtype, ragged: bool, begun: bool, packed: bool = False) -> None:
         batch, time, features = sizes
         torch.manual_seed(time)
+        starts = random_starts(batch, time, self.device) if packed else None
+        first = None if starts is None else first_tokens(starts)
         k, v = (torch.randn(batch, time, features).to(dtype) for _ in range(2))
         w, u = torch.linspace(-6, 3, features) + 0.1 * torch.randn(features), torch.randn(features)
         m, a, b = initial_state(batch, features, k)
@@ -137,19 +149,19 @@ class Check:
             leaves = [self.leaf(x, dtypes[0]) for x in (k, v)] + [self.leaf(x, dtypes[1]) for x in (w, u, a, b)]
             past = (m.to(self.device, dtypes[1]), leaves[4], leaves[5])
             if plain:
-                sums = prefix_states(past, leaves[0], leaves[1], leaves[2].exp())
-                y = wkv_output(sums, leaves[0], leaves[1], leaves[3]) * inside
+                sums = prefix_states(past, leaves[0], leaves[1], leaves[2].exp(), first)
+                y = wkv_output(sums, leaves[0], leaves[1], leaves[3], first) * inside
                 at = lengths[:, None, None].expand(-1, 1, features)
                 then = [x.gather(1, at)[:, 0] for x in sums]
             else:
                 told = lengths if ragged else None
-                y, ends = wkv(past, leaves[0], leaves[1], leaves[2].exp(), leaves[3], told, LEAST)
+                y, ends = wkv(past, leaves[0], leaves[1], leaves[2].exp(), leaves[3], told, LEAST, starts)
                 then = list(ends)
             loss = (y.double() * g).sum() + (then[1].double() * g_a).sum() + (then[2].double() * g_b).sum()
             return [y, *then, *torch.autograd.grad(loss, leaves)]
 
         found, exact = run((dtype, torch.float32), False), run((torch.float64, torch.float64), True)
-        kind = f"{'ragged' if ragged else 'whole'}{', begun' if begun else ''}"
+        kind = f"{'ragged' if ragged else 'whole'}{', begun' if begun else ''}{', packed' if packed else ''}"
         self.report(f"wkv {tuple(sizes)} {str(dtype)[6:]} {kind}", found, exact, LIMITS[dtype])
 
     def look(self, sizes: Sizes, dtype: torch.dtype, new: bool, turned: bool) -> None:
@@ -375,6 +387,8 @@ def sums(check: Check, cuda: bool) -> None:
             # the interpreter multiplies no bfloat16
             for dtype in (torch.float32, torch.bfloat16 if cuda else torch.float16):
                 check.retention(sizes, dtype, steady, begun)
+                if sizes[2] > 1:  # the decay of a single token has no gradient
+                    check.retention(sizes, dtype, steady, False, packed=True)
     if cuda:
         check.retention(LARGE_RETENTIONS[0], torch.float16, False, True)
     print("wkv, m, a, b, gradients of k, v, w, u, a before, b before")
@@ -382,6 +396,9 @@ def sums(check: Check, cuda: bool) -> None:
         for ragged, begun in ((True, True), (False, False)):
             for dtype in (torch.float32, torch.bfloat16) if cuda else (torch.float32,):
                 check.wkv(sizes, dtype, ragged, begun)
+        check.wkv(sizes, torch.float32, False, False, packed=True)
+        if cuda:
+            check.wkv(sizes, torch.bfloat16, False, False, packed=True)
 
 
 def decoding(check: Check, cuda: bool) -> None:

@@ -51,14 +51,22 @@ def compare(
     check.report(f"{name} {str(dtype)[6:]}", *runs, LIMITS[dtype])
 
 
-def scanning(check: Check, sizes: tuple[int, int, int, int, bool], dtype: torch.dtype) -> None:
+def random_starts(batch: int, time: int, device: str) -> Tensor:
+    """Where the sentence of each token begins in packed rows of random sentences, some of one token."""
+    steps = torch.arange(time)
+    first = (torch.rand(batch, time) < torch.tensor([[0.02], [0.3]]).repeat(batch, 1)[:batch]) | (steps == 0)
+    return torch.where(first, steps, 0).cummax(1).values.int().to(device)
+
+
+def scanning(check: Check, sizes: tuple[int, int, int, int, bool], dtype: torch.dtype, packed: bool = False) -> None:
     batch, time, features, states, ragged = sizes
     torch.manual_seed(time)
+    starts = random_starts(batch, time, check.device) if packed else None
     given = {"x": torch.randn(batch, time, features), "steps": torch.randn(batch, time, features) - 3}
     given |= {"b": torch.randn(batch, time, states), "c": torch.randn(batch, time, states)}
     given |= {"bias": torch.randn(features), "a": -4 * torch.rand(states, features), "skip": torch.randn(features)}
     given["state"] = torch.randn(batch, states, features)
-    lengths = torch.randint(0, time + 1, (batch,)).to(check.device) if ragged else None
+    lengths = torch.randint(0, time + 1, (batch,)).to(check.device) if ragged and not packed else None
     real = None if lengths is None else torch.arange(time, device=check.device) < lengths[:, None]
 
     def masked(y: Tensor, state: Tensor) -> list[Tensor]:
@@ -66,41 +74,54 @@ def scanning(check: Check, sizes: tuple[int, int, int, int, bool], dtype: torch.
 
     order = ("x", "steps", "bias", "a", "b", "c", "skip", "state")
     compare(
-        check, f"selective scan {sizes}", given, ("bias", "a", "skip", "state"), dtype,
-        lambda found: masked(*scan.selective_scan(*(found[key] for key in order), lengths)),
-        lambda exact: masked(*selective_ssm(*(exact[key] for key in order), real)),
+        check, f"selective scan {sizes}{' packed' if packed else ''}", given, ("bias", "a", "skip", "state"), dtype,
+        lambda found: masked(*scan.selective_scan(*(found[key] for key in order), lengths, starts)),
+        lambda exact: masked(*selective_ssm(*(exact[key] for key in order), real, starts)),
     )  # fmt: skip
 
 
-def convolving(check: Check, sizes: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+def convolving(check: Check, sizes: tuple[int, int, int, int], dtype: torch.dtype, packed: bool = False) -> None:
     batch, time, features, taps = sizes
     torch.manual_seed(time)
+    starts = random_starts(batch, time, check.device) if packed else None
     given = {"x": torch.randn(batch, time, 2 * features), "before": torch.randn(batch, taps - 1, features)}
     given |= {"taps": torch.randn(features, taps), "bias": torch.randn(features)}
 
     def plain(exact: Given) -> list[Tensor]:
-        seen = torch.cat((exact["before"], exact["x"][..., :features]), 1).transpose(1, 2)
+        seen = torch.cat((exact["before"], exact["x"][..., :features]), 1)
+        if starts is not None:
+            windows, at = (
+                seen.unfold(1, taps, 1),
+                torch.arange(time, device=check.device),
+            )  # (batch, time, features, taps)
+            inside = at[:, None] + torch.arange(1 - taps, 1, device=check.device) >= starts[..., None]
+            return [silu((windows * inside[:, :, None] * exact["taps"]).sum(-1) + exact["bias"])]
+        seen = seen.transpose(1, 2)
         return [silu(conv1d(seen, exact["taps"][:, None], exact["bias"], groups=features)).transpose(1, 2)]
 
     def ours(found: Given) -> list[Tensor]:
-        return [short_convolution(found["x"][..., :features], found["before"], found["taps"], found["bias"])]
+        given = (found["x"][..., :features], found["before"], found["taps"], found["bias"])
+        return [short_convolution(*given, starts)]
 
-    compare(check, f"short convolution {sizes}", given, ("taps", "bias"), dtype, ours, plain)
+    name = f"short convolution {sizes}{' packed' if packed else ''}"
+    compare(check, name, given, ("taps", "bias"), dtype, ours, plain)
 
 
-def duality(check: Check, sizes: tuple[int, int, int, int, int, int], dtype: torch.dtype) -> None:
-    """Mamba-2 by retention's kernel."""
+def duality(check: Check, sizes: tuple[int, int, int, int, int, int], dtype: torch.dtype, packed: bool = False) -> None:
+    """Mamba-2 by retention's kernel. The state after packed rows means nothing."""
     batch, heads, groups, time, states, width = sizes
     torch.manual_seed(time)
+    starts = random_starts(batch, time, check.device) if packed else None
     given = {"x": torch.randn(batch, time, heads, width), "log": -torch.randn(batch, heads, time).exp() / 3}
     given |= {"b": torch.randn(batch, groups, time, states), "c": torch.randn(batch, groups, time, states)}
     given["state"] = torch.randn(batch, heads, states, width)
 
     def run(form: Callable[..., tuple[Tensor, Tensor]], found: Given) -> list[Tensor]:
-        return list(form(found["x"].transpose(1, 2), *(found[key] for key in ("log", "b", "c", "state"))))
+        y, h = form(found["x"].transpose(1, 2), *(found[key] for key in ("log", "b", "c", "state")), starts)
+        return [y, h] if starts is None else [y]
 
     compare(
-        check, f"state-space duality {sizes}", given, ("log", "state"), dtype,
+        check, f"state-space duality {sizes}{' packed' if packed else ''}", given, ("log", "state"), dtype,
         lambda found: run(ssd.by_kernel, found), lambda exact: run(ssd.chunked, exact),
     )  # fmt: skip
 
@@ -113,11 +134,14 @@ def state_spaces(check: Check, cuda: bool) -> None:
     for dtype in dtypes:
         for sizes in SCANS + (LARGE_SCANS if cuda else []):
             scanning(check, sizes, dtype)
+            scanning(check, sizes, dtype, packed=True)
     print("y, gradients of x, the inputs before, taps, bias")
     for dtype in dtypes:
         for some in CONVOLUTIONS + (LARGE_CONVOLUTIONS if cuda else []):
             convolving(check, some, dtype)
+            convolving(check, some, dtype, packed=True)
     print("y, the last state, gradients of x, log, B, C, the first state")
     for dtype in dtypes:
         for more in DUALS + (LARGE_DUALS if cuda else []):
             duality(check, more, dtype)
+            duality(check, more, dtype, packed=True)

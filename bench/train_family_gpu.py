@@ -4,6 +4,7 @@ against attention in the same run, experts against the dense model of the same a
     python bench/train_family_gpu.py                              # 16 rows of 1,024 tokens
     python bench/train_family_gpu.py --length 16384               # one row: what is linear must pass attention
     python bench/train_family_gpu.py --only retention,rwkv,mla    # some of them, and attention
+    python bench/train_family_gpu.py --packed                     # documents of 64 to 512 tokens fill the rows
     python bench/train_family_gpu.py --device cpu --tiny          # rehearsal
 
 The skeleton: 12 layers of width 768, 12 heads, a gated channel of 2048, vocabulary 32k (family_gpu.py). A step is that
@@ -37,7 +38,7 @@ from typing import Any
 import torch
 
 from allyouneed.config import parse
-from allyouneed.nn.batch import Batch, Rows
+from allyouneed.nn.batch import IGNORE, Batch, Rows
 from allyouneed.nn.models.base import Model
 from allyouneed.tasks.causal_lm import CausalLM
 from allyouneed.train.backend import Backend
@@ -48,6 +49,7 @@ from allyouneed.train.step import fetch_results
 from family_gpu import TINY, Sizes, mixers, tree
 
 TOKENS = 16384  # of a batch
+DOCUMENTS = (64, 512)  # lengths in packed rows
 # beside 0.75 of attention's share; attention is the dense model of the experts' active FLOPs
 ASKED = {"experts": ("attention", 0.6), "mla": ("hf mla", 1.2)}
 # in the order of their importance; LINEAR: faster than attention at 16k tokens
@@ -84,17 +86,18 @@ def models(s: Sizes, length: int) -> dict[str, dict[str, Any]]:
 class Trained:
     """What `allyouneed train` does."""
 
-    def __init__(self, keys: dict[str, Any], backend: Backend, batch: Batch) -> None:
+    def __init__(self, keys: dict[str, Any], backend: Backend, batches: list[Batch]) -> None:
         config = parse(Model, keys)  # type: ignore[type-abstract]
         self.model = config.build().to(backend.device).train()
         backend.compile_model(self.model)
         self.updates = CapturedUpdates(self.model, CausalLM(), Adam().build(self.model), 1.0, backend)
-        self.update = Update([batch], [DataPosition(0, 0)], batch.rows.tokens.numel(), DataPosition(0, 0))
+        at = DataPosition(0, 0)
+        self.steps = [Update([batch], [at], batch.rows.tokens.numel(), at) for batch in batches]
         self.number = 0
 
     def step(self) -> None:
         self.number += 1
-        pending = self.updates.run(self.update, self.number, 1e-4)
+        pending = self.updates.run(self.steps[self.number % len(self.steps)], self.number, 1e-4)
         if self.number in (1, 8):
             (now,) = fetch_results([pending])
             assert now.finite, now
@@ -144,6 +147,20 @@ class HuggingFace:
         self.optimiser.zero_grad(set_to_none=True)
 
 
+def batch_of(s: Sizes, rows: int, length: int, given: argparse.Namespace, device: torch.device) -> Batch:
+    """Whole rows, or packed ones, whose last document is cut off."""
+    text = torch.randint(1, s.vocab, (rows, length + 1), device=device)
+    tokens, labels = text[:, :-1].contiguous(), text[:, 1:].contiguous()
+    if not given.packed:
+        return Batch(Rows(tokens), labels=labels)
+    least, most = (4, 16) if given.tiny else DOCUMENTS
+    ends = torch.randint(least, most + 1, (rows, -(-length // least))).cumsum(1)
+    segments = torch.searchsorted(ends, torch.arange(length).expand(rows, -1).contiguous(), right=True) + 1
+    last = torch.nn.functional.pad(segments[:, 1:] != segments[:, :-1], (0, 1))
+    labels[last.to(device)] = IGNORE
+    return Batch(Rows(tokens, segments=segments.to(device)), labels=labels)
+
+
 def child(name: str, given: argparse.Namespace) -> None:
     """Compile, print a line of JSON, and measure once for each line of seconds read from standard input."""
     begun, s = time.perf_counter(), TINY if given.tiny else Sizes()
@@ -152,8 +169,7 @@ def child(name: str, given: argparse.Namespace) -> None:
     length, total = (32, 64) if given.tiny else (given.length, TOKENS)
     keys = models(s, length)[name]
     torch.manual_seed(0)
-    text = torch.randint(1, s.vocab, (total // length, length + 1), device=backend.device)
-    batch = Batch(Rows(text[:, :-1].contiguous()), labels=text[:, 1:].contiguous())
+    batches = [batch_of(s, total // length, length, given, backend.device) for _ in range(4 if given.packed else 1)]
 
     def wait() -> None:
         if cuda:
@@ -163,7 +179,7 @@ def child(name: str, given: argparse.Namespace) -> None:
         print(json.dumps(values), flush=True)
 
     try:
-        net: Any = HuggingFace(s, backend, batch) if name == "hf mla" else Trained(keys, backend, batch)
+        net: Any = HuggingFace(s, backend, batches[0]) if name == "hf mla" else Trained(keys, backend, batches)
         net.step()
         wait()
         compiled = time.perf_counter() - begun
@@ -240,7 +256,8 @@ class Bench:
         return float(self.given.seconds) - (time.perf_counter() - self.begun)
 
     def start(self, name: str) -> Worker:
-        options = ["--device", self.given.device, "--length", str(self.given.length)] + ["--tiny"] * self.given.tiny
+        options = ["--device", self.given.device, "--length", str(self.given.length)]
+        options += ["--tiny"] * self.given.tiny + ["--packed"] * self.given.packed
         command = [sys.executable, __file__, "--child", name, *options]
         around = {"TORCHINDUCTOR_COMPILE_THREADS": "2", **os.environ}
         with Path(self.logs, f"{name.replace(' ', '_')}.log").open("w") as log:
@@ -265,7 +282,8 @@ class Bench:
     def note(self, name: str, **values: Any) -> None:
         self.results.setdefault(name, {}).update(values)
         if os.environ.get("OUT"):
-            path = Path(os.environ["OUT"], f"train_family_gpu_{self.given.length}.json")
+            kind = "_packed" if self.given.packed else ""
+            path = Path(os.environ["OUT"], f"train_family_gpu_{self.given.length}{kind}.json")
             path.write_text(json.dumps({"ceiling": self.ceiling, "results": self.results}, indent=1))
 
     def wave(self, workers: list[Worker], reserve: float) -> None:
@@ -323,7 +341,7 @@ class Bench:
             if name in ASKED and ASKED[name][0] in speed:
                 peer, least = ASKED[name]
                 checks.append((peer, speed[name] / speed[peer], least))
-            if self.given.length > 1024:
+            if self.given.length > 1024 and not self.given.packed:
                 checks = [("attention", found.get("ratio"), 1.0)] if name in LINEAR else []
             for peer, ratio, least in checks:
                 if ratio is not None:
@@ -336,6 +354,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--length", type=int, default=1024, help="tokens of a row; a batch has 16,384")
+    parser.add_argument("--packed", action="store_true", help="rows of several documents")
     parser.add_argument("--only", help="names, separated by commas")
     parser.add_argument("--seconds", type=float, default=200)
     parser.add_argument("--at-once", type=int, default=12, help="processes that compile side by side")
@@ -348,8 +367,12 @@ def main() -> None:
         return
     sizes, length = TINY if given.tiny else Sizes(), 32 if given.tiny else given.length
     trees = models(sizes, length)
-    flops = {name: 3 * parse(Model, keys).cost(length).flops for name, keys in trees.items()}  # type: ignore[type-abstract]
+    least, most = DOCUMENTS
+    seen = (least**2 + least * most + most**2) * 2 // (3 * (least + most))  # length of a token's document, on average
+    around = min(length, seen) if given.packed else length
+    flops = {name: 3 * parse(Model, keys).cost(around).flops for name, keys in trees.items()}  # type: ignore[type-abstract]
     names = list(ORDER) if given.length <= 1024 else ["attention", *LINEAR]
+    names = [name for name in names if not given.packed or name != "hf mla"]  # theirs sees across documents
     if given.only:
         names = ["attention", *(name for name in given.only.split(",") if name != "attention")]
         if unknown := set(names) - set(ORDER):

@@ -20,9 +20,10 @@ class SubLayer(nn.Module):
     """A module between two residual additions. If it needs a decoding state, it implements `new_state`.
 
     `traceable`: `forward` has no data-dependent control flow after `prepare` has filled `context.memo`. A block of such
-    sub-layers is compiled as a whole (train/backend.py). `unpacks`: packed rows are unpacked to one sentence per row
-    (ops/unpack.py), whose shapes differ from batch to batch; such batches run eagerly. `position_limit`: the positions
-    for which it has weights, which a captured step cannot check; None: any number.
+    sub-layers is compiled as a whole (train/backend.py). `unpacks`: it reads sentences one after another
+    (`unpack_rows(context, restarts=True)`, ops/unpack.py). On a GPU packed rows stay as they are; elsewhere they are
+    unpacked to one sentence per row, whose shapes differ from batch to batch, so that such batches run eagerly.
+    `position_limit`: the positions for which it has weights, which a captured step cannot check; None: any number.
     """
 
     traceable: bool = False

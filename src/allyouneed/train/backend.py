@@ -91,7 +91,8 @@ class Backend:
 
 
 def _compile_block(block: Block) -> None:
-    """As a whole if it is traceable, except for batches that it has to unpack: these run its other parts compiled."""
+    """As a whole if it is traceable, except for batches whose rows are rearranged (nn/ops/unpack.py): these run its
+    other parts compiled."""
     parts: list[Any] = list(block.sublayers.values())
     unpacks = any(part.unpacks for part in parts)
     for part in parts if unpacks or not block.traceable else []:
@@ -103,7 +104,7 @@ def _compile_block(block: Block) -> None:
     whole: Any = block._compiled_call_impl
 
     def call(stream: Any, context: Context, states: Any = None) -> Any:
-        eager = unpacks and unpack_rows(context).tokens is not None
+        eager = unpacks and unpack_rows(context, restarts=True).tokens is not None
         losses = context.losses
         if losses is not None:  # the length of the list is part of a graph: each block starts with an empty one
             context.losses = []

@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 from allyouneed.config import parse
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.context import Context, TokenLayout
-from allyouneed.nn.mixers.performer import CHUNK, Performer, orthogonal_features, prefix_sums
+from allyouneed.nn.mixers.performer import Performer, orthogonal_features
 from allyouneed.nn.models.base import Model
+from allyouneed.nn.ops.linear_attention import CHUNK, prefix_sums
 from allyouneed.nn.states.window import MAX_TRIM
 from allyouneed.train.finish import average_weights
 from any_part import build

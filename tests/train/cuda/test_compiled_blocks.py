@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.backends.debugging import aot_eager
 
 from allyouneed import build
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.context import TokenLayout
-from allyouneed.nn.mixers.attention import attention
+from allyouneed.nn.mixers.attention import attention, infini
 from allyouneed.nn.mixers.attention.longnet import LongNetAttention
 from allyouneed.nn.models.block import Block
 from allyouneed.nn.models.stack import Stack
+from allyouneed.nn.ops import unpack
 from allyouneed.nn.ops.attention import select as attend
 from allyouneed.nn.ops.attention.block_mask import BlockLayout
 from allyouneed.nn.ops.attention.flex import Flex
@@ -141,6 +143,47 @@ def test_one_graph_for_all_layers_of_a_mixer(name: str, monkeypatch: pytest.Monk
                 module.compile(backend=counted, fullgraph=True, dynamic=False)
         for batch, wanted in zip(batches, expected, strict=True):
             assert (model(batch) - wanted).abs().max() < 1e-5
+    assert len(graphs) == 1
+
+
+RESTARTING = ("retention", "gated-retention", "rwkv", "mamba2", "performer", "infini")
+QUICK = ("performer",)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in RESTARTING]
+)
+def test_one_graph_for_packed_rows_of_a_recurrence(name: str, monkeypatch: pytest.MonkeyPatch):
+    """As on a GPU, forward and backward: rows stay packed, so that their shapes are those of all batches."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    layer = {"repeat": 2, "mixer": {"kind": name} | MIXERS[name], "channel": {"kind": "rwkv-channel", "hidden": 32}}
+    model: Any = build({"kind": "decoder", "vocab": 50, "width": 32, "decoder": [layer]})
+    batches, parameters = [Batch(rows(length, True)) for length in (20, 33, 170)], list(model.parameters())
+
+    def run(batch: Batch) -> list[torch.Tensor]:
+        assert batch.rows.segments is not None
+        hidden = model(batch) * (batch.rows.segments > 0)[..., None]
+        return [hidden, *torch.autograd.grad(hidden.square().sum(), parameters)]
+
+    expected = [run(batch) for batch in batches]
+    monkeypatch.setattr(unpack, "stays_packed", lambda layout: True)
+    monkeypatch.setattr(
+        infini, "select_attention", lambda pattern, q, k, mod: attend.dense(pattern, q, k)
+    )  # flex has no gradients here
+    graphs = []
+
+    def counted(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return aot_eager(graph, inputs)
+
+    plain = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(plain, backend=counted, fullgraph=True))
+    monkeypatch.setattr(type(model.decoder.blocks[0].sublayers["mixer"]), "traceable", True)  # by its kernel
+    Backend(torch.device("cpu"), bf16=False, compiled=True, summary="").compile_model(model)
+    for batch, wanted in zip(batches, expected, strict=True):
+        for found, alone in zip(run(batch), wanted, strict=True):
+            torch.testing.assert_close(found, alone, atol=1e-4, rtol=1e-5)
     assert len(graphs) == 1
 
 

@@ -9,6 +9,9 @@ Saved for backward: the inputs and the state before each segment. `_revisit` rec
 tokens and gives what each segment adds to the gradient of the state before it; `_slopes` walks from the end. Gradients
 that are sums over features or tokens are summed per program, then by torch: always in the same order.
 
+PACKED rows: `begins` (batch, time) is the index at which the sentence of each token begins. The decay at its first
+token is 0, so no state passes, and no gradient.
+
 All arithmetic is fp32. A tile of states is (N, GROUPS, LANES): feature = group · LANES + lane, so that sums over
 features add up within a thread before threads exchange anything.
 """
@@ -93,21 +96,43 @@ def _time_steps(rows, bias, at, stop, TOKENS: tl.constexpr):
 
 
 @triton.jit
-def _advance(h, x, dt, key, rate):
+def _load_begins(begins, at, stop, PACKED: tl.constexpr, TOKENS: tl.constexpr):
+    """Where the sentences of tokens at, at + 1, … begin; from `stop` on that of the last one."""
+    found = ()
+    for i in tl.static_range(TOKENS):
+        if PACKED:
+            found += (tl.load(begins + tl.minimum(at + i, stop - 1)),)  # type: ignore[assignment]
+        else:
+            found += (at + i,)  # type: ignore[assignment]
+    return found
+
+
+@triton.jit
+def _fade(dt, rate, begin, at, PACKED: tl.constexpr):
+    """The decay of the state at a token: exp(Δ A), 0 for the first of a sentence."""
+    decay = tl.exp2(dt[None, :, :] * rate)
+    if PACKED:
+        decay = tl.where(begin == at, 0.0, decay)
+    return decay
+
+
+@triton.jit
+def _advance(h, x, dt, key, fade):
     """The state after a token."""
-    return tl.exp2(dt[None, :, :] * rate) * h + key[:, None, None] * (dt * x)[None, :, :]
+    return fade * h + key[:, None, None] * (dt * x)[None, :, :]
 
 
 @triton.jit
 def _walk(
-    x, steps, b, bias, a, ends, spans, lengths, time, share, segments, features, blocks,
-    N: tl.constexpr, LENGTHS: tl.constexpr, PARTS: tl.constexpr, TOKENS: tl.constexpr, STATES: tl.constexpr,
-    GROUPS: tl.constexpr, LANES: tl.constexpr,
+    x, steps, b, bias, a, ends, spans, lengths, begins, time, share, segments, features, blocks,
+    N: tl.constexpr, PACKED: tl.constexpr, LENGTHS: tl.constexpr, PARTS: tl.constexpr, TOKENS: tl.constexpr,
+    STATES: tl.constexpr, GROUPS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """What each segment adds to the state, and the sum of its time steps."""
     row, segment, part, block, start, stop = _locate(lengths, time, share, segments, blocks, LENGTHS, PARTS)
     feature, state, at, inside = _places(part, block, features, N, STATES, GROUPS, LANES)
     exists, whole = feature < features, row * time
+    begins += whole
     rate = tl.load(a + at, mask=inside, other=0.0) * LOG2_E
     shift = tl.load(bias + feature, mask=exists, other=0.0)
     h, span = tl.zeros((STATES, GROUPS, LANES), tl.float32), tl.zeros((GROUPS, LANES), tl.float32)
@@ -117,8 +142,9 @@ def _walk(
         raw = _load_rows(steps + whole * features, first, stop, features, feature, exists, TOKENS)
         keys = _load_rows(b + whole * N, first, stop, N, state, state < N, TOKENS)
         dt = _time_steps(raw, shift, first, stop, TOKENS)
+        begin = _load_begins(begins, first, stop, PACKED, TOKENS)
         for i in tl.static_range(TOKENS):
-            h = _advance(h, values[i], dt[i], keys[i], rate)
+            h = _advance(h, values[i], dt[i], keys[i], _fade(dt[i], rate, begin[i], first + i, PACKED))
             span += dt[i]
     there = row * segments + segment
     tl.store(ends + there * N * features + at, h, mask=inside)
@@ -126,7 +152,10 @@ def _walk(
 
 
 @triton.jit
-def _join(ends, spans, a, starts, segments, features, N: tl.constexpr, BACK: tl.constexpr, MANY: tl.constexpr):
+def _join(
+    ends, spans, a, starts, begins, time, share, segments, features,
+    N: tl.constexpr, PACKED: tl.constexpr, BACK: tl.constexpr, MANY: tl.constexpr,
+):  # fmt: skip
     """In place, from what each segment adds to what was before it (BACK: to what is behind it)."""
     parts = tl.cdiv(N * features, MANY)
     row = (tl.program_id(0) // parts).to(tl.int64)
@@ -135,23 +164,29 @@ def _join(ends, spans, a, starts, segments, features, N: tl.constexpr, BACK: tl.
     rate = tl.load(a + at, mask=inside, other=0.0) * LOG2_E
     total = tl.load(starts + row * N * features + at, mask=inside, other=0.0)
     for step in range(segments):
-        segment = row * segments + (segments - 1 - step if BACK else step)
+        number = segments - 1 - step if BACK else step
+        segment = row * segments + number
         more = tl.load(ends + segment * N * features + at, mask=inside, other=0.0)
         span = tl.load(spans + segment * features + at % features, mask=inside, other=0.0)
         tl.store(ends + segment * N * features + at, total, mask=inside)
-        total = tl.exp2(span * rate) * total + more
+        fade = tl.exp2(span * rate)
+        if PACKED:  # nothing passes through a segment in which a sentence begins
+            last = tl.load(begins + row * time + tl.minimum(number * share + share, time) - 1)
+            fade = tl.where(last >= number * share, 0.0, fade)
+        total = fade * total + more
 
 
 @triton.jit
 def _outputs(
-    x, steps, b, c, bias, a, skip, starts, y, last, lengths, plane, time, share, segments, features, blocks,
-    N: tl.constexpr, LENGTHS: tl.constexpr, PARTS: tl.constexpr, TOKENS: tl.constexpr, STATES: tl.constexpr,
-    GROUPS: tl.constexpr, LANES: tl.constexpr,
+    x, steps, b, c, bias, a, skip, starts, y, last, lengths, begins, plane, time, share, segments, features, blocks,
+    N: tl.constexpr, PACKED: tl.constexpr, LENGTHS: tl.constexpr, PARTS: tl.constexpr, TOKENS: tl.constexpr,
+    STATES: tl.constexpr, GROUPS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """y, one plane for each part of the states, and the state after the last token."""
     row, segment, part, block, start, stop = _locate(lengths, time, share, segments, blocks, LENGTHS, PARTS)
     feature, state, at, inside = _places(part, block, features, N, STATES, GROUPS, LANES)
     exists, whole = feature < features, row * time
+    begins += whole
     rate = tl.load(a + at, mask=inside, other=0.0) * LOG2_E
     shift = tl.load(bias + feature, mask=exists, other=0.0)
     direct = tl.load(skip + feature, mask=exists & (part == 0), other=0.0)
@@ -163,8 +198,9 @@ def _outputs(
         keys = _load_rows(b + whole * N, first, stop, N, state, state < N, TOKENS)
         queries = _load_rows(c + whole * N, first, stop, N, state, state < N, TOKENS)
         dt, found = _time_steps(raw, shift, first, stop, TOKENS), ()
+        begin = _load_begins(begins, first, stop, PACKED, TOKENS)
         for i in tl.static_range(TOKENS):
-            h = _advance(h, values[i], dt[i], keys[i], rate)
+            h = _advance(h, values[i], dt[i], keys[i], _fade(dt[i], rate, begin[i], first + i, PACKED))
             found += (tl.sum(h * queries[i][:, None, None], 0) + direct * values[i],)  # type: ignore[assignment]
         for i in tl.static_range(TOKENS):
             _store_row(y + part * plane + whole * features, found[i], first + i, stop, features, feature, exists)
@@ -173,15 +209,17 @@ def _outputs(
 
 @triton.jit
 def _revisit(
-    x, steps, b, c, bias, a, starts, dy, marks, slopes, spans, lengths, tiles, time, share, segments, features, blocks,
-    N: tl.constexpr, LENGTHS: tl.constexpr, PARTS: tl.constexpr, TOKENS: tl.constexpr, STATES: tl.constexpr,
-    GROUPS: tl.constexpr, LANES: tl.constexpr,
+    x, steps, b, c, bias, a, starts, dy, marks, slopes, spans, lengths, begins, tiles, time, share, segments, features,
+    blocks,
+    N: tl.constexpr, PACKED: tl.constexpr, LENGTHS: tl.constexpr, PARTS: tl.constexpr, TOKENS: tl.constexpr,
+    STATES: tl.constexpr, GROUPS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """The state before every TOKENS-th token; what each segment adds to the gradient of the state before it, and the
     sum of its time steps."""
     row, segment, part, block, start, stop = _locate(lengths, time, share, segments, blocks, LENGTHS, PARTS)
     feature, state, at, inside = _places(part, block, features, N, STATES, GROUPS, LANES)
     exists, whole = feature < features, row * time
+    begins += whole
     rate = tl.load(a + at, mask=inside, other=0.0) * LOG2_E
     shift = tl.load(bias + feature, mask=exists, other=0.0)
     h = tl.load(starts + (row * segments + segment) * N * features + at, mask=inside, other=0.0)
@@ -195,11 +233,15 @@ def _revisit(
         keys = _load_rows(b + whole * N, first, stop, N, state, state < N, TOKENS)
         queries = _load_rows(c + whole * N, first, stop, N, state, state < N, TOKENS)
         dt = _time_steps(raw, shift, first, stop, TOKENS)
+        begin = _load_begins(begins, first, stop, PACKED, TOKENS)
         for i in tl.static_range(TOKENS):
-            h = _advance(h, values[i], dt[i], keys[i], rate)
+            h = _advance(h, values[i], dt[i], keys[i], _fade(dt[i], rate, begin[i], first + i, PACKED))
             if segments > 1:
                 span += dt[i]
-                change = tl.where(first + i < stop, changes[i], 0.0)[None, :, :] * queries[i][:, None, None]
+                used = first + i < stop
+                if PACKED:  # by a sentence that began before the segment
+                    used = used & (begin[i] < start)
+                change = tl.where(used, changes[i], 0.0)[None, :, :] * queries[i][:, None, None]
                 g += tl.exp2(span[None, :, :] * rate) * change
     there = row * segments + segment
     tl.store(slopes + there * N * features + at, g, mask=inside)
@@ -209,15 +251,16 @@ def _revisit(
 @triton.jit
 def _slopes(
     x, steps, b, c, bias, a, skip, dy, marks, slopes, dx, d_steps, d_b, d_c, d_bias, d_a, d_skip, d_start, lengths,
-    plane, narrow_plane, bias_plane, tiles, time, share, segments, features, blocks,
-    N: tl.constexpr, LENGTHS: tl.constexpr, PARTS: tl.constexpr, TOKENS: tl.constexpr, STATES: tl.constexpr,
-    GROUPS: tl.constexpr, LANES: tl.constexpr,
+    begins, plane, narrow_plane, bias_plane, tiles, time, share, segments, features, blocks,
+    N: tl.constexpr, PACKED: tl.constexpr, LENGTHS: tl.constexpr, PARTS: tl.constexpr, TOKENS: tl.constexpr,
+    STATES: tl.constexpr, GROUPS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """All gradients, from those of the state after each segment. dx, d_steps, d_bias: a plane for each part of the
     states; d_b, d_c: for each block of features; d_bias, d_a, d_skip: for each row and segment."""
     row, segment, part, block, start, stop = _locate(lengths, time, share, segments, blocks, LENGTHS, PARTS)
     feature, state, at, inside = _places(part, block, features, N, STATES, GROUPS, LANES)
     exists, whole, there = feature < features, row * time, row * segments + segment
+    begins += whole
     rate = tl.load(a + at, mask=inside, other=0.0) * LOG2_E
     shift = tl.load(bias + feature, mask=exists, other=0.0)
     direct = tl.load(skip + feature, mask=exists & (part == 0), other=0.0)
@@ -235,9 +278,11 @@ def _slopes(
         queries = _load_rows(c + whole * N, first, stop, N, state, state < N, TOKENS)
         dt = _time_steps(raw, shift, first, stop, TOKENS)
         narrow = block.to(tl.int64) * narrow_plane + whole * N
+        begin = _load_begins(begins, first, stop, PACKED, TOKENS)
         before = (h,)
         for i in tl.static_range(TOKENS):
-            before += (_advance(before[i], values[i], dt[i], keys[i], rate),)  # type: ignore[assignment]
+            fade = _fade(dt[i], rate, begin[i], first + i, PACKED)
+            before += (_advance(before[i], values[i], dt[i], keys[i], fade),)  # type: ignore[assignment]
         for i in tl.static_range(TOKENS - 1, -1, -1):
             change = tl.where(first + i < stop, changes[i], 0.0)
             g += change[None, :, :] * queries[i][:, None, None]
@@ -248,7 +293,7 @@ def _slopes(
                 d_b + narrow, _sum_features(g * (dt[i] * values[i])[None, :, :]), first + i, stop, N, state, state < N
             )
             on_input = tl.sum(g * keys[i][:, None, None], 0)
-            g *= tl.exp2(dt[i][None, :, :] * rate)
+            g *= _fade(dt[i], rate, begin[i], first + i, PACKED)
             on_rate = g * before[i]
             on_a += on_rate * dt[i][None, :, :]
             on_dt = on_input * values[i] + tl.sum(on_rate * rate, 0) * (1.0 / LOG2_E)
@@ -285,31 +330,31 @@ class _Cut(NamedTuple):
 @torch.library.custom_op("allyouneed::selective_scan", mutates_args=())
 def _forward(
     x: Tensor, steps: Tensor, bias: Tensor, a: Tensor, b: Tensor, c: Tensor, skip: Tensor, state: Tensor,
-    lengths: Tensor | None,
+    lengths: Tensor | None, begins: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """y, the last state, and the states before each segment (batch, segments, N, features)."""
     batch, states, features = state.shape
     parts = triton.cdiv(states, STATES)
-    cut, limits = _Cut.of(x, parts), x if lengths is None else lengths  # not read without lengths
-    flags = _flags(states, parts, lengths)
+    cut, limits = _Cut.of(x, parts), _limits(x, lengths, begins)
+    flags = _flags(states, parts, lengths, begins)
     grid = (batch * cut.segments * parts * cut.blocks,)
     starts = state[:, None].clone()
     if cut.segments > 1:
         starts = state.new_empty(batch, cut.segments, states, features)
         spans = state.new_empty(batch, cut.segments, features)
-        _walk[grid](x, steps, b, bias, a, starts, spans, limits, *cut, *flags, num_warps=1)
-        _join_segments(starts, spans, a, state, back=False)
+        _walk[grid](x, steps, b, bias, a, starts, spans, *limits, *cut, *flags, num_warps=1)
+        _join_segments(starts, spans, a, state, begins, cut, back=False)
     make = torch.empty if lengths is None else torch.zeros
     y = make(parts, *x.shape, dtype=x.dtype if parts == 1 else torch.float32, device=x.device)
     last = torch.empty_like(state)
-    _outputs[grid](x, steps, b, c, bias, a, skip, starts, y, last, limits, x.numel(), *cut, *flags, num_warps=1)
+    _outputs[grid](x, steps, b, c, bias, a, skip, starts, y, last, *limits, x.numel(), *cut, *flags, num_warps=1)
     return _sum_planes(y, x.dtype), last, starts
 
 
 @_forward.register_fake
 def _(
     x: Tensor, steps: Tensor, bias: Tensor, a: Tensor, b: Tensor, c: Tensor, skip: Tensor, state: Tensor,
-    lengths: Tensor | None,
+    lengths: Tensor | None, begins: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     segments = _Cut.of(x, triton.cdiv(state.shape[1], STATES)).segments
     starts = state.new_empty(state.shape[0], segments, *state.shape[1:])
@@ -319,13 +364,13 @@ def _(
 @torch.library.custom_op("allyouneed::selective_scan_backward", mutates_args=())
 def _backward(
     dy: Tensor, d_last: Tensor, x: Tensor, steps: Tensor, bias: Tensor, a: Tensor, b: Tensor, c: Tensor, skip: Tensor,
-    starts: Tensor, lengths: Tensor | None,
+    starts: Tensor, lengths: Tensor | None, begins: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of x, steps, bias, a, b, c, skip and the first state."""
     batch, _, states, features = starts.shape
     parts = triton.cdiv(states, STATES)
-    cut, limits = _Cut.of(x, parts), x if lengths is None else lengths
-    flags, tiles = _flags(states, parts, lengths), triton.cdiv(cut.time, TOKENS)
+    cut, limits = _Cut.of(x, parts), _limits(x, lengths, begins)
+    flags, tiles = _flags(states, parts, lengths, begins), triton.cdiv(cut.time, TOKENS)
     grid = (batch * cut.segments * parts * cut.blocks,)
     dy, end = dy.contiguous(), d_last.float().contiguous()
 
@@ -334,9 +379,9 @@ def _backward(
 
     marks, slopes = empty(batch, tiles, states, features), torch.empty_like(starts)
     spans = empty(batch, cut.segments, features)
-    _revisit[grid](x, steps, b, c, bias, a, starts, dy, marks, slopes, spans, limits, tiles, *cut, *flags, num_warps=1)
+    _revisit[grid](x, steps, b, c, bias, a, starts, dy, marks, slopes, spans, *limits, tiles, *cut, *flags, num_warps=1)
     if cut.segments > 1:
-        _join_segments(slopes, spans, a, end, back=True)
+        _join_segments(slopes, spans, a, end, begins, cut, back=True)
     else:
         slopes = end
     make = torch.empty if lengths is None else torch.zeros
@@ -348,7 +393,7 @@ def _backward(
     d_bias, d_skip = empty(parts, batch, cut.segments, features), empty(batch, cut.segments, features)
     _slopes[grid](
         x, steps, b, c, bias, a, skip, dy, marks, slopes, dx, d_steps, d_b, d_c, d_bias, d_a, d_skip, d_start,
-        limits, x.numel(), b.numel(), d_skip.numel(), tiles, *cut, *flags, num_warps=1,
+        *limits, x.numel(), b.numel(), d_skip.numel(), tiles, *cut, *flags, num_warps=1,
     )  # fmt: skip
     return (
         _sum_planes(dx, x.dtype), _sum_planes(d_steps, steps.dtype), d_bias.sum((0, 1, 2)), d_a.sum((0, 1)),
@@ -359,34 +404,42 @@ def _backward(
 @_backward.register_fake
 def _(
     dy: Tensor, d_last: Tensor, x: Tensor, steps: Tensor, bias: Tensor, a: Tensor, b: Tensor, c: Tensor, skip: Tensor,
-    starts: Tensor, lengths: Tensor | None,
+    starts: Tensor, lengths: Tensor | None, begins: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     rest = [torch.empty_like(part) for part in (x, steps, bias, a, b, c, skip)]
     return *rest, starts.new_empty(starts.shape[0], *starts.shape[2:])  # type: ignore[return-value]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    *given, _, lengths = inputs
-    ctx.save_for_backward(*given, output[2], lengths)
+    *given, _, lengths, begins = inputs
+    ctx.save_for_backward(*given, output[2], lengths, begins)
 
 
 def _gradients(ctx: Any, dy: Tensor, d_last: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    return *_backward(dy, d_last, *ctx.saved_tensors), None
+    return *_backward(dy, d_last, *ctx.saved_tensors), None, None
 
 
 _forward.register_autograd(_gradients, setup_context=_save)
 
 
-def _flags(states: int, parts: int, lengths: Tensor | None) -> tuple[int | bool, ...]:
+def _limits(x: Tensor, lengths: Tensor | None, begins: Tensor | None) -> tuple[Tensor, Tensor]:
+    """x where there are none: not read."""
+    return x if lengths is None else lengths, x if begins is None else begins
+
+
+def _flags(states: int, parts: int, lengths: Tensor | None, begins: Tensor | None) -> tuple[int | bool, ...]:
     block = min(STATES, max(2, triton.next_power_of_2(states)))
-    return states, lengths is not None, parts, TOKENS, block, GROUPS, LANES
+    return states, begins is not None, lengths is not None, parts, TOKENS, block, GROUPS, LANES
 
 
-def _join_segments(ends: Tensor, spans: Tensor, a: Tensor, start: Tensor, back: bool) -> None:
+def _join_segments(
+    ends: Tensor, spans: Tensor, a: Tensor, start: Tensor, begins: Tensor | None, cut: _Cut, back: bool
+) -> None:
     batch, segments, states, features = ends.shape
     many = 128
     grid = (batch * triton.cdiv(states * features, many),)
-    _join[grid](ends, spans, a, start, segments, features, states, back, many, num_warps=1)
+    packed, places = begins is not None, _limits(a, None, begins)[1]
+    _join[grid](ends, spans, a, start, places, *cut[:2], segments, features, states, packed, back, many, num_warps=1)
 
 
 def _sum_planes(planes: Tensor, dtype: torch.dtype) -> Tensor:
@@ -396,10 +449,11 @@ def _sum_planes(planes: Tensor, dtype: torch.dtype) -> Tensor:
 @launches
 def selective_scan(
     x: Tensor, steps: Tensor, bias: Tensor, a: Tensor, b: Tensor, c: Tensor, skip: Tensor, state: Tensor,
-    lengths: Tensor | None = None,
+    lengths: Tensor | None = None, starts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """`selective_ssm` of the first lengths[i] tokens of row i (0 for others), and the state after them."""
+    """`selective_ssm` of the first lengths[i] tokens of row i (0 for others), and the state after them. `starts`: of
+    packed rows, not with `lengths`."""
     x, steps = x.contiguous(), steps.contiguous()
     rest = [part.float().contiguous() for part in (bias, a, b, c, skip, state)]
-    y, last, _ = _forward(x, steps, *rest, lengths)
+    y, last, _ = _forward(x, steps, *rest, lengths, None if starts is None else starts.contiguous())
     return y, last

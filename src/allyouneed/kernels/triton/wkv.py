@@ -9,6 +9,9 @@ recurrence from the end (as (n, a, b), for e^n a and e^n b):
     dA_{t−1} = e^{−δ} dA_t + g_t / D_t        dB_{t−1} = e^{−δ} dB_t − g_t y_t / D_t
 
 No exponent exceeds 0 (or u, in the gradient of δ), since D_t bounds the sums.
+
+PACKED rows: `starts` (batch, time) is the index at which the sentence of each token begins. The state is dropped before
+the first token of a sentence, and so is its gradient.
 """
 
 from __future__ import annotations
@@ -35,6 +38,17 @@ def _combine(m, a, b, decay, n, c, d):
     top = tl.maximum(m - decay, n)
     old, new = tl.exp(m - decay - top), tl.exp(n - top)
     return top, old * a + new * c, old * b + new * d
+
+
+@triton.jit
+def _drop(m, a, b, gone, LEAST: tl.constexpr):
+    """An empty state where it is gone."""
+    return tl.where(gone, LEAST, m), tl.where(gone, 0.0, a), tl.where(gone, 0.0, b)
+
+
+@triton.jit
+def _is_first(starts, at):
+    return tl.load(starts + at) == at
 
 
 @triton.jit
@@ -75,25 +89,27 @@ def _store3(sums, plane, at, inside, m, a, b):
 
 @triton.jit
 def _walk(
-    k, v, decay, sums, lengths, plane, time, share, segments, features,
-    LEAST: tl.constexpr, LENGTHS: tl.constexpr, FEATURES: tl.constexpr,
+    k, v, decay, sums, lengths, starts, plane, time, share, segments, features,
+    LEAST: tl.constexpr, PACKED: tl.constexpr, LENGTHS: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
     row, segment, feature, start, stop = _locate(lengths, time, share, segments, features, LENGTHS, FEATURES)
     inside = feature < features
-    k, v = k + row * time * features, v + row * time * features
+    k, v, starts = k + row * time * features, v + row * time * features, starts + row * time
     step = tl.load(decay + feature, mask=inside, other=0.0)
     m, a = tl.full((FEATURES,), LEAST, tl.float32), tl.zeros((FEATURES,), tl.float32)
     b = a
     for at in tl.range(start, stop, num_stages=AHEAD):
         key, value = _read(k, at, features, feature), _read(v, at, features, feature)
+        if PACKED:
+            m, a, b = _drop(m, a, b, _is_first(starts, at), LEAST)
         m, a, b = _combine(m, a, b, step, key, value, 1.0)
     _store3(sums, plane, (row * segments + segment) * features + feature, inside, m, a, b)
 
 
 @triton.jit
 def _join(
-    sums, ends, decay, lengths, plane, end_plane, time, share, segments, features,
-    BACK: tl.constexpr, LENGTHS: tl.constexpr, FEATURES: tl.constexpr,
+    sums, ends, decay, lengths, starts, plane, end_plane, time, share, segments, features,
+    BACK: tl.constexpr, LEAST: tl.constexpr, PACKED: tl.constexpr, LENGTHS: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
     """In place: from the contribution of each segment to the state before it (BACK: after it), starting with `ends`."""
     row, _, feature, _, _ = _locate(lengths, time, share, 1, features, LENGTHS, FEATURES)
@@ -106,25 +122,30 @@ def _join(
         here = (row * segments + segment) * features + feature
         n, c, d = _load3(sums, plane, here, inside)
         _store3(sums, plane, here, inside, m, a, b)
+        if PACKED:  # nothing passes through a segment in which a sentence begins
+            last = tl.load(starts + row * time + tl.minimum(segment * share + share, time) - 1)
+            m, a, b = _drop(m, a, b, last >= segment * share, LEAST)
         count = tl.minimum(tl.maximum(length - segment * share, 0), share)
         m, a, b = _combine(m, a, b, step * count, n, c, d)
 
 
 @triton.jit
 def _outputs(
-    k, v, decay, bonus, sums, ends, lengths, out, whole, plane, end_plane, time, share, segments, features,
-    WHOLE: tl.constexpr, LENGTHS: tl.constexpr, FEATURES: tl.constexpr,
+    k, v, decay, bonus, sums, ends, lengths, starts, out, whole, plane, end_plane, time, share, segments, features,
+    WHOLE: tl.constexpr, LEAST: tl.constexpr, PACKED: tl.constexpr, LENGTHS: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
     """wkv of every token, the final state and, if WHOLE, the log denominators."""
     row, segment, feature, start, stop = _locate(lengths, time, share, segments, features, LENGTHS, FEATURES)
     inside = feature < features
     offset = row * time * features
-    k, v, out, whole = k + offset, v + offset, out + offset, whole + offset
+    k, v, out, whole, starts = k + offset, v + offset, out + offset, whole + offset, starts + row * time
     step = tl.load(decay + feature, mask=inside, other=0.0)
     more = tl.load(bonus + feature, mask=inside, other=0.0)
     m, a, b = _load3(sums, plane, (row * segments + segment) * features + feature, inside)
     for at in tl.range(start, stop, num_stages=AHEAD):
         key, value = _read(k, at, features, feature), _read(v, at, features, feature)
+        if PACKED:
+            m, a, b = _drop(m, a, b, _is_first(starts, at), LEAST)
         top, above, below = _combine(m, a, b, 0.0, more + key, value, 1.0)
         _write(out, above / below, at, features, feature)
         if WHOLE:
@@ -136,14 +157,14 @@ def _outputs(
 
 @triton.jit
 def _walk_back(
-    g, y, whole, decay, slopes, lengths, plane, time, share, segments, features,
-    LEAST: tl.constexpr, LENGTHS: tl.constexpr, FEATURES: tl.constexpr,
+    g, y, whole, decay, slopes, lengths, starts, plane, time, share, segments, features,
+    LEAST: tl.constexpr, PACKED: tl.constexpr, LENGTHS: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
     """Gradient of a segment's outputs with respect to the state before it."""
     row, segment, feature, start, stop = _locate(lengths, time, share, segments, features, LENGTHS, FEATURES)
     inside = feature < features
     offset = row * time * features
-    g, y, whole = g + offset, y + offset, whole + offset
+    g, y, whole, starts = g + offset, y + offset, whole + offset, starts + row * time
     step = tl.load(decay + feature, mask=inside, other=0.0)
     n, a = tl.full((FEATURES,), LEAST, tl.float32), tl.zeros((FEATURES,), tl.float32)
     b = a
@@ -152,13 +173,16 @@ def _walk_back(
         slope = _read(g, at, features, feature)
         mean, log = _read(y, at, features, feature), _read(whole, at, features, feature)
         n, a, b = _combine(n, a, b, step, -log, slope, -slope * mean)
+        if PACKED:
+            n, a, b = _drop(n, a, b, _is_first(starts, at), LEAST)
     _store3(slopes, plane, (row * segments + segment) * features + feature, inside, n, a, b)
 
 
 @triton.jit
 def _slopes(
     k, v, g, y, whole, decay, bonus, past, slopes, dk, dv, d_decay, d_bonus, d_past,
-    lengths, plane, end_plane, time, share, segments, features, LENGTHS: tl.constexpr, FEATURES: tl.constexpr,
+    lengths, starts, plane, end_plane, time, share, segments, features,
+    LEAST: tl.constexpr, PACKED: tl.constexpr, LENGTHS: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
     """`slopes`: gradients with respect to the state after each segment; `past`, `d_past`: initial state and its
     gradient."""
@@ -166,6 +190,7 @@ def _slopes(
     inside = feature < features
     offset = row * time * features
     k, v, g, y, whole, dk, dv = k + offset, v + offset, g + offset, y + offset, whole + offset, dk + offset, dv + offset
+    starts += row * time
     step = tl.load(decay + feature, mask=inside, other=0.0)
     more = tl.load(bonus + feature, mask=inside, other=0.0)
     here = (row * segments + segment) * features + feature
@@ -185,19 +210,24 @@ def _slopes(
         _write(dv, slope * own + kept * a, at, features, feature)
         for_bonus += direct
         # the state before the token is its output minus its own term
-        for_decay -= tl.exp(n - step + log) * (a * (mean - own * value) + b * (1 - own))
+        decayed = tl.exp(n - step + log) * (a * (mean - own * value) + b * (1 - own))
         n, a, b = _combine(n, a, b, step, -log, slope, -slope * mean)
+        if PACKED:
+            first = _is_first(starts, at)
+            decayed = tl.where(first, 0.0, decayed)
+            n, a, b = _drop(n, a, b, first, LEAST)
+        for_decay -= decayed
     tl.store(d_decay + here, for_decay, mask=inside)
     tl.store(d_bonus + here, for_bonus, mask=inside)
-    first = feature < tl.where(segment == 0, features, 0)
-    m = tl.load(past + row * features + feature, mask=first, other=0.0)
-    _store3(d_past, end_plane, row * features + feature, first, m, tl.exp(n + m) * a, tl.exp(n + m) * b)
+    begins = feature < tl.where(segment == 0, features, 0)
+    m = tl.load(past + row * features + feature, mask=begins, other=0.0)
+    _store3(d_past, end_plane, row * features + feature, begins, m, tl.exp(n + m) * a, tl.exp(n + m) * b)
 
 
 class _Cut:
     """Segmentation of a text, and arguments shared by the kernels."""
 
-    def __init__(self, k: Tensor, lengths: Tensor | None) -> None:
+    def __init__(self, k: Tensor, lengths: Tensor | None, starts: Tensor | None, least: float) -> None:
         batch, time, features = k.shape
         blocks = batch * triton.cdiv(features, FEATURES)
         # balance the scan over segments with the loop inside one
@@ -205,59 +235,61 @@ class _Cut:
         self.segments = max(1, triton.cdiv(time, share))
         self.sizes, self.grid, self.join = (time, share, self.segments, features), (blocks * self.segments,), (blocks,)
         self.plane, self.end_plane = batch * self.segments * features, batch * features
-        self.lengths = k if lengths is None else lengths  # unused without lengths
-        self.flags = (lengths is not None, FEATURES)
+        self.limits = (k if lengths is None else lengths, k if starts is None else starts)  # k: not read
+        self.flags = (least, starts is not None, lengths is not None, FEATURES)
 
     def empty(self, k: Tensor) -> Tensor:
         return torch.empty(3, k.shape[0], self.segments, k.shape[2], device=k.device)
 
 
-def _before(cut: _Cut, past: Tensor, k: Tensor, v: Tensor, decay: Tensor, least: float) -> Tensor:
+def _before(cut: _Cut, past: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
     """State before each segment: (3, batch, segments, features)."""
     if cut.segments == 1:
         return past
     sums = cut.empty(k)
-    _walk[cut.grid](k, v, decay, sums, cut.lengths, cut.plane, *cut.sizes, least, *cut.flags, num_warps=1)
+    _walk[cut.grid](k, v, decay, sums, *cut.limits, cut.plane, *cut.sizes, *cut.flags, num_warps=1)
     planes = (cut.plane, cut.end_plane)
-    _join[cut.join](sums, past, decay, cut.lengths, *planes, *cut.sizes, False, *cut.flags, num_warps=1)
+    _join[cut.join](sums, past, decay, *cut.limits, *planes, *cut.sizes, False, *cut.flags, num_warps=1)
     return sums
 
 
 @torch.library.custom_op("allyouneed::wkv", mutates_args=())
 def _forward(
-    past: Tensor, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, lengths: Tensor | None, least: float
-) -> tuple[Tensor, Tensor]:
+    past: Tensor, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, lengths: Tensor | None, starts: Tensor | None,
+    least: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """wkv (batch, time, features) and the last state. States (3, batch, features) are m, a, b."""
-    cut = _Cut(k, lengths)
-    sums, ends = _before(cut, past, k, v, decay, least), torch.empty_like(past)
+    cut = _Cut(k, lengths, starts, least)
+    sums, ends = _before(cut, past, k, v, decay), torch.empty_like(past)
     out = torch.empty_like(v) if lengths is None else torch.zeros_like(v)
     planes = (cut.plane, cut.end_plane)
     _outputs[cut.grid](
-        k, v, decay, bonus, sums, ends, cut.lengths, out, out, *planes, *cut.sizes, False, *cut.flags, num_warps=1
+        k, v, decay, bonus, sums, ends, *cut.limits, out, out, *planes, *cut.sizes, False, *cut.flags, num_warps=1
     )
     return out, ends
 
 
 @_forward.register_fake
 def _(
-    past: Tensor, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, lengths: Tensor | None, least: float
-) -> tuple[Tensor, Tensor]:
+    past: Tensor, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, lengths: Tensor | None, starts: Tensor | None,
+    least: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     return torch.empty_like(v), torch.empty_like(past)
 
 
 @torch.library.custom_op("allyouneed::wkv_backward", mutates_args=())
 def _backward(
     g: Tensor, d_ends: Tensor, past: Tensor, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor,
-    lengths: Tensor | None, least: float,
+    lengths: Tensor | None, starts: Tensor | None, least: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of the first state, of k, v, and of decay and bonus (2, batch, segments, features) in parts."""
-    cut = _Cut(k, lengths)
+    cut = _Cut(k, lengths, starts, least)
     shared, planes = (*cut.sizes, *cut.flags), (cut.plane, cut.end_plane)
     g = g.contiguous()
-    sums, ends = _before(cut, past, k, v, decay, least), torch.empty_like(past)
+    sums, ends = _before(cut, past, k, v, decay), torch.empty_like(past)
     y, whole = torch.empty(2, *v.shape, device=v.device)
     _outputs[cut.grid](
-        k, v, decay, bonus, sums, ends, cut.lengths, y, whole, *planes, *cut.sizes, True, *cut.flags, num_warps=1
+        k, v, decay, bonus, sums, ends, *cut.limits, y, whole, *planes, *cut.sizes, True, *cut.flags, num_warps=1
     )
     # where nothing comes back through the last state, its exponent must not count either
     silent = (d_ends[1:] == 0).all(0)
@@ -266,13 +298,13 @@ def _backward(
     if cut.segments > 1:
         slopes = cut.empty(k)
         _walk_back[cut.grid](
-            g, y, whole, decay, slopes, cut.lengths, cut.plane, *cut.sizes, least, *cut.flags, num_warps=1
-        )
-        _join[cut.join](slopes, wanted, decay, cut.lengths, *planes, *cut.sizes, True, *cut.flags, num_warps=1)
+            g, y, whole, decay, slopes, *cut.limits, cut.plane, *cut.sizes, *cut.flags, num_warps=1
+        )  # fmt: skip
+        _join[cut.join](slopes, wanted, decay, *cut.limits, *planes, *cut.sizes, True, *cut.flags, num_warps=1)
     dk, dv = (torch.empty_like(x) if lengths is None else torch.zeros_like(x) for x in (k, v))
-    partial, d_past = _empty_sums(k, lengths), torch.empty_like(past)
+    partial, d_past = _empty_sums(k), torch.empty_like(past)
     _slopes[cut.grid](
-        k, v, g, y, whole, decay, bonus, past, slopes, dk, dv, *partial, d_past, cut.lengths,
+        k, v, g, y, whole, decay, bonus, past, slopes, dk, dv, *partial, d_past, *cut.limits,
         *planes, *shared, num_warps=1,
     )  # fmt: skip
     return d_past, dk, dv, partial
@@ -281,25 +313,24 @@ def _backward(
 @_backward.register_fake
 def _(
     g: Tensor, d_ends: Tensor, past: Tensor, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor,
-    lengths: Tensor | None, least: float,
+    lengths: Tensor | None, starts: Tensor | None, least: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    return torch.empty_like(past), torch.empty_like(k), torch.empty_like(v), _empty_sums(k, lengths)
+    return torch.empty_like(past), torch.empty_like(k), torch.empty_like(v), _empty_sums(k)
 
 
-def _empty_sums(k: Tensor, lengths: Tensor | None) -> Tensor:
-    return k.new_empty(2, k.shape[0], _Cut(k, lengths).segments, k.shape[2], dtype=torch.float32)
+def _empty_sums(k: Tensor) -> Tensor:
+    return k.new_empty(2, k.shape[0], _Cut(k, None, None, 0.0).segments, k.shape[2], dtype=torch.float32)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(*inputs[:6])
-    ctx.least = inputs[6]
+    ctx.save_for_backward(*inputs[:7])
+    ctx.least = inputs[7]
 
 
 def _gradients(ctx: Any, g: Tensor, d_ends: Tensor) -> tuple[Tensor | None, ...]:
-    past, k, v, decay, bonus, lengths = ctx.saved_tensors
-    d_past, dk, dv, partial = _backward(g, d_ends, past, k, v, decay, bonus, lengths, ctx.least)
+    d_past, dk, dv, partial = _backward(g, d_ends, *ctx.saved_tensors, ctx.least)
     d_decay, d_bonus = partial.sum((1, 2)).unbind()
-    return d_past, dk, dv, d_decay, d_bonus, None, None
+    return d_past, dk, dv, d_decay, d_bonus, None, None, None
 
 
 _forward.register_autograd(_gradients, setup_context=_save)
@@ -307,13 +338,15 @@ _forward.register_autograd(_gradients, setup_context=_save)
 
 @launches
 def wkv(
-    past: WKVState, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, lengths: Tensor | None, least: float
-) -> tuple[Tensor, WKVState]:
+    past: WKVState, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, lengths: Tensor | None, least: float,
+    starts: Tensor | None = None,
+) -> tuple[Tensor, WKVState]:  # fmt: skip
     """wkv of the first lengths[i] tokens of row i (0 for others), and the final state.
 
-    `least`: exponent of an empty sum.
+    `least`: exponent of an empty sum. `starts`: of packed rows, not with `lengths`.
     """
     states = torch.stack([past[0].detach().float(), *(value.float() for value in past[1:])])
-    out, ends = _forward(states, k.contiguous(), v.contiguous(), decay.float(), bonus.float(), lengths, least)
+    starts = None if starts is None else starts.contiguous()
+    out, ends = _forward(states, k.contiguous(), v.contiguous(), decay.float(), bonus.float(), lengths, starts, least)
     m, a, b = ends.unbind()
     return out, (m.detach(), a, b)

@@ -12,22 +12,21 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.attention import Attention
 from allyouneed.nn.observe import observe
-from allyouneed.nn.ops.unpack import UnpackedRows, unpack_rows
+from allyouneed.nn.ops.linear_attention import prefix_sums
+from allyouneed.nn.ops.unpack import UnpackedRows, flip_starts, sentence_max, unpack_rows
 from allyouneed.nn.positions.relative import Heads
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.recurrent import Carry, Recurrent, recurrent_cost
 from allyouneed.nn.sublayer import Mixer, SubLayer
 
 Size = Annotated[int, Field(gt=0, le=1 << 20)]
-CHUNK = 64  # tokens per chunk, within which pairs are computed
-ALIGNED = 8  # features of half precision that matrix units read at once
 MIN_WEIGHT = 1e-30  # smallest divisor: below it the gradient would overflow single precision
 RELU_FLOOR = 1e-3  # added to ReLU features so that the weights of a query never sum to 0 (the authors' code)
 
@@ -169,23 +168,30 @@ class _Features(SubLayer):
             return found.relu() + RELU_FLOOR
         return (found - found.detach().amax(-1, keepdim=True)).exp()  # a factor per query cancels in the normalisation
 
-    def keys(self, k: Tensor, real: Tensor | None, top: Tensor) -> tuple[Tensor, Tensor]:
-        """φ(k) / exp(top), zero for padding, and the new top: the maximum exponent so far.
+    def keys(self, k: Tensor, real: Tensor | None, top: Tensor, starts: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """φ(k) / exp(top), zero for padding, and the new top: the maximum exponent so far; of packed rows (`starts`),
+        that of each sentence.
 
         A common factor of all keys cancels in the normalisation.
         """
+
+        def largest(found: Tensor) -> Tensor:
+            if starts is None:
+                return found.amax((-1, -2), keepdim=True)
+            return sentence_max(found.amax(-1), starts)[..., None]
+
         hidden = None if real is None else ~real[:, None, :, None]
         if self.eps:
             found, norm = self.products(k)
             shown = found.detach() if hidden is None else found.detach().masked_fill(hidden, float("-inf"))
-            features = (found - norm - shown.amax((-1, -2), keepdim=True)).exp() + self.eps
+            features = (found - norm - largest(shown)).exp() + self.eps
             return features if hidden is None else features.masked_fill(hidden, 0), top
         found = self.exponents(k)
         if self.kernel == "relu":
             found = found.relu() + RELU_FLOOR
             return found if hidden is None else found.masked_fill(hidden, 0), top
         found = found if hidden is None else found.masked_fill(hidden, float("-inf"))
-        top = top.maximum(found.detach().amax((-1, -2), keepdim=True))
+        top = top.maximum(largest(found.detach()))
         return (found - top).exp(), top
 
     def sum_features(self, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
@@ -212,7 +218,7 @@ class PerformerModule(_Features):
         return self.redraw is None
 
     def prepare(self, context: Context, rows: int) -> None:
-        unpack_rows(context)
+        unpack_rows(context, restarts=True)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = map(self.split, self.qkv(x).chunk(3, -1))
@@ -223,19 +229,23 @@ class PerformerModule(_Features):
         if isinstance(state, Recurrent):
             y = state.advance(self.run, x, context)
         else:
-            unpacked = unpack_rows(context)
+            unpacked = unpack_rows(context, restarts=True)
             rows = unpacked.gather(x)
-            y = unpacked.scatter(self.run(rows, self.begin(len(rows), rows), unpacked.real)[0], x)
+            y, _ = self.run(rows, self.begin(len(rows), rows), unpacked.real, unpacked.starts)
+            y = unpacked.scatter(y, x)
         mixed: Tensor = self.out(y)
         return mixed
 
-    def run(self, x: Tensor, carry: Carry, real: Tensor | None) -> tuple[Tensor, Carry]:
-        """Attention of each token (batch, time, inner), and the carry after it if it is causal."""
+    def run(self, x: Tensor, carry: Carry, real: Tensor | None, starts: Tensor | None = None) -> tuple[Tensor, Carry]:
+        """Attention of each token (batch, time, inner), and the carry after it if it is causal; none after packed
+        rows."""
         dtype = self.product_dtype(x)
         q, k, v = self.project(x)
         q, k, v = observe(self, "q", q), observe(self, "k", k), observe(self, "v", v)
         with torch.autocast(x.device.type, enabled=False):
-            if self.sees == "around":
+            if starts is not None:
+                y = self.attend_packed(q, k, v, starts, carry[0], dtype)
+            elif self.sees == "around":
                 y = _normalise(self.queries(q) @ self.sum_features(k, v, real))
             else:
                 y, carry = self.attend_causal(q, k, v, real, carry, dtype)
@@ -255,6 +265,19 @@ class PerformerModule(_Features):
         found, sums = prefix_sums(self.queries(q), keys, _append_ones(v), sums * (old - top).exp(), dtype)
         return _normalise(found), (sums, top)
 
+    def attend_packed(
+        self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, zeros: Tensor, dtype: torch.dtype | None
+    ) -> Tensor:
+        """Attention of each token within its sentence. Bidirectional: sums from both ends, the token itself once."""
+        keys, _ = self.keys(k, None, _initial_max(k), starts)
+        given = self.queries(q), keys, _append_ones(v)
+        if self.sees == "past":
+            return _normalise(prefix_sums(*given, zeros, dtype, starts)[0])
+        until, _ = prefix_sums(*given, zeros, None, starts)
+        q, k, v = (x.flip(2) for x in given)
+        after, _ = prefix_sums(q, k, v, zeros, None, flip_starts(starts), inclusive=False)
+        return _normalise(until + after.flip(2))
+
     def fold(self, carry: Carry, inputs: Tensor, real: Tensor | None) -> Carry:
         _, k, v = self.project(inputs)
         sums, old = carry
@@ -265,28 +288,6 @@ class PerformerModule(_Features):
         if self.sees == "around":
             raise ValueError("a performer that sees later tokens cannot decode; set sees: past")
         return Recurrent(self.begin, self.fold)
-
-
-def prefix_sums(
-    q: Tensor, k: Tensor, v: Tensor, before: Tensor, dtype: torch.dtype | None = None
-) -> tuple[Tensor, Tensor]:
-    """Σ_{j ≤ i} (q_i·k_j) v_j, and the sums `before` (batch, heads, m, width of v) plus those of all tokens.
-
-    Pairs within a chunk, sums between chunks: no loop over time, and memory linear in the length. `dtype`: of the
-    products; sums over chunks are in that of `before`. On a GPU chunks are longer: storing a sum costs more than a
-    product.
-    """
-    time, width = q.shape[2], v.shape[-1]
-    size = min(2 * CHUNK if q.is_cuda else CHUNK, time)
-    if dtype is not None:
-        v, before = (nn.functional.pad(x, (0, -width % ALIGNED)) for x in (v, before))
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    q, k, v = (nn.functional.pad(x, (0, 0, 0, -time % size)).unflatten(2, (-1, size)) for x in (q, k, v))
-    each = (k.transpose(-1, -2) @ v).to(before.dtype)  # (batch, heads, chunks, m, width of v)
-    until = each.cumsum(2) + before[:, :, None]
-    found = (q @ k.transpose(-1, -2)).tril() @ v + q @ (until - each).to(q.dtype)
-    # (batch, heads, chunks, size, width of v)
-    return found.to(before.dtype).flatten(2, 3)[:, :, :time, :width], until[:, :, -1, :, :width]
 
 
 class PerformerCross(_Features):

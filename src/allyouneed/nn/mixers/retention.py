@@ -161,7 +161,7 @@ class RetentionModule(SubLayer):
         return usable(next(self.parameters()))
 
     def prepare(self, context: Context, rows: int) -> None:
-        unpack_rows(context)
+        unpack_rows(context, restarts=True)
         self.rotary.prepare(context)
 
     @abstractmethod
@@ -199,12 +199,13 @@ class RetentionModule(SubLayer):
 
     def over_sentences(self, q: Tensor, k: Tensor, v: Tensor, log: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         """Whole sentences; padding on the right is never attended to."""
-        unpacked, like = unpack_rows(context), q.transpose(1, 2)
+        unpacked, like = unpack_rows(context, restarts=True), q.transpose(1, 2)
 
         def unpack(x: Tensor) -> Tensor:
             return unpacked.gather(x.transpose(1, 2)).transpose(1, 2)
 
-        o, r = chunkwise(unpack(q), unpack(k), unpack(v), log if log.shape[-1] == 1 else unpack(log))
+        log = log if log.shape[-1] == 1 else unpack(log)
+        o, r = chunkwise(unpack(q), unpack(k), unpack(v), log, starts=unpacked.starts)
         o, r = (unpacked.scatter(y.transpose(1, 2), like).transpose(1, 2) for y in (o, r))
         return o, r
 

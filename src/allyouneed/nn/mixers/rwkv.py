@@ -20,7 +20,7 @@ from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.convolution import RecentTokens, recent_cost
 from allyouneed.nn.observe import observe
-from allyouneed.nn.ops.unpack import unpack_rows
+from allyouneed.nn.ops.unpack import first_tokens, unpack_rows
 from allyouneed.nn.ops.wkv import after_last_real, initial_state, run_wkv
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.recurrent import Carry, Recurrent, recurrent_cost
@@ -81,29 +81,34 @@ class RWKVModule(SubLayer):
         return usable(next(self.parameters()))
 
     def prepare(self, context: Context, rows: int) -> None:
-        unpack_rows(context)
+        unpack_rows(context, restarts=True)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         if isinstance(state, Recurrent):
             return state.advance(self.run, x, context)
-        unpacked = unpack_rows(context)
+        unpacked = unpack_rows(context, restarts=True)
         rows = unpacked.gather(x)
-        return unpacked.scatter(self.run(rows, self.begin(len(rows), rows), None)[0], x)
+        return unpacked.scatter(self.run(rows, self.begin(len(rows), rows), None, unpacked.starts)[0], x)
 
-    def run(self, x: Tensor, carry: Carry, real: Tensor | None) -> tuple[Tensor, Carry]:
-        shifted, wkv, then = self.run_sums(x, carry, real)
+    def run(self, x: Tensor, carry: Carry, real: Tensor | None, starts: Tensor | None = None) -> tuple[Tensor, Carry]:
+        shifted, wkv, then = self.run_sums(x, carry, real, starts)
         r = self.r(token_shift(x, shifted, self.mix_r))
         y: Tensor = self.out(r.sigmoid() * wkv.to(r.dtype))
         return y, then
 
-    def run_sums(self, x: Tensor, carry: Carry, real: Tensor | None) -> tuple[Tensor, Tensor, Carry]:
-        """Previous tokens, wkv (batch, time, hidden), and the carry after each row's last real token."""
+    def run_sums(
+        self, x: Tensor, carry: Carry, real: Tensor | None, starts: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Carry]:
+        """Previous tokens, wkv (batch, time, hidden), and the carry after each row's last real token. `starts`: of
+        packed rows."""
         before, scale, above, below = carry
         tokens = torch.cat((before[:, None].to(x.dtype), x), 1)
         shifted = tokens[:, :-1]
+        if starts is not None:  # the first token of a sentence has no previous one
+            shifted = shifted.masked_fill(first_tokens(starts)[..., None], 0.0)
         k, v = self.k(token_shift(x, shifted, self.mix_k)), self.v(token_shift(x, shifted, self.mix_v))
         k, v, decay = observe(self, "k", k), observe(self, "v", v), self.decay.to(scale.dtype).exp()
-        wkv, sums = run_wkv((scale, above, below), k, v, decay, self.bonus, real)
+        wkv, sums = run_wkv((scale, above, below), k, v, decay, self.bonus, real, starts)
         wkv = observe(self, "heads", wkv)
         return shifted, wkv, (tokens[:, -1] if real is None else after_last_real(tokens, real), *sums)
 

@@ -10,7 +10,7 @@ kernel, since both are the same sums (nn/ops/retention.py).
 
 x (batch, heads, time, head width); log (batch, heads, time), at most 0; b, c (batch, groups, time, N); the state h
 (batch, heads, N, head width). A token with x = 0 and log = 0 leaves the state unchanged. All in at least single
-precision, except matmuls.
+precision, except matmuls. `starts` (batch, time) of packed rows: h is dropped at the first token of each sentence.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from allyouneed.kernels import usable
+from allyouneed.nn.ops.unpack import Restarts
 
 CHUNK = 64  # about the head width, where both halves cost the same
 
@@ -40,14 +41,17 @@ def quadratic(x: Tensor, log: Tensor, b: Tensor, c: Tensor) -> Tensor:
     return (scores * _decay(log).to(x.dtype)) @ x
 
 
-def chunked(x: Tensor, log: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def chunked(
+    x: Tensor, log: Tensor, b: Tensor, c: Tensor, state: Tensor, starts: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """y and the state after the last token."""
     time, groups = x.shape[2], b.shape[1]
     if not time:
         return x, state
     if usable(x):
-        return by_kernel(x, log, b, c, state)
+        return by_kernel(x, log, b, c, state, starts)
     size = min(CHUNK, time)
+    within = None if starts is None else Restarts.of(starts, size)
 
     def cut(part: Tensor) -> Tensor:
         """(batch, groups, heads of a group or 1, chunks, size, …)"""
@@ -55,26 +59,31 @@ def chunked(x: Tensor, log: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tupl
         return padded.unflatten(1, (groups, -1))
 
     x, b, c, log = cut(x), cut(b), cut(c), cut(log[..., None])[..., 0]
-    y = (c @ b.transpose(-1, -2) * _decay(log).to(x.dtype)) @ x  # within chunks
-    since, after = log.cumsum(-1), _after(log)
-    added = (after.exp()[..., None].to(x.dtype) * x).transpose(-1, -2) @ b  # transposed: b is not copied
-    kept = since[..., -1:].exp()[..., None]  # (batch, groups, heads of a group, chunks, 1, 1)
+    decay, left, right = _decay(log), log.cumsum(-1).exp(), _after(log).exp()
+    kept = left[..., -1:, None]  # (batch, groups, heads of a group, chunks, 1, 1)
+    if within is not None:
+        pairs, reads, keeps, passes = (mask[:, None, None] for mask in within)
+        decay, left, right, kept = decay * pairs, left * reads, right * keeps, kept * passes[..., None, None]
+    y = (c @ b.transpose(-1, -2) * decay.to(x.dtype)) @ x  # within chunks
+    added = (right[..., None].to(x.dtype) * x).transpose(-1, -2) @ b  # transposed: b is not copied
     h, before = state.unflatten(1, (groups, -1)).transpose(-1, -2), []
     # unbind: the gradient of each slice would have the size of the whole
     for rest, new in zip(kept.unbind(3), added.unbind(3), strict=True):
         before.append(h)
         h = h * rest + new.to(h.dtype)
     across = c @ torch.stack(before, 3).transpose(-1, -2).to(c.dtype)
-    y = y + since.exp()[..., None].to(x.dtype) * across
+    y = y + left[..., None].to(x.dtype) * across
     return y.flatten(3, 4)[:, :, :, :time].flatten(1, 2), h.transpose(-1, -2).flatten(1, 2)
 
 
-def by_kernel(x: Tensor, log: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def by_kernel(
+    x: Tensor, log: Tensor, b: Tensor, c: Tensor, state: Tensor, starts: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """`chunked` by retention's kernel: C are its queries, B its keys, x its values."""
     from allyouneed.kernels.triton.retention import retention
 
     unused = torch.zeros_like(state[..., 0])  # retention's sum of keys
-    y, _, (state, _) = retention(_per_head(c, x), _per_head(b, x), x, log, (state, unused))
+    y, _, (state, _) = retention(_per_head(c, x), _per_head(b, x), x, log, (state, unused), starts)
     return y, state
 
 

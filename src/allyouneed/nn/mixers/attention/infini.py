@@ -17,6 +17,9 @@ from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.attention import Attention
 from allyouneed.nn.observe import observe
+from allyouneed.nn.ops.attention.dense import AttentionFn, ScoreMod
+from allyouneed.nn.ops.attention.select import select_attention
+from allyouneed.nn.ops.pieces import Pieces
 from allyouneed.nn.ops.unpack import unpack_rows
 from allyouneed.nn.patterns.core import Causal
 from allyouneed.nn.patterns.sparse import BlockDiagonal
@@ -122,11 +125,17 @@ class InfiniModule(SubLayer):
         nn.init.zeros_(self.gate)  # both parts weigh one half
 
     def prepare(self, context: Context, rows: int) -> None:
-        real = unpack_rows(context).real
+        unpacked = unpack_rows(context, restarts=True)
+        if unpacked.starts is not None:
+            pieces = self.pieces(unpacked.starts, context)
+            self.local_attention(pieces, context)
+            self.local_tables(self.segment, context, pieces)
+            return
+        real = unpacked.real
         self.local_tables(min(self.segment, context.queries.time if real is None else real.shape[1]), context)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
-        unpacked = unpack_rows(context)
+        unpacked = unpack_rows(context, restarts=True)
         q, k, v = (
             part.unflatten(-1, (-1, self.head_width)).transpose(1, 2)  # (sentences, heads, time, head_width)
             for part in self.qkv(unpacked.gather(x)).chunk(3, -1)
@@ -134,6 +143,8 @@ class InfiniModule(SubLayer):
         q, k, v = observe(self, "q", q), observe(self, "k", k), observe(self, "v", v)
         if isinstance(state, CompressiveMemory):
             near, far = state.append(q, k, v, context)
+        elif unpacked.starts is not None:
+            near, far = self.over_packed(q, k, v, self.pieces(unpacked.starts, context), context)
         else:
             near, far = self.over_segments(q, k, v, unpacked.real, context)
         gate = self.gate.sigmoid()[:, None, None].to(near.dtype)  # (heads, 1, 1)
@@ -166,16 +177,51 @@ class InfiniModule(SubLayer):
             found.append(self.read(memory, some_q))
         return near.unflatten(1, (self.heads, -1)).flatten(2, 3)[:, :, :time], torch.cat(found, 2)[:, :, :time]
 
-    def local_tables(self, size: int, context: Context) -> tuple[Tensor, Tensor] | None:
-        """Rotary tables of a segment of this size, for queries and keys; None without rotary positions."""
+    def pieces(self, starts: Tensor, context: Context) -> Pieces:
+        """Segments of the sentences of packed rows."""
+        return context.memoize(
+            ("infini", "pieces", self.segment), lambda: Pieces.of(starts, self.segment, context.queries)
+        )
+
+    def local_attention(self, pieces: Pieces, context: Context) -> AttentionFn:
+        """Within the segments of packed rows."""
+        return context.memoize(
+            ("infini", "local", self.segment),
+            lambda: select_attention(Causal(), pieces.layout, pieces.layout, ScoreMod(1.0)),
+        )
+
+    def over_packed(self, q: Tensor, k: Tensor, v: Tensor, pieces: Pieces, context: Context) -> tuple[Tensor, Tensor]:
+        """`over_segments` of packed rows, whose sentences begin anywhere: (batch, heads, time, head_width)."""
+        near_q, near_k = q, k
+        if (tables := self.local_tables(self.segment, context, pieces)) is not None:
+            assert isinstance(self.rotary, RotaryModule)
+            near_q, near_k = self.rotary.rotate(q, tables[0]), self.rotary.rotate(k, tables[1])
+        near = self.local_attention(pieces, context)(near_q, near_k, v, 0.0, ScoreMod(self.head_width**-0.5))
+        memory, found = self.initial_memory(q), []
+        for some_k, some_v, some_q, real, goes_on in zip(
+            *(pieces.gather(part, pieces.tokens).unbind(2) for part in (k, v)),
+            pieces.gather(q, pieces.readers).unbind(2),
+            pieces.real.unbind(1),
+            pieces.goes_on.unbind(1),
+            strict=True,
+        ):
+            memory = self.update_memory(memory * goes_on[:, None, None, None], some_k, some_v, real)
+            found.append(self.read(memory, some_q))
+        far = pieces.scatter(torch.cat(found, 2), q.shape[2]) if found else torch.zeros_like(q, dtype=memory.dtype)
+        return near, far
+
+    def local_tables(self, size: int, context: Context, pieces: Pieces | None = None) -> tuple[Tensor, Tensor] | None:
+        """Rotary tables of a segment of this size, or of packed rows, for queries and keys; None without rotary
+        positions."""
         if not isinstance(rotary := self.rotary, RotaryModule):
             return None
 
         def make() -> tuple[Tensor, Tensor]:
-            positions = torch.arange(size, device=context.queries.device)[None]
+            local = torch.arange(size, device=context.queries.device)[None]
+            positions = local if pieces is None else pieces.layout.positions
             return rotary.tables(positions, torch.promote_types(self.gate.dtype, torch.float32))
 
-        return context.memoize(("infini", *rotary.key, size), make)
+        return context.memoize(("infini", *rotary.key, size, pieces is None), make)
 
     def rotate(self, x: Tensor, positions: Tensor, query: bool, context: Context) -> Tensor:
         """Apply rotary positions within the segment (batch or 1, time)."""

@@ -26,16 +26,26 @@ class ShortConvolution(nn.Module):
         if self.shift is not None:
             nn.init.zeros_(self.shift)
 
-    def forward(self, x: Tensor, before: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, before: Tensor, real: Tensor | None, starts: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """y (batch, time, features), given the last size − 1 inputs before x; and the last ones after each row's real
-        tokens. `real` (batch, time) bool is left-aligned."""
+        tokens. `real` (batch, time) bool is left-aligned. `starts` (batch, time) of packed rows (ops/unpack.py): inputs
+        before the token's sentence count as zeros."""
         last = self._last(x, before, real)
         if usable(x) and x.numel() and self.size <= UNROLLED:
             from allyouneed.kernels.triton.short_convolution import short_convolution
 
-            return short_convolution(x, before, self.taps, self.shift), last
+            return short_convolution(x, before, self.taps, self.shift, starts), last
         seen = torch.cat((before.to(x.dtype), x), 1)
         shift = None if self.shift is None else self.shift.to(x.dtype)
+        if starts is not None:
+            y = torch.zeros_like(x) if shift is None else shift.expand_as(x)
+            at = torch.arange(x.shape[1], device=x.device)
+            for tap, back in zip(self.taps.to(x.dtype).unbind(1), range(self.size - 1, -1, -1), strict=True):
+                inside = (at - back >= starts)[..., None]
+                y = y + tap * seen[:, self.size - 1 - back :][:, : x.shape[1]] * inside
+            return nn.functional.silu(y), last
         y = nn.functional.conv1d(
             seen.transpose(1, 2), self.taps.to(x.dtype)[:, None], shift, groups=self.features
         ).transpose(1, 2)

@@ -100,25 +100,25 @@ class MambaModule(SubLayer):
         return usable(next(self.parameters()))
 
     def prepare(self, context: Context, rows: int) -> None:
-        unpack_rows(context)
+        unpack_rows(context, restarts=True)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         if isinstance(state, Recurrent):
             return state.advance(self.run, x, context)
-        unpacked = unpack_rows(context)
+        unpacked = unpack_rows(context, restarts=True)
         rows = unpacked.gather(x)
-        return unpacked.scatter(self.run(rows, self.begin(len(rows), rows), None)[0], x)
+        return unpacked.scatter(self.run(rows, self.begin(len(rows), rows), None, unpacked.starts)[0], x)
 
-    def run(self, u: Tensor, carry: Carry, real: Tensor | None) -> tuple[Tensor, Carry]:
-        """Outputs (batch, time, width), and the carry after each row's last real token."""
+    def run(self, u: Tensor, carry: Carry, real: Tensor | None, starts: Tensor | None = None) -> tuple[Tensor, Carry]:
+        """Outputs (batch, time, width), and the carry after each row's last real token. `starts`: of packed rows."""
         before, h = carry
         x, z = self.up(u).chunk(2, -1)
-        x, last = self.convolution(x, before, real)
+        x, last = self.convolution(x, before, real, starts)
         steps, b, c = self.select(x).split([self.rank, self.states, self.states], -1)
         steps = nn.functional.linear(steps, self.step_map.to(steps.dtype))
         with torch.autocast(u.device.type, enabled=False):
             x, a = observe(self, "v", x), -self.a_log.to(h.dtype).exp().T
-            y, h = selective_ssm(x, steps, self.step_bias, a, b, c, self.skip, h, real)
+            y, h = selective_ssm(x, steps, self.step_bias, a, b, c, self.skip, h, real, starts)
             y = observe(self, "heads", y)
         mixed: Tensor = self.out(y.to(x.dtype) * nn.functional.silu(z))
         return mixed, (last, h)

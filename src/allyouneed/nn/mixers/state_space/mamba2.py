@@ -111,31 +111,33 @@ class Mamba2Module(SubLayer):
         return usable(next(self.parameters()))
 
     def prepare(self, context: Context, rows: int) -> None:
-        unpack_rows(context)
+        unpack_rows(context, restarts=True)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         if isinstance(state, Recurrent):
             y = state.advance(self.run, x, context)
         else:
-            unpacked = unpack_rows(context)
+            unpacked = unpack_rows(context, restarts=True)
             rows = unpacked.gather(x)
-            y = unpacked.scatter(self.run(rows, self.begin(len(rows), rows), None)[0], x)
+            y = unpacked.scatter(self.run(rows, self.begin(len(rows), rows), None, unpacked.starts)[0], x)
         mixed: Tensor = self.out(self.norm(y, context))
         return mixed
 
-    def run(self, u: Tensor, carry: Carry, real: Tensor | None) -> tuple[Tensor, Carry]:
-        """y ⊙ silu(z) (batch, time, hidden), and the carry after each row's last real token."""
+    def run(self, u: Tensor, carry: Carry, real: Tensor | None, starts: Tensor | None = None) -> tuple[Tensor, Carry]:
+        """y ⊙ silu(z) (batch, time, hidden), and the carry after each row's last real token; `starts`: of packed
+        rows."""
         before, h = carry
         z, mixed, steps = self.up(u).split(self.parts, -1)
-        mixed, last = self.convolution(mixed, before, real)
+        mixed, last = self.convolution(mixed, before, real, starts)
         x, b, c = mixed.split([self.hidden, self.groups * self.states, self.groups * self.states], -1)
         x = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (batch, heads, time, head_width)
         b, c = (part.unflatten(-1, (self.groups, -1)).transpose(1, 2) for part in (b, c))  # (batch, groups, time, N)
         dt = nn.functional.softplus(steps.to(h.dtype) + self.step_bias.to(h.dtype)).transpose(1, 2)
         dt = dt if real is None else dt * real[:, None]
         log = -self.a_log.to(h.dtype).exp()[:, None] * dt  # (batch, heads, time)
-        x, form = observe(self, "v", x), recurrent if x.shape[2] == 1 else chunked
-        y, h = form(x * dt.to(x.dtype)[..., None], log, b, c, h)
+        x = observe(self, "v", x)
+        given = x * dt.to(x.dtype)[..., None], log, b, c, h
+        y, h = recurrent(*given) if x.shape[2] == 1 else chunked(*given, starts)
         y = observe(self, "heads", y + self.skip.to(y.dtype)[:, None, None] * x.to(y.dtype))
         y = y.transpose(1, 2).flatten(2).to(z.dtype)  # (batch, time, hidden)
         return y * nn.functional.silu(z), (last, h)
