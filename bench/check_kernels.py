@@ -23,6 +23,7 @@ from allyouneed.kernels.triton import fused_backward
 from allyouneed.kernels.triton import small_batch_linear as narrow
 from allyouneed.kernels.triton import topk as likeliest
 from allyouneed.kernels.triton.add_norm import add_norm
+from allyouneed.kernels.triton.copy_blocks import copy_blocks
 from allyouneed.kernels.triton.decode_attention import SplitConfig, decode_attention
 from allyouneed.kernels.triton.retention import retention
 from allyouneed.kernels.triton.wkv import wkv
@@ -211,6 +212,23 @@ class Check:
         hidden = torch.arange(keys.shape[1], device=self.device) >= (seen + new)[:, None]
         weights = scores.masked_fill(hidden[:, None], -torch.inf).softmax(-1).nan_to_num()
         return [torch.einsum("rhp,rphw->rhw", weights, wide[1]), keys, values]
+
+    def copied(self, rows: int, heads: int, size: int, width: int, capacity: int, dtype: torch.dtype) -> None:
+        """Rows of a paged cache, the last without tokens, into a cache whose rows are in one piece."""
+        torch.manual_seed(rows)
+        entries = -(-capacity // size)
+        storage = torch.randn(rows * entries + 1, heads, size, width).to(self.device, dtype)
+        table = 1 + torch.randperm(rows * entries).view(rows, entries).to(self.device)
+        slots, counts = torch.randperm(2 * rows)[:rows].to(self.device), torch.randint(1, capacity + 1, (rows,))
+        counts[-1] = 0
+        target = torch.zeros(2 * rows, heads, capacity, width, dtype=dtype, device=self.device)
+        exact = target.double()
+        copy_blocks(storage, table, target, slots, counts.to(self.device))
+        for row, (slot, count) in enumerate(zip(slots.tolist(), counts.tolist(), strict=True)):
+            whole = storage[table[row]].transpose(0, 1).flatten(1, 2)[:, :count]
+            target[slot, :, count:], exact[slot, :, :count] = 0, whole.double()
+        name = f"copied blocks ({rows}, {heads}, {size}, {width}, {capacity}) {str(dtype)[6:]}"
+        self.report(name, [target], [exact], LIMITS[dtype])
 
     def narrow(self, sizes: tuple[int, int, int, bool, str, int], dtype: torch.dtype) -> None:
         rows, outputs, inputs, gated, activation, parts = sizes
@@ -408,6 +426,9 @@ def decoding(check: Check, cuda: bool) -> None:
         for dtype in (torch.float32, half):
             for new, turned in ((True, True), (True, False), (False, False)):
                 check.look(sizes, dtype, new, turned)
+    for copied in ((3, 2, 4, 10, 30), (5, 1, 8, 16, 64), *(((256, 4, 8, 64, 512),) if cuda else ())):
+        for dtype in (torch.float32, half):
+            check.copied(*copied, dtype)
     print("linear maps, norms, likeliest tokens")
     for one in MAPS + (LARGE_MAPS if cuda else []):
         check.narrow(one, half)

@@ -1,6 +1,7 @@
 """Tokens per second over HTTP and of `Engine` alone, on one GPU in the same run.
 
-    python bench/serve_gpu.py                             # the shape of TinyLlama in bf16; 64 and 256 clients
+    python bench/serve_gpu.py                             # the shape of TinyLlama in bf16; 64, 256 and 512 clients
+    python bench/serve_gpu.py --clients 512               # fewer of them
     python bench/serve_gpu.py --fake-step-ms 3            # anywhere: a tiny model whose steps take so long
     python bench/serve_gpu.py --fake-step-ms 3 --profile  # and CPU time by function
 
@@ -11,6 +12,10 @@ streams are measured separately, of a server in one process and of one with API 
 
 Prompts are new in every request, or the same in every round ("cached": all but their last tokens are in the prefix
 cache).
+
+The last columns of a row say what it loses to `Engine`: prefills, the prompts and captured passes of one, and how many
+milliseconds in all the device prefilled and had nothing to do (or waited for the host between two prefills of one
+step). Without a device, the engine's thread prefilled so long.
 
 After each row, where the time goes (serve_probe.py). Shares of the time: what the device does (decode, prefill; idle:
 the rest), and what the engine's thread does: waits for the device, prefills (admission included), launches, collects
@@ -69,6 +74,8 @@ PREFILL = {
     "keep": "prefix cache",
     "seat": "into slots",
     "load": "of that copies",
+    "stage": "all copies of inputs",
+    "replay": "all launches",
 }
 GIVEN, NEW, REQUIRED = 128, 256, 0.85
 TINY = ["width=16", "decoder[0].repeat=1", "decoder[0].mixer.heads=1", "decoder[0].mixer.kv_heads=1"]
@@ -175,10 +182,31 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def breakdown(before: Snapshot, after: Snapshot, seconds: float, tokens: int) -> str:
-    engine, found = next(((pid, one) for pid, one in after.totals.items() if one.get("steps")), (0, {}))
-    old = before.totals.get(engine, {})
-    new = {name: value - old.get(name, 0.0) for name, value in found.items()}
+class Totals(NamedTuple):
+    """What the engine's process did between two snapshots, in calls and seconds, and its number."""
+
+    engine: int
+    values: dict[str, float]
+
+    @classmethod
+    def between(cls, before: Snapshot, after: Snapshot) -> Totals:
+        engine, found = next(((pid, one) for pid, one in after.totals.items() if one.get("steps")), (0, {}))
+        old = before.totals.get(engine, {})
+        return cls(engine, {name: value - old.get(name, 0.0) for name, value in found.items()})
+
+    def columns(self, answers: int, seconds: float) -> str:
+        """The last ones of the table."""
+        found = self.values
+        prefills, passes = found.get("prefill calls", 0.0), found.get("pass calls", 0.0)
+        device = found.get("device decode", 0.0), found.get("device prefill", 0.0)
+        lost = device[1] if any(device) else found.get("prefill", 0.0)
+        idle = f"{1000 * (seconds - sum(device)):.0f}" if any(device) else ""
+        each = max(1.0, prefills)
+        return f"{prefills:.0f} | {answers / each:.0f} | {passes / each:.1f} | {1000 * lost:.0f} | {idle}"
+
+
+def breakdown(totals: Totals, before: Snapshot, after: Snapshot, seconds: float, tokens: int) -> str:
+    engine, new = totals
     steps = max(1.0, new.get("steps", 0.0))
 
     def ms(name: str) -> str:
@@ -241,12 +269,13 @@ def measure(server: Server, load: LoadProcess, given: argparse.Namespace, alone:
     for stream in (False, True):  # captures graphs of this size
         over_http(server, load, same, stream)
     rows = [(stream, cached) for cached in (False, True) for stream in (False, True)]
+    after = server.snapshot()
     for number, (stream, cached) in enumerate(rows):
         asked = same * given.rounds if cached else prompts(clients * given.rounds, vocab, seed=2 + number)
-        before = server.snapshot()
+        before = after
         result = over_http(server, load, asked, stream)
         after = server.snapshot()
-        tokens = len(result.answers) * NEW
+        totals, tokens = Totals.between(before, after), len(result.answers) * NEW
         speed = tokens / result.seconds
         first, end = result.latencies("first"), result.latencies("end")
         events = sum(one.events for one in result.answers) / tokens
@@ -256,7 +285,8 @@ def measure(server: Server, load: LoadProcess, given: argparse.Namespace, alone:
         print(
             f"| | {server.api} | {what} | {speed:,.0f} | {ratios[-1]:.2f} | {shown} | "
             f"{percentile(end, 0.5):.2f} s | {percentile(end, 0.95):.2f} s | "
-            f"{f'{events:.2f}' if stream else ''} |\n{breakdown(before, after, result.seconds, tokens)}",
+            f"{f'{events:.2f}' if stream else ''} | {totals.columns(len(result.answers), result.seconds)} |\n"
+            f"{breakdown(totals, before, after, result.seconds, tokens)}",
             flush=True,
         )
     return ratios
@@ -264,7 +294,7 @@ def measure(server: Server, load: LoadProcess, given: argparse.Namespace, alone:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, nargs="+", default=[64, 256])
+    parser.add_argument("--clients", type=int, nargs="+", default=[64, 256, 512])
     parser.add_argument("--rounds", type=int, default=3, help="requests of each client")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tiny", action="store_true", help="a small model")
@@ -301,12 +331,13 @@ def main() -> None:
         print(f"servers ready after {time.perf_counter() - began:.0f} s", flush=True)
         head = (
             "clients | API processes | | tokens/s | of Engine | first token p50 | p95 | answer p50 | p95 | events/token"
+            " | prefills | prompts each | passes each | ms prefilling | ms idle"
         )
-        print(f"\n| {head} |\n|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|", flush=True)
+        print(f"\n| {head} |\n|---:|---:|---|{'---:|' * 12}", flush=True)
         for server in servers:
             if server.rows not in shown:
                 shown.add(server.rows)
-                print(f"| {server.rows} | | `Engine` | {alone[server.rows]:,.0f} | | | | | | |", flush=True)
+                print(f"| {server.rows} | | `Engine` | {alone[server.rows]:,.0f} |{' |' * 11}", flush=True)
             found = measure(server, load, given, alone[server.rows], vocab)
             ratios += found if server.api or modes == [0] else []
             for line in (server.probe / "log.txt").read_text().splitlines():

@@ -63,7 +63,7 @@ def timed(owner: Any, name: str, key: str, skip: Callable[..., bool] | None = No
 def patch_engine() -> None:
     from allyouneed.infer.block_manager import BlockManager
     from allyouneed.infer.cuda_graph.paged_prefill import PagedPrefill
-    from allyouneed.infer.cuda_graph.prefill import PrefillRunner
+    from allyouneed.infer.cuda_graph.prefill import InputGraph, PrefillRunner
     from allyouneed.infer.cuda_graph.runner import GraphRunner, Run
     from allyouneed.infer.cuda_graph.scheduler_slots import SchedulerSlots
     from allyouneed.infer.cuda_graph.slot_loader import SlotLoader
@@ -81,6 +81,8 @@ def patch_engine() -> None:
     timed(ModelRunner, "prefill_chunk", "plain")
     timed(PagedPrefill, "read", "read")
     timed(PagedPrefill, "run", "pass")
+    timed(InputGraph, "write", "stage")
+    timed(InputGraph, "launch", "replay")
     timed(BlockManager, "keep_prefixes", "keep")
     timed(SchedulerSlots, "add", "seat")
     timed(GraphRunner, "add", "load")

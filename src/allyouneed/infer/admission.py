@@ -1,14 +1,17 @@
 """In which order waiting requests are admitted: fairly, as they arrive (`FairQueue`), or, when all are known from the
-start, in batches of similar size (`LargestFirst`)."""
+start, in batches of similar size (`LargestFirst`). And when: `Postponement`."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
 
 from allyouneed.infer.decoding.base import RequestState
 
 PATIENCE = 64  # steps after which a waiting request gains one level of priority
+POSTPONED = 2  # steps that a prefill is postponed at most
+WORTH = 16  # a prefill is worth stopping so many decoding rows for each row it reads
 SHORT = 16  # tokens a request counts for at least: short ones still need logits over the whole vocabulary
 
 
@@ -60,6 +63,30 @@ class FairQueue:
         """The smaller, the more urgent."""
         request, waited = state.request, (step - state.arrived) // PATIENCE
         return -request.priority - waited, self.granted.get(request.client, 0), state.number
+
+
+class Postponement:
+    """A prefill stops all rows that are decoding in captured graphs, for a time that hardly depends on how many prompts
+    it reads; while few are waiting, it is therefore postponed by a few steps, in which others may arrive."""
+
+    def __init__(self) -> None:
+        self.steps = 0  # that it has been postponed by
+
+    def applies(self, waiting: Iterable[RequestState], decoding: int, free: int) -> bool:
+        """Whether this step prefills nothing. `decoding`, `free`: rows. The caller calls `end` when it has admitted
+        requests."""
+        if free <= 0 or self.steps >= POSTPONED:
+            return False
+        worth = -(-decoding // WORTH)
+        rows = (state.spec.decoding.rows for state in waiting if not state.finished)
+        found = sum(islice(rows, worth))  # each has one row at least
+        if min(found, free) >= worth:
+            return False
+        self.steps += 1
+        return True
+
+    def end(self) -> None:
+        self.steps = 0
 
 
 class LargestFirst:

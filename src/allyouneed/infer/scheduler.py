@@ -2,7 +2,8 @@
 
 A step decodes one token of every running row and, beside it, prefills new requests with at most `budget` tokens:
 sources are encoded together and prompts are read in chunks, so that a long prompt does not stall the others. A request
-whose prompt has been read gets its first token at once and joins a running batch.
+whose prompt has been read gets its first token at once and joins a running batch. Where many rows decode in captured
+graphs, the prefill of a few may be postponed (admission.py `Postponement`).
 
 Offline (`LargestFirst`), a batch of similar sizes is admitted whenever the one before has finished, and prompts are
 read whole; on a GPU one graph runner takes all requests (cuda_graph/runner.py).
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.errors import UserError
-from allyouneed.infer.admission import FairQueue, LargestFirst
+from allyouneed.infer.admission import FairQueue, LargestFirst, Postponement
 from allyouneed.infer.block_manager import BlockManager
 from allyouneed.infer.cuda_graph.paged_prefill import PagedPrefill
 from allyouneed.infer.cuda_graph.runner import WORTH, GraphBatch, GraphRunnerCache
@@ -75,7 +76,7 @@ class Scheduler:
             raise UserError("exact and pool are exclusive: requests with a common prefix share its blocks; set one")
         self.engine, self.rows, self.budget, self.memory = engine, rows, budget, memory
         self.arrivals: deque[RequestState] = deque()
-        self.fair, self.offline = FairQueue(), queue
+        self.fair, self.offline, self.postponement = FairQueue(), queue, Postponement()
         self.streams_offline = False  # whether the offline batch has requests that stream
         self.prefilling: list[PrefillBatch] = []
         self.running: list[ActiveBatch] = []
@@ -366,9 +367,12 @@ class Scheduler:
         if self.arrivals:
             queue.add(self.arrivals, self.active)
         if not queue:
+            self.postponement.end()
             return
         taken: list[RequestState] = []
         rows, tokens, free = sum(state.spec.decoding.rows for state in self.active), 0, 0
+        if self.slots is not None and self.postponement.applies(queue, self.slots.rows_in_use, self.rows - rows):
+            return
         if blocks is not None:
             free = blocks.free(one for batch in self.prefilling for one in batch.unread_tokens())
         known: set[Any] = set()  # what is read once for several of them
@@ -391,6 +395,8 @@ class Scheduler:
             if blocks is not None:
                 blocks.reserve(state)
             taken.append(state)
+        if taken:
+            self.postponement.end()
         if taken and self.slots is not None and blocks is None:
             given, taken = taken, []
             with isolate(partial(self._fail_unheld, given)):

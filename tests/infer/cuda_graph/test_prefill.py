@@ -12,7 +12,7 @@ from torch import Tensor
 from allyouneed.config import parse, preset_tree
 from allyouneed.infer.cuda_graph import prefill as captured_prefill
 from allyouneed.infer.cuda_graph import runner as graph_runners
-from allyouneed.infer.cuda_graph.prefill import FIRST, Graph, PrefillRunner, Size, pack_inputs
+from allyouneed.infer.cuda_graph.prefill import FIRST, InputGraph, PrefillRunner, Size, pack_inputs
 from allyouneed.infer.decoding.base import DecodingSpec, RequestState
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.request import Request
@@ -67,7 +67,7 @@ def test_a_graph_gets_new_inputs_each_time_and_a_failed_capture_falls_back(
     given: dict[Size, Tensor] = {}
     replayed: list[Size] = []
 
-    def capture(self: PrefillRunner, numbers: Tensor, size: Size) -> Graph:
+    def capture(self: PrefillRunner, numbers: Tensor, size: Size) -> InputGraph:
         if fails:
             raise RuntimeError("operation not permitted when stream is capturing")
         given[size] = numbers
@@ -76,7 +76,7 @@ def test_a_graph_gets_new_inputs_each_time_and_a_failed_capture_falls_back(
             replayed.append(size)
             self.fill_slots(given[size], size)
 
-        return Graph(numbers, replay)
+        return InputGraph(numbers, replay)
 
     begin = PrefillRunner.__init__
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from allyouneed.infer.admission import POSTPONED, WORTH
 from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
+from allyouneed.infer.decoding.base import RequestState
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.request import Request
@@ -86,3 +88,77 @@ def test_prompts_are_read_into_blocks_and_leave_them_for_slots() -> None:
     blocks = scheduler.blocks
     assert blocks is not None and blocks.prefixes.hits > 0
     assert blocks.pool.used == blocks.pool.evictable == len(blocks.prefixes.blocks)
+
+
+LONG = Decoding(method="greedy", min_length=40, max_length=40)
+
+
+def prompts_of(count: int, first: int = 0) -> list[tuple[Request, Decoding]]:
+    """Three different ones, again and again."""
+    return [(Request([1, 5 + n % 3, 6], 40, (n,)), LONG) for n in range(first, first + count)]
+
+
+def steps_until_admitted(scheduler: Scheduler, state: RequestState) -> int:
+    count = 0
+    while not state.admitted:
+        scheduler.step()
+        count += 1
+    return count
+
+
+@pytest.mark.parametrize("paged", [True, False])
+def test_few_prompts_wait_for_others_while_many_rows_decode(paged: bool) -> None:
+    """A prefill that is postponed changes no answer; it is postponed by a fixed number of steps at most."""
+    engine = engine_of("grouped")
+    pool = BlockPool(400, size=4) if paged else None
+    scheduler = Scheduler(engine, rows=WORTH + 6, budget=500, pool=pool, graphs=engine.graphs)
+    asked = prompts_of(WORTH + 4)
+    states = scheduler.submit_all(asked[:WORTH])
+    scheduler.step()
+    states.append(scheduler.submit(*asked[WORTH]))
+    assert steps_until_admitted(scheduler, states[-1]) == 1
+    states.append(scheduler.submit(*asked[WORTH + 1]))  # more than `WORTH` decode: it waits for a second one
+    assert steps_until_admitted(scheduler, states[-1]) == 1 + POSTPONED
+    states.append(scheduler.submit(*asked[WORTH + 2]))
+    scheduler.step()
+    states.append(scheduler.submit(*asked[WORTH + 3]))  # which is here
+    assert not states[-2].admitted and steps_until_admitted(scheduler, states[-2]) == 1
+    assert all(state.admitted for state in states)
+    scheduler.run()
+    expected = [decode_alone(engine, *one) for one in asked[:3]]
+    for number, state in enumerate(states):
+        assert state.answer is not None and token_lists([state.answer]) == expected[number % 3]
+    assert scheduler.idle and (pool is None or pool.used == pool.evictable)
+
+
+def test_nobody_waits_longer_because_others_keep_coming_or_leave() -> None:
+    engine = engine_of("grouped")
+    scheduler = Scheduler(engine, rows=2 * WORTH, budget=500)
+    scheduler.submit_all(prompts_of(WORTH + 1))
+    scheduler.step()
+    waiting: list[tuple[int, RequestState]] = []
+    for turn in range(8):  # one at each step, and every third leaves at once
+        state = scheduler.submit(*prompts_of(1, turn)[0])
+        waiting.append((scheduler.steps, state))
+        if turn % 3 == 2:
+            state.cancel()
+        scheduler.step()
+        assert all(one.admitted or one.cancelled or scheduler.steps - at <= POSTPONED for at, one in waiting)
+    assert scheduler.slots is not None and scheduler.slots.rows_in_use > WORTH
+    scheduler.run()
+    assert all(one.done or one.cancelled for _, one in waiting)
+
+
+def test_no_prefill_is_postponed_while_few_rows_decode_or_none_is_free() -> None:
+    engine = engine_of("grouped")
+    scheduler = Scheduler(engine, rows=WORTH, budget=500)
+    states = [scheduler.submit(*one) for one in prompts_of(WORTH)]
+    scheduler.step()
+    late = scheduler.submit(*prompts_of(1)[0])
+    scheduler.step()
+    assert not late.admitted and not scheduler.postponement.steps
+    states[0].cancel()
+    while states[0] in scheduler.active:
+        scheduler.step()
+    assert steps_until_admitted(scheduler, late) == 1
+    scheduler.close()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from allyouneed.infer.cuda_graph.prefill import capture_warm, fill_rows
+from allyouneed.infer.cuda_graph.prefill import InputGraph, capture_warm, fill_rows
 from allyouneed.infer.cuda_graph.runner import next_power, weight_addresses
 from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.prefill import start
@@ -64,12 +64,11 @@ class Size(NamedTuple):
 
 
 class Graph(NamedTuple):
-    """`inputs`: see `PagedPrefill.compute`; `output`: hidden states (rows, width) of the last tokens."""
+    """Of a pass; `output`: hidden states (rows, width) of the last tokens."""
 
     size: Size
-    inputs: Tensor
+    captured: InputGraph
     output: Tensor
-    replay: Callable[[], None]
 
 
 class Chunk(NamedTuple):
@@ -172,9 +171,7 @@ class PagedPrefill:
 
     def run(self, states: PagedStates, chunks: Sequence[Chunk], graph: Graph) -> Tensor:
         tables = [states.block_tables[chunk.row] for chunk in chunks]
-        inputs = torch.from_numpy(pack(chunks, tables, graph.size, self.pool))
-        graph.inputs.copy_(inputs.pin_memory() if graph.inputs.is_cuda else inputs, non_blocking=True)
-        graph.replay()
+        graph.captured.run(torch.from_numpy(pack(chunks, tables, graph.size, self.pool)))
         return graph.output[: len(chunks)].clone()
 
     def compute(self, inputs: Tensor, size: Size) -> Tensor:
@@ -192,7 +189,7 @@ class PagedPrefill:
             layout = TokenLayout(seen + torch.minimum(steps, (counts - 1).clamp(min=0)), real.long())
         positions = layout.positions.expand(size.rows, -1)
         states = PagedStates(start(model, size.rows), pool)
-        states.block_table = table
+        states.block_table, states.reads_past = table, size.end > size.tokens
         states.write_blocks = table.gather(1, positions // pool.size) * real
         states.write_slots = positions % pool.size
         # a start, so that the host need not know the longest row: there are positions for all
@@ -225,13 +222,13 @@ class PagedPrefill:
         inputs = torch.zeros(size.rows, 2 + blocks_of(size, self.pool) + size.tokens, dtype=torch.long, device=device)
         if device.type != "cuda":
             output = self.compute(inputs, size)
-            return Graph(size, inputs, output, lambda: _copy(self.compute(inputs, size), output))
+            return Graph(size, InputGraph(inputs, lambda: _copy(self.compute(inputs, size), output)), output)
         with torch.cuda.device(device):
             if self.memory is None:
                 self.memory = torch.cuda.graph_pool_handle()
             output = torch.empty_like(self.compute(inputs, size))  # outside of the graphs' memory, which they share
             graph = capture_warm(lambda: _copy(self.compute(inputs, size), output), 0, self.memory)
-            return Graph(size, inputs, output, graph.replay)
+            return Graph(size, InputGraph(inputs, graph.replay), output)
 
 
 def _copy(source: Tensor, target: Tensor) -> None:

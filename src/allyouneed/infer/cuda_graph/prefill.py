@@ -39,9 +39,22 @@ class Size(NamedTuple):
     prompts: int
 
 
-class Graph(NamedTuple):
+class InputGraph(NamedTuple):
+    """A captured graph, and the tensor on the device from which it reads its inputs."""
+
     inputs: Tensor
     replay: Callable[[], None]
+
+    def run(self, inputs: Tensor) -> None:
+        """With inputs of the host, for which it does not wait."""
+        self.write(inputs)
+        self.launch()
+
+    def write(self, inputs: Tensor) -> None:
+        self.inputs.copy_(inputs.pin_memory() if self.inputs.is_cuda else inputs, non_blocking=True)
+
+    def launch(self) -> None:
+        self.replay()
 
 
 class PrefillRunner:
@@ -49,7 +62,7 @@ class PrefillRunner:
         self.model, self.states, self.search = model, states, search
         self.fits, self.captures = can_capture_prefill(model), states.device.type == "cuda"
         self.seen: Counter[Size] = Counter()
-        self.graphs: OrderedDict[Size, Graph] = OrderedDict()
+        self.graphs: OrderedDict[Size, InputGraph] = OrderedDict()
         self.pool: Any = None  # memory of all graphs: none of it is needed after a prefill
 
     def run(self, requests: Sequence[RequestState], slots: Sequence[int]) -> bool:
@@ -72,10 +85,8 @@ class PrefillRunner:
                 return False
             while len(self.graphs) > KEPT:
                 self.seen.pop(self.graphs.popitem(last=False)[0])
-        graph = self.graphs[size]
         self.graphs.move_to_end(size)
-        graph.inputs.copy_(inputs.pin_memory() if self.states.device.type == "cuda" else inputs, non_blocking=True)
-        graph.replay()
+        self.graphs[size].run(inputs)
         return True
 
     def size(self, requests: Sequence[RequestState]) -> Size | None:
@@ -102,11 +113,11 @@ class PrefillRunner:
         self.states.load(slots, states, counts)
         self.search.reset_slots(slots, limits, last)
 
-    def capture(self, inputs: Tensor, size: Size) -> Graph:
+    def capture(self, inputs: Tensor, size: Size) -> InputGraph:
         with torch.cuda.device_of(inputs):
             if self.pool is None:
                 self.pool = torch.cuda.graph_pool_handle()
-            return Graph(inputs, capture_warm(lambda: self.fill_slots(inputs, size), 1, self.pool).replay)
+            return InputGraph(inputs, capture_warm(lambda: self.fill_slots(inputs, size), 1, self.pool).replay)
 
 
 FIRST = 5  # columns before the tokens: slot, limit, last token, tokens before it, tokens of the source

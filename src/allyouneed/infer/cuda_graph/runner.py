@@ -258,7 +258,8 @@ class GraphRunnerCache:
         self.compile = compile_mode()
         self.steps: Counter[Shape] = Counter()  # decoded in each shape
         self.refused: str | None = None  # why a capture has failed; there are no others then
-        self.known: ModelLimits | None = None  # of the model
+        self.known: ModelLimits | None = None  # of the model, inside of `ask_model_once`
+        self.limits: tuple[int, ModelLimits] | None = None  # of a model with weights at these addresses
         self.kept: OrderedDict[Shape, GraphRunner] = OrderedDict()
 
     def admits(self, requests: Sequence[RequestState]) -> bool:
@@ -274,9 +275,13 @@ class GraphRunnerCache:
 
     @contextmanager
     def ask_model_once(self) -> Iterator[None]:
-        """Inside, `suits` asks the model once, which takes longer than all the rest."""
+        """Inside, `suits` knows its limits. It is asked, which takes longer than all the rest, when its weights have
+        been replaced."""
         if self.engine.device.type == "cuda":
-            self.known = model_limits(self.engine.model)
+            weights = weight_addresses(self.engine.model)
+            if self.limits is None or self.limits[0] != weights:
+                self.limits = weights, model_limits(self.engine.model)
+            self.known = self.limits[1]
         try:
             yield
         finally:

@@ -33,6 +33,11 @@ class SchedulerSlots:
         return any(batch.active for batch in self.batches.values())
 
     @property
+    def rows_in_use(self) -> int:
+        """Rows of the requests in slots."""
+        return sum(len(batch.runner.search.occupied) * batch.runner.states.group for batch in self.batches.values())
+
+    @property
     def requests(self) -> list[RequestState]:
         return [state for batch in self.batches.values() for state in batch.requests]
 

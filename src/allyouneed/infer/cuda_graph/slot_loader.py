@@ -1,10 +1,10 @@
 """Copies prompts from the blocks of a pool (paged_prefill.py) into the slots of a graph runner, as captured CUDA
-graphs: one launch instead of a few for each layer."""
+graphs: one launch instead of one for each layer and tensor."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,19 +13,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from allyouneed.infer.cuda_graph.device_search import DeviceSearch
-from allyouneed.infer.cuda_graph.prefill import capture_warm, fill_rows
+from allyouneed.infer.cuda_graph.prefill import InputGraph, capture_warm, fill_rows
 from allyouneed.infer.decoding.base import RequestState
 from allyouneed.nn.batch import to_device
 from allyouneed.nn.ops.attention.decode import BlockTable
-from allyouneed.nn.states.base import State, States
-from allyouneed.nn.states.kv_cache import KVCache
+from allyouneed.nn.states.base import States
 from allyouneed.nn.states.paged import BlockPool, PagedStates
 from allyouneed.runtime.cuda.static_cache import StaticStates
 
 KEPT = 16  # sizes whose graphs are kept
 FEW = 8  # rows
 MIN_END = 128  # positions
-FIRST = 4  # columns before the block table: slot, limit, last token, tokens before it
+FIRST = 5  # columns before the block table: slot, limit, last token, tokens before it, those to copy
 
 
 class Size(NamedTuple):
@@ -35,16 +34,11 @@ class Size(NamedTuple):
     end: int
 
 
-class Graph(NamedTuple):
-    inputs: Tensor
-    replay: Callable[[], None]
-
-
 class SlotLoader:
     def __init__(self, states: StaticStates, search: DeviceSearch, pool: BlockPool) -> None:
         self.states, self.search, self.pool = states, search, pool
         self.captures = states.device.type == "cuda"
-        self.graphs: OrderedDict[Size, Graph] = OrderedDict()
+        self.graphs: OrderedDict[Size, InputGraph] = OrderedDict()
         self.memory: Any = None  # of all graphs: none of it is needed after a copy
 
     @staticmethod
@@ -67,10 +61,8 @@ class SlotLoader:
         if size not in self.graphs:
             self.copy(to_device(inputs, self.states.device), size)
             return
-        graph = self.graphs[size]
         self.graphs.move_to_end(size)
-        graph.inputs.copy_(inputs.pin_memory(), non_blocking=True)
-        graph.replay()
+        self.graphs[size].run(inputs)
 
     def size(self, rows: int, longest: int) -> Size:
         """Few sizes serve all: a few rows or as many as there are slots, and powers of four."""
@@ -81,23 +73,18 @@ class SlotLoader:
 
     def copy(self, inputs: Tensor, size: Size) -> None:
         """`inputs` (rows, FIRST + blocks): see `pack`. Does not synchronize with the host."""
-        slots, limits, last, counts = inputs[:, :FIRST].unbind(1)
-        table, layers = BlockTable(inputs[:, FIRST:], self.pool.size), list[dict[str, State]]()
-        for number, layer in enumerate(self.states.layers):
-            cache = KVCache()
-            if layer:
-                cache.keys, cache.values = (table.gather(one)[:, :, : size.end] for one in self.pool.storage[number])
-                cache.end = size.end
-            layers.append(dict.fromkeys(layer, cache))
-        self.states.load(slots, States(layers, size.rows, self.states.device, None), counts)
+        slots, limits, last, counts, copied = inputs[:, :FIRST].unbind(1)
+        table, storage = BlockTable(inputs[:, FIRST:].contiguous(), self.pool.size), self.pool.storage
+        past = [storage[number] if layer else () for number, layer in enumerate(self.states.layers)]
+        self.states.load_blocks(slots, past, table, counts, copied.contiguous())
         self.search.reset_slots(slots, limits, last)
 
-    def capture(self, inputs: Tensor, size: Size) -> Graph:
+    def capture(self, inputs: Tensor, size: Size) -> InputGraph:
         """Of a copy that is to be made anyway, so that the warm-up changes nothing else."""
         with torch.cuda.device_of(inputs):
             if self.memory is None:
                 self.memory = torch.cuda.graph_pool_handle()
-            return Graph(inputs, capture_warm(lambda: self.copy(inputs, size), 1, self.memory).replay)
+            return InputGraph(inputs, capture_warm(lambda: self.copy(inputs, size), 1, self.memory).replay)
 
 
 def pack(
@@ -107,12 +94,14 @@ def pack(
     slots: Sequence[int],
     pool: BlockPool,
 ) -> NDArray[np.int64]:
-    """The inputs of a copy (rows, FIRST + blocks); spare rows repeat the first one."""
+    """The inputs of a copy (rows, FIRST + blocks); spare rows repeat the first one, with nothing to copy."""
     blocks = -(-size.end // pool.size)
     found = np.zeros((size.rows, FIRST + blocks), dtype=np.int64)
     rows, prompts = found[: len(requests)], [state.request.prompt for state in requests]
     limits, last = [state.limit for state in requests], [prompt[-1] for prompt in prompts]
-    rows[:, :FIRST] = np.array([slots, limits, last, [len(prompt) - 1 for prompt in prompts]]).T
+    counts = [len(prompt) - 1 for prompt in prompts]
+    rows[:, :FIRST] = np.array([slots, limits, last, counts, counts]).T
     fill_rows(rows[:, FIRST:], [table[:blocks] for table in tables])
     found[len(requests) :] = found[0]
+    found[len(requests) :, FIRST - 1] = 0
     return found

@@ -121,6 +121,8 @@ class PagedKVCache(KVState):
         storage = self._storage(keys, values)
         for cache, new in zip(storage, (keys, values), strict=True):
             cache[states.write_blocks, :, states.write_slots] = new.transpose(1, 2)  # (batch, time, heads, width)
+        if not states.reads_past:
+            return keys, values, slots
         table = BlockTable(states.block_table, states.pool.size)
         found = [table.gather(cache)[:, :, : slots.time] for cache in storage]  # (batch, heads, end, width)
         return found[0], found[1], slots
@@ -184,6 +186,7 @@ class PagedStates(States):
         own = [state for layer in layers for state in layer.values() if not state.shared]
         self.has_pages = any(isinstance(state, PagedKVCache) for state in own)
         self.fully_paged = all(isinstance(state, PagedKVCache) for state in own)  # no other state but a source's
+        self.reads_past = True  # False: no row has tokens before the new ones
         # where new tokens are written (batch, time), and the block tables as a tensor (batch, blocks)
         self.write_blocks = self.write_slots = self.block_table = torch.empty(0, dtype=torch.long)
 

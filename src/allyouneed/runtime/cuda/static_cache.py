@@ -20,7 +20,7 @@ from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttenti
 from allyouneed.nn.mixers.attention.shared_kv import SharedKeys
 from allyouneed.nn.models.decoder_decoder import DecoderDecoderModel
 from allyouneed.nn.models.stack import Stack
-from allyouneed.nn.ops.attention.decode import BlockTable, decode_attention, rotate_halves
+from allyouneed.nn.ops.attention.decode import BlockTable, copy_blocks, decode_attention, rotate_halves
 from allyouneed.nn.positions.relative import RelativeModule
 from allyouneed.nn.positions.rotary import RotaryModule
 from allyouneed.nn.states.base import State, States
@@ -77,6 +77,12 @@ class StaticTokens:
                 stored[rows, :, : old.shape[2]] = old.to(stored.dtype)
             else:
                 stored[rows[:, None], :, positions] = old.transpose(1, 2).to(stored.dtype)
+
+    def load_blocks(self, rows: Tensor, past: Sequence[Tensor], table: BlockTable, counts: Tensor) -> None:
+        """Copy the first `counts` (n,) tokens of a paged cache, (blocks, heads, size, features) each, into these rows
+        (n,)."""
+        for stored, old in zip(self.allocate(past), past, strict=True):
+            copy_blocks(old, table, stored, rows, counts)
 
     @property
     def bytes(self) -> int:
@@ -313,11 +319,7 @@ class StaticStates(States):
 
     def load(self, slots: Tensor, past: States, counts: Tensor) -> None:
         """Copy prefilled states, a row each, into these slots; `counts`: how many of their tokens to keep."""
-        rows = slots[:, None] * self.group + torch.arange(self.group, device=self.device)  # (slots, group)
-        self.device_lengths[rows] = counts[:, None].expand_as(rows)
-        if self.group > 1:  # the prompt lies in the first row of a slot
-            self.block_table[rows] = rows[:, :1, None].int().expand(-1, -1, self.capacity)
-        memory = past.memory
+        rows, memory = self.reset_rows(slots, counts), past.memory
         if memory is not None:
             assert self.memory is not None
             time, segments = memory.hidden.shape[1], self._load_segments(slots, self.memory, memory)
@@ -333,6 +335,25 @@ class StaticStates(States):
             static: dict[str, Any] = {**layer}
             for name, state in static.items():
                 state.load(given, others[name])
+
+    def reset_rows(self, slots: Tensor, counts: Tensor) -> Tensor:
+        """The rows (slots, group) of these slots, which have so many tokens now; those of a prompt are in the first."""
+        rows = slots[:, None] * self.group + torch.arange(self.group, device=self.device)
+        self.device_lengths[rows] = counts[:, None].expand_as(rows)
+        if self.group > 1:
+            self.block_table[rows] = rows[:, :1, None].int().expand(-1, -1, self.capacity)
+        return rows
+
+    def load_blocks(
+        self, slots: Tensor, past: Sequence[Sequence[Tensor]], table: BlockTable, counts: Tensor, copied: Tensor
+    ) -> None:
+        """`load` from the blocks of a pool: `past` are its tensors, layer by layer. `copied`: how many tokens to copy,
+        which may be fewer where a slot is given twice."""
+        rows = self.reset_rows(slots, counts)[:, 0].contiguous()
+        for layer, stored in zip(self.layers, past, strict=True):
+            for state in layer.values():
+                assert isinstance(state, StaticKVCache)
+                state.tokens.load_blocks(rows, stored, table, copied)
 
     def _load_segments(self, slots: Tensor, own: Memory, given: Memory) -> Tensor:
         """Which tokens of the sources are real, (slots, source capacity)."""

@@ -6,7 +6,8 @@ Storage is (blocks, kv_heads, slots, head_width). A row's token at position p li
     size = 1    blocks (rows, capacity): each token in a block of its own, at slot p (beams, which share their past)
     size = n    blocks (rows, capacity / n): n tokens per block, at slot p % n (a paged cache)
 
-`decode_attention` runs kernels/triton/decode_attention.py on a GPU and `define_decode_attention` elsewhere.
+`decode_attention` runs kernels/triton/decode_attention.py on a GPU and `define_decode_attention` elsewhere;
+`copy_blocks` moves rows from a paged cache to one of the first kind.
 """
 
 from __future__ import annotations
@@ -41,6 +42,18 @@ class BlockTable(NamedTuple):
             slots = torch.arange(self.blocks.shape[1], device=storage.device) % storage.shape[2]
             return storage[self.blocks.long(), :, slots].transpose(1, 2)
         return storage[self.blocks].transpose(1, 2).flatten(2, 3)
+
+
+def copy_blocks(storage: Tensor, table: BlockTable, target: Tensor, rows: Tensor, counts: Tensor) -> None:
+    """Copy the first `counts` (n,) tokens of each row of a paged cache into the rows `rows` (n,) of `target` (rows,
+    kv_heads, capacity, head_width). What is behind them there is not defined afterwards."""
+    if usable(storage) and storage.is_contiguous() and target.is_contiguous():
+        from allyouneed.kernels.triton.copy_blocks import copy_blocks as kernel
+
+        kernel(storage, table.blocks.contiguous(), target, rows.contiguous(), counts.contiguous())
+        return
+    past = table.gather(storage)[:, :, : target.shape[2]]
+    target[rows, :, : past.shape[2]] = past.to(target.dtype)
 
 
 def decode_attention(
