@@ -2,18 +2,7 @@
 
 from __future__ import annotations
 
-from allyouneed.interop.families.bert import (
-    DEFAULTS,
-    IGNORED_KEYS,
-    config_fields,
-    encoder,
-    head,
-    head_fields,
-    learned,
-    normalize_names,
-    position_fields,
-    restore_names,
-)
+from allyouneed.interop.families import bert
 from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
 from allyouneed.interop.hf.config_writer import ModelTree
 from allyouneed.interop.hf.weight_table import Family
@@ -34,23 +23,23 @@ OWN_DEFAULTS = {
 OLD = ("down_scale_factor", "gap_size", "layers_to_keep", "net_structure_type", "num_memory_blocks")  # no effect
 
 
-@strict_config(*IGNORED_KEYS, *OLD)
+@strict_config(*bert.IGNORED_KEYS, *OLD)
 def tree(config: ConfigReader) -> Tree:
-    config.set_defaults(DEFAULTS | OWN_DEFAULTS)
+    config.set_defaults(bert.DEFAULTS | OWN_DEFAULTS)
     config.require("num_hidden_groups", 1)
     config.require("inner_group_num", 1)
-    found = encoder(config, learned(config), inner=config["embedding_size"])
+    found = bert.encoder(config, bert.learned(config), inner=config["embedding_size"])
     found["encoder"][0]["share"] = True
     vocabulary = found["head"]
-    return found | {"head": head(config, vocabulary, "tanh", "classifier_dropout_prob", ForPreTraining=vocabulary)}
+    return found | {"head": bert.head(config, vocabulary, "tanh", "classifier_dropout_prob", ForPreTraining=vocabulary)}
 
 
 def hf_config(ours: ModelTree) -> Tree:
-    found = config_fields(ours, "Albert") | head_fields(ours, "Albert", "classifier_dropout_prob")
+    found = bert.config_fields(ours, "Albert") | bert.head_fields(ours, "Albert", "classifier_dropout_prob")
     found.pop("classifier_dropout", None)
     return (
         found
-        | position_fields(ours)
+        | bert.position_fields(ours)
         | {"embedding_size": ours["embed.inner"], "num_hidden_groups": 1, "inner_group_num": 1}
     )
 
@@ -76,13 +65,13 @@ head.tags.* = classifier.*
 """.replace("LAYER", "albert.encoder.albert_layer_groups.0.albert_layers.0")
 IGNORED_WEIGHTS = ("*.position_ids", "predictions.decoder.*")
 PRESERVED_WEIGHTS = ("*.pooler.*", "sop_classifier.*")
-FINISH = restore_names({"AlbertModel": "albert.pooler"})
+FINISH = bert.restore_names({"AlbertModel": "albert.pooler"})
 FAMILY = Family(
     "albert",
     tree,
     LINES,
     IGNORED_WEIGHTS,
-    prepare=normalize_names,
+    prepare=bert.normalize_names,
     preserve=PRESERVED_WEIGHTS,
     hf_config=hf_config,
     finish=FINISH,

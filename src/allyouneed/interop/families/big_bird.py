@@ -3,23 +3,7 @@ computes in eval mode; nn/mixers/attention/big_bird.py explains how that differs
 
 from __future__ import annotations
 
-from allyouneed.interop.families.bert import (
-    BODY,
-    CLASSES,
-    DEFAULTS,
-    HEAD,
-    IGNORED_KEYS,
-    IGNORED_WEIGHTS,
-    PRESERVED_WEIGHTS,
-    config_fields,
-    encoder,
-    head,
-    learned,
-    normalize_names,
-    position_fields,
-    restore_names,
-    untied_bias,
-)
+from allyouneed.interop.families import bert
 from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
 from allyouneed.interop.hf.config_writer import ModelTree
 from allyouneed.interop.hf.weight_table import Family
@@ -34,22 +18,24 @@ OWN_DEFAULTS = {
 }
 
 
-@strict_config(*IGNORED_KEYS)
+@strict_config(*bert.IGNORED_KEYS)
 def tree(config: ConfigReader) -> Tree:
-    config.set_defaults(DEFAULTS | OWN_DEFAULTS)
+    config.set_defaults(bert.DEFAULTS | OWN_DEFAULTS)
     bias = config["use_bias"]
     sparse = {"kind": "big-bird", "block": config["block_size"], "random": config["num_random_blocks"], "bias": bias}
     full = {"bias": {"q": bias, "k": bias, "v": bias}}
     mixer = config.map_value("attention_type", {"block_sparse": sparse, "original_full": full}, "block_sparse")
-    found = encoder(config, learned(config), mixer)
+    found = bert.encoder(config, bert.learned(config), mixer)
     found["embed"]["scale"] = "sqrt-width" if config.get("rescale_embeddings", False) else "none"
-    return found | {"head": head(config, found["head"], config.activation("hidden_act"), ForPreTraining=found["head"])}
+    return found | {
+        "head": bert.head(config, found["head"], config.activation("hidden_act"), ForPreTraining=found["head"])
+    }
 
 
 def hf_config(ours: ModelTree) -> Tree:
     found = (
-        config_fields(ours, "BigBird")
-        | position_fields(ours)
+        bert.config_fields(ours, "BigBird")
+        | bert.position_fields(ours)
         | {"rescale_embeddings": ours["embed.scale"] == "sqrt-width"}
     )
     bias = ours.get("encoder.mixer.bias")
@@ -59,14 +45,14 @@ def hf_config(ours: ModelTree) -> Tree:
     return found | sparse | {"attention_type": "block_sparse", "use_bias": bias}
 
 
-FINISH = restore_names({"": "bert.pooler"})  # all of their classes have a pooler
+FINISH = bert.restore_names({"": "bert.pooler"})  # all of their classes have a pooler
 FAMILY = Family(
     "big_bird",
     tree,
-    untied_bias(BODY + HEAD + CLASSES, "cls.predictions"),
-    IGNORED_WEIGHTS,
-    prepare=normalize_names,
-    preserve=PRESERVED_WEIGHTS,
+    bert.untied_bias(bert.BODY + bert.HEAD + bert.CLASSES, "cls.predictions"),
+    bert.IGNORED_WEIGHTS,
+    prepare=bert.normalize_names,
+    preserve=bert.PRESERVED_WEIGHTS,
     hf_config=hf_config,
     finish=FINISH,
 )

@@ -3,19 +3,7 @@ discriminator predicts for each token whether it was replaced."""
 
 from __future__ import annotations
 
-from allyouneed.interop.families.bert import (
-    BODY,
-    CLASSES,
-    DEFAULTS,
-    IGNORED_KEYS,
-    config_fields,
-    encoder,
-    head,
-    learned,
-    normalize_names,
-    position_fields,
-    restore_names,
-)
+from allyouneed.interop.families import bert
 from allyouneed.interop.families.roberta import with_gelu
 from allyouneed.interop.families.roformer import embedding_width
 from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
@@ -30,25 +18,25 @@ OWN_DEFAULTS = {
 }
 
 
-@strict_config(*IGNORED_KEYS, "summary_*")
+@strict_config(*bert.IGNORED_KEYS, "summary_*")
 def tree(config: ConfigReader) -> Tree:
-    config.set_defaults(DEFAULTS | OWN_DEFAULTS)
-    found = encoder(config, learned(config), inner=embedding_width(config))
+    config.set_defaults(bert.DEFAULTS | OWN_DEFAULTS)
+    found = bert.encoder(config, bert.learned(config), inner=embedding_width(config))
     replaced = {"kind": "tags", "labels": 1, "hidden": config.activation("hidden_act"), "dropout": 0.0}
-    return found | {"head": head(config, with_gelu(found["head"]), "gelu", ForPreTraining=replaced)}
+    return found | {"head": bert.head(config, with_gelu(found["head"]), "gelu", ForPreTraining=replaced)}
 
 
 def hf_config(ours: ModelTree) -> Tree:
     found = (
-        config_fields(ours, "Electra")
-        | position_fields(ours)
+        bert.config_fields(ours, "Electra")
+        | bert.position_fields(ours)
         | {"embedding_size": ours.get("embed.inner", ours["width"])}
     )
     is_discriminator = ours["head.kind"] == "tags" and ours.get("head.hidden") is not None
     return found | {"architectures": ["ElectraForPreTraining"]} if is_discriminator else found
 
 
-LINES = BODY.replace("bert.", "electra.") + """
+LINES = bert.BODY.replace("bert.", "electra.") + """
 embed.widen.* = electra.embeddings_project.*
 head.weight = generator_lm_head.weight
 head.bias = generator_lm_head.bias
@@ -63,10 +51,16 @@ head.tags.* = discriminator_predictions.dense_prediction.*
 
 def lines(config: HfConfig) -> str:
     is_discriminator = (config.get("architectures") or [""])[0].endswith("ForPreTraining")
-    return LINES + (DISCRIMINATOR if is_discriminator else CLASSES)
+    return LINES + (DISCRIMINATOR if is_discriminator else bert.CLASSES)
 
 
 IGNORED_WEIGHTS = ("*.position_ids", "generator_lm_head.weight")
 FAMILY = Family(
-    "electra", tree, lines, IGNORED_WEIGHTS, prepare=normalize_names, hf_config=hf_config, finish=restore_names({})
+    "electra",
+    tree,
+    lines,
+    IGNORED_WEIGHTS,
+    prepare=bert.normalize_names,
+    hf_config=hf_config,
+    finish=bert.restore_names({}),
 )

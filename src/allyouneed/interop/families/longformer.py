@@ -5,20 +5,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from allyouneed.interop.families.bert import (
-    BODY,
-    CLASSES,
-    DEFAULTS,
-    IGNORED_KEYS,
-    config_fields,
-    encoder,
-    head,
-    learned,
-    normalize_names,
-    position_fields,
-    restore_names,
-    untied_bias,
-)
+from allyouneed.interop.families import bert
 from allyouneed.interop.families.roberta import HEAD, IGNORED_WEIGHTS, PRESERVED_WEIGHTS, with_gelu
 from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
 from allyouneed.interop.hf.config_writer import ModelTree
@@ -27,11 +14,11 @@ from allyouneed.interop.hf.weight_table import Family
 OWN_DEFAULTS = {"attention_window": 512, "pad_token_id": 1}
 
 
-@strict_config(*IGNORED_KEYS)
+@strict_config(*bert.IGNORED_KEYS)
 def tree(config: ConfigReader) -> Tree:
-    config.set_defaults(DEFAULTS | OWN_DEFAULTS)
+    config.set_defaults(bert.DEFAULTS | OWN_DEFAULTS)
     config.require("attention_mode", "longformer")
-    found = encoder(config, learned(config, offset=config["pad_token_id"] + 1), {"kind": "longformer"})
+    found = bert.encoder(config, bert.learned(config, offset=config["pad_token_id"] + 1), {"kind": "longformer"})
     (layer,) = found["encoder"]
     given = config["attention_window"]
     windows = [given] * layer["repeat"] if isinstance(given, int) else given
@@ -41,7 +28,7 @@ def tree(config: ConfigReader) -> Tree:
         layer | {"repeat": len(list(equivalent)), "mixer": layer["mixer"] | {"window": window}}
         for window, equivalent in groupby(windows)
     ]
-    found["head"] = head(config, with_gelu(found["head"]), "tanh")
+    found["head"] = bert.head(config, with_gelu(found["head"]), "tanh")
     if found["head"]["kind"] == "classes":
         found["embed"]["chosen"] = "first"
     return found
@@ -49,21 +36,21 @@ def tree(config: ConfigReader) -> Tree:
 
 def hf_config(ours: ModelTree) -> Tree:
     windows = [layer["mixer.window"] for layer in ours.layers("encoder")]
-    return config_fields(ours, "Longformer") | position_fields(ours) | {"attention_window": windows}
+    return bert.config_fields(ours, "Longformer") | bert.position_fields(ours) | {"attention_window": windows}
 
 
 GLOBAL = """
 encoder.blocks.{n}.sublayers.mixer.global_q.* = SELF.query_global.*
 encoder.blocks.{n}.sublayers.mixer.global_kv.* = SELF.key_global.* + SELF.value_global.*
 """.replace("SELF", "longformer.encoder.layer.{n}.attention.self")
-LINES = BODY.replace("bert.", "longformer.") + GLOBAL + HEAD + CLASSES
+LINES = bert.BODY.replace("bert.", "longformer.") + GLOBAL + HEAD + bert.CLASSES
 FAMILY = Family(
     "longformer",
     tree,
-    untied_bias(LINES, "lm_head"),
+    bert.untied_bias(LINES, "lm_head"),
     IGNORED_WEIGHTS,
-    prepare=normalize_names,
+    prepare=bert.normalize_names,
     preserve=PRESERVED_WEIGHTS,
     hf_config=hf_config,
-    finish=restore_names({"LongformerModel": "longformer.pooler.dense"}),
+    finish=bert.restore_names({"LongformerModel": "longformer.pooler.dense"}),
 )

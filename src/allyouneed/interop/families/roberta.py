@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from allyouneed.interop.families.bert import (
-    BODY,
-    CLASSES,
-    DEFAULTS,
-    IGNORED_KEYS,
-    config_fields,
-    encoder,
-    head,
-    learned,
-    normalize_names,
-    position_fields,
-    restore_names,
-    untied_bias,
-)
+from allyouneed.interop.families import bert
 from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
 from allyouneed.interop.hf.config_writer import ModelTree
 from allyouneed.interop.hf.weight_table import Family
 
 
-@strict_config(*IGNORED_KEYS)
+@strict_config(*bert.IGNORED_KEYS)
 def tree(config: ConfigReader) -> Tree:
-    config.set_defaults(DEFAULTS | {"vocab_size": 50265, "pad_token_id": 1})
-    found = encoder(config, learned(config, offset=config["pad_token_id"] + 1))
-    return found | {"head": head(config, with_gelu(found["head"]), "tanh")}
+    config.set_defaults(bert.DEFAULTS | {"vocab_size": 50265, "pad_token_id": 1})
+    found = bert.encoder(config, bert.learned(config, offset=config["pad_token_id"] + 1))
+    return found | {"head": bert.head(config, with_gelu(found["head"]), "tanh")}
 
 
 def with_gelu(vocabulary: Tree) -> Tree:
@@ -33,7 +20,7 @@ def with_gelu(vocabulary: Tree) -> Tree:
 
 
 def hf_config(ours: ModelTree) -> Tree:
-    return config_fields(ours, "Roberta") | position_fields(ours)
+    return bert.config_fields(ours, "Roberta") | bert.position_fields(ours)
 
 
 HEAD = """
@@ -47,10 +34,10 @@ PRESERVED_WEIGHTS = ("*.pooler.*", "lm_head.bias")
 FAMILY = Family(
     "roberta",
     tree,
-    untied_bias(BODY.replace("bert.", "roberta.") + HEAD + CLASSES, "lm_head"),
+    bert.untied_bias(bert.BODY.replace("bert.", "roberta.") + HEAD + bert.CLASSES, "lm_head"),
     IGNORED_WEIGHTS,
-    prepare=normalize_names,
+    prepare=bert.normalize_names,
     preserve=PRESERVED_WEIGHTS,
     hf_config=hf_config,
-    finish=restore_names({"RobertaModel": "roberta.pooler.dense"}),
+    finish=bert.restore_names({"RobertaModel": "roberta.pooler.dense"}),
 )
