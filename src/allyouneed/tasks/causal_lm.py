@@ -13,6 +13,7 @@ from torch import Tensor
 from allyouneed.config import ConfigError, parse
 from allyouneed.data.batches.documents import Pieces
 from allyouneed.data.batches.encoding import Encoding, TextEncoding
+from allyouneed.data.batches.items import StoredItems
 from allyouneed.data.batches.packing import Batches, FlatBatch, FlatSide, Ints, Items
 from allyouneed.data.batches.segments import SegmentBatches
 from allyouneed.data.batches.store import Store
@@ -73,14 +74,12 @@ class CausalLM(Task):
         return token_loss(model.head, hidden, labels, self.smoothing)
 
 
-class DocumentItems(Items):
+class DocumentItems(StoredItems):
     """Inputs are BOS and tokens, labels are tokens and EOS, in pieces of at most `max_length` tokens: every token is
     read once and predicted once."""
 
     def __init__(self, store: Store, vocabularies: Vocabularies, max_length: int) -> None:
-        self.store, self.tokenizer = store, vocabularies.target
-        store.check(text=self.tokenizer)
-        self.pads = (self.tokenizer.pad,)
+        super().__init__(store, vocabularies.target)
         self.pieces = Pieces.split(store["text"].lengths.astype(np.int64) + 1, max_length)
 
     def __len__(self) -> int:

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from allyouneed.data.batches.chats import ChatEncoding
 from allyouneed.data.batches.encoding import Encoding
+from allyouneed.data.batches.items import StoredItems
 from allyouneed.data.batches.packing import FlatBatch, FlatSide, Ints, Items
 from allyouneed.data.batches.store import Store
 from allyouneed.data.chat.template import BUILT_IN, FILE, ROLE_TOKENS, find_template
 from allyouneed.data.files.chats import ChatFiles
 from allyouneed.data.files.readers import Files
-from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
+from allyouneed.data.tokenizers.base import Vocabularies
 from allyouneed.nn.batch import IGNORE
 from allyouneed.nn.context import TokenLayout
 from allyouneed.tasks.task import Loss, Task, token_loss
@@ -91,16 +92,8 @@ class ChatTask(TemplateTask):
         return token_loss(model.head, hidden, labels, self.smoothing)
 
 
-class ChatItems(Items):
+class ChatItems(StoredItems):
     """All tokens of a chat but the last; the label of each is the next one, where that is part of an answer."""
-
-    def __init__(self, store: Store, tokenizer: Tokenizer) -> None:
-        self.store, self.tokenizer = store, tokenizer
-        store.check(text=tokenizer)
-        self.pads = (tokenizer.pad,)
-
-    def __len__(self) -> int:
-        return len(self.store)
 
     def lengths(self, epoch: int) -> tuple[NDArray[np.integer], ...]:
         return (self.store["text"].lengths - 1,)

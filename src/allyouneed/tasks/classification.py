@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from allyouneed.data.batches.encoding import Encoding, LabelledTextEncoding
+from allyouneed.data.batches.items import StoredItems
 from allyouneed.data.batches.packing import FlatBatch, FlatSide, Ints, Items
 from allyouneed.data.batches.store import Store
 from allyouneed.data.files.labels import LabelledFiles, classes
@@ -56,20 +57,15 @@ class Classification(Task):
         return class_loss(model.head(hidden, layout), labels, self.smoothing)
 
 
-class LabelledItems(Items):
+class LabelledItems(StoredItems):
     """A text with its special tokens; a second text follows a separator, with type id 1."""
 
     def __init__(self, store: Store, tokenizer: Tokenizer) -> None:
-        self.store, self.tokenizer = store, tokenizer
-        store.check(text=tokenizer)
-        self.pads = (tokenizer.pad,)
+        super().__init__(store, tokenizer)
         self.second = bool(store["second"].lengths.any())
         template = tokenizer.template
         more = template.count() + np.where(store["second"].lengths > 0, len(template.between), 0)
         self._lengths = store["text"].lengths.astype(np.int64) + store["second"].lengths + more
-
-    def __len__(self) -> int:
-        return len(self.store)
 
     def lengths(self, epoch: int) -> tuple[NDArray[np.integer], ...]:
         return (self._lengths,)

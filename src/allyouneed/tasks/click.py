@@ -11,6 +11,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from allyouneed.data.batches.encoding import Encoding
+from allyouneed.data.batches.items import StoredItems
 from allyouneed.data.batches.logs import ImpressionEncoding
 from allyouneed.data.batches.packing import FlatBatch, FlatSide, Ints, Items
 from allyouneed.data.batches.store import Store
@@ -77,17 +78,14 @@ class ClickPrediction(Task):
         return Loss(total, total.detach(), real.sum())
 
 
-class ImpressionItems(Items):
+class ImpressionItems(StoredItems):
     """The items of a user's sequence, the one shown last."""
 
-    def __init__(self, store: Store, tokenizer: Tokenizer) -> None:
-        self.store, self.tokenizer = store, tokenizer
-        store.check(items=tokenizer)
-        self.pads = (tokenizer.pad,)
-        self._lengths = store["items"].lengths.astype(np.int64)
+    columns = ("items",)
 
-    def __len__(self) -> int:
-        return len(self.store)
+    def __init__(self, store: Store, tokenizer: Tokenizer) -> None:
+        super().__init__(store, tokenizer)
+        self._lengths = store["items"].lengths.astype(np.int64)
 
     def lengths(self, epoch: int) -> tuple[NDArray[np.integer], ...]:
         return (self._lengths,)

@@ -14,6 +14,7 @@ from torch import Tensor
 from allyouneed.config import ConfigError, parse, tree_of
 from allyouneed.data.batches.encoding import Encoding
 from allyouneed.data.batches.interleaved import InterleavedEncoding
+from allyouneed.data.batches.items import StoredItems
 from allyouneed.data.batches.packing import FlatBatch, FlatSide, Ints, Items
 from allyouneed.data.batches.store import Store
 from allyouneed.data.files.interleaved import InterleavedFiles
@@ -108,16 +109,12 @@ def _audio(tree: dict[str, Any], embed: Any) -> AudioInput:
     return parse(AudioInput, tree | {"mels": embed.mels}, "task.audio")
 
 
-class InterleavedItems(Items):
+class InterleavedItems(StoredItems):
     """All tokens of a text but the last; the label of each is the next one, where that is learned."""
 
     def __init__(self, store: Store, tokenizer: Tokenizer, inputs: MediaInputs) -> None:
-        self.store, self.tokenizer, self.inputs = store, tokenizer, inputs
-        store.check(text=tokenizer)
-        self.pads = (tokenizer.pad,)
-
-    def __len__(self) -> int:
-        return len(self.store)
+        super().__init__(store, tokenizer)
+        self.inputs = inputs
 
     def lengths(self, epoch: int) -> tuple[NDArray[np.integer], ...]:
         return (self.store["text"].lengths - 1,)

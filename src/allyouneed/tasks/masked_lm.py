@@ -12,6 +12,7 @@ from torch import Tensor
 
 from allyouneed.data.batches.documents import Pieces
 from allyouneed.data.batches.encoding import Encoding, TextEncoding
+from allyouneed.data.batches.items import StoredItems
 from allyouneed.data.batches.packing import FlatBatch, FlatSide, Ints, Items, generator
 from allyouneed.data.batches.store import Store
 from allyouneed.data.files.readers import Files
@@ -57,13 +58,12 @@ class MaskedLM(Task):
         return token_loss(model.head, hidden, labels)
 
 
-class MaskedItems(Items):
+class MaskedItems(StoredItems):
     """Pieces of documents of at most `max_length` tokens, each between BOS and EOS."""
 
     def __init__(self, store: Store, tokenizer: Tokenizer, max_length: int, share: float, seed: int) -> None:
-        self.store, self.tokenizer, self.share, self.seed = store, tokenizer, share, seed
-        store.check(text=tokenizer)
-        self.pads = (tokenizer.pad,)
+        super().__init__(store, tokenizer)
+        self.share, self.seed = share, seed
         self.pieces = Pieces.split(store["text"].lengths.astype(np.int64), max_length)
         self.mask = tokenizer.mask
         self.replacements = np.setdiff1d(np.arange(tokenizer.size), tokenizer.specials)

@@ -13,6 +13,7 @@ from torch import Tensor
 from allyouneed.config import ConfigError, parse
 from allyouneed.data.batches.documents import Pieces
 from allyouneed.data.batches.encoding import Encoding, TextEncoding
+from allyouneed.data.batches.items import StoredItems
 from allyouneed.data.batches.packing import Batches, FlatBatch, FlatSide, Ints, Items, generator
 from allyouneed.data.batches.store import Store
 from allyouneed.data.files.readers import Files
@@ -103,14 +104,13 @@ class PermutationLM(Task):
         return token_loss(model.head, hidden, labels)
 
 
-class PermutedItems(Items):
+class PermutedItems(StoredItems):
     """Pieces of documents, each between BOS and EOS and followed by its query tokens, at most `max_length` tokens in
     all."""
 
     def __init__(self, store: Store, tokenizer: Tokenizer, max_length: int, one_in: int, run: int, seed: int) -> None:
-        self.store, self.tokenizer, self.one_in, self.run, self.seed = store, tokenizer, one_in, run, seed
-        store.check(text=tokenizer)
-        self.pads = (tokenizer.pad,)
+        super().__init__(store, tokenizer)
+        self.one_in, self.run, self.seed = one_in, run, seed
         sizes = np.arange(1, max_length)
         fitting = sizes[sizes + tokenizer.template.count() + self.target_count(sizes) <= max_length]
         self.pieces = Pieces.split(store["text"].lengths.astype(np.int64), int(fitting.max()))

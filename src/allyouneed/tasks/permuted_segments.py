@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from allyouneed.data.batches.documents import Pieces
+from allyouneed.data.batches.items import StoredItems
 from allyouneed.data.batches.packing import FlatBatch, FlatSide, Ints, Items, generator
 from allyouneed.data.batches.segments import SegmentBatches
 from allyouneed.data.batches.sharding import DataShard
@@ -24,13 +25,12 @@ from allyouneed.nn.batch import IGNORE, Batch, Rows
 Draw = Callable[[int, int, np.random.Generator], Ints]
 
 
-class FramedDocuments(Items):
+class FramedDocuments(StoredItems):
     """Documents with special tokens, in pieces of at most `max_length` tokens. Targets are drawn later."""
 
     def __init__(self, store: Store, tokenizer: Tokenizer, max_length: int, seed: int) -> None:
-        self.store, self.tokenizer, self.seed = store, tokenizer, seed
-        store.check(text=tokenizer)
-        self.pads = (tokenizer.pad,)
+        super().__init__(store, tokenizer)
+        self.seed = seed
         self.pieces = Pieces.split(store["text"].lengths.astype(np.int64) + tokenizer.template.count(), max_length)
 
     def __len__(self) -> int:

@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from allyouneed.data.batches.encoding import Encoding, TextEncoding
+from allyouneed.data.batches.items import StoredItems
 from allyouneed.data.batches.packing import FlatBatch, FlatSide, Ints, Items, generator
 from allyouneed.data.batches.store import Store
 from allyouneed.data.files.pairs import PairFiles
@@ -68,17 +69,14 @@ def join_prompt(prompt: Ints, answer: Ints, eos: int) -> tuple[Ints, Ints, NDArr
     return inputs, labels, np.arange(len(inputs)) < len(prompt)
 
 
-class PromptItems(Items):
+class PromptItems(StoredItems):
     """BOS, prompt, EOS, answer; labels are the answer and EOS."""
 
-    def __init__(self, store: Store, tokenizer: Tokenizer) -> None:
-        self.store, self.tokenizer = store, tokenizer
-        store.check(source=tokenizer, target=tokenizer)
-        self.pads = (tokenizer.pad,)
-        self.weights = store.weights
+    columns = ("source", "target")
 
-    def __len__(self) -> int:
-        return len(self.store)
+    def __init__(self, store: Store, tokenizer: Tokenizer) -> None:
+        super().__init__(store, tokenizer)
+        self.weights = store.weights
 
     def lengths(self, epoch: int) -> tuple[NDArray[np.integer], ...]:
         return (self.store["source"].lengths + self.store["target"].lengths + 2,)

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from allyouneed.data.batches.encoding import EncodedRow, Encoding, ScoredTextEncoding, TextEncoding
+from allyouneed.data.batches.items import StoredItems
 from allyouneed.data.batches.packing import FlatBatch, FlatSide, Ints, Items, add_special_tokens
 from allyouneed.data.batches.store import Store
 from allyouneed.data.files.labels import Scored, ScoredFiles
@@ -114,17 +115,11 @@ def two_text_encoding(tokenizer: Tokenizer, max_tokens: int | None) -> TextEncod
     )
 
 
-class TwoTextItems(Items):
+class TwoTextItems(StoredItems):
     """Two texts side by side, each between BOS and EOS; the answer is their score or, without scores, the index of the
     matching text in the batch."""
 
-    def __init__(self, store: Store, tokenizer: Tokenizer) -> None:
-        self.store, self.tokenizer = store, tokenizer
-        store.check(source=tokenizer, target=tokenizer)
-        self.pads = tokenizer.pad, tokenizer.pad
-
-    def __len__(self) -> int:
-        return len(self.store)
+    columns, sides = ("source", "target"), 2
 
     def lengths(self, epoch: int) -> tuple[NDArray[np.integer], ...]:
         special_count = self.tokenizer.template.count()

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from allyouneed.data.batches.encoding import Encoding, TagEncoding
+from allyouneed.data.batches.items import StoredItems
 from allyouneed.data.batches.packing import FlatBatch, FlatSide, Ints, Items, add_special_tokens
 from allyouneed.data.batches.store import Store
 from allyouneed.data.files.labels import MANY_LABELS, TaggedFiles
 from allyouneed.data.files.readers import Files
-from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
+from allyouneed.data.tokenizers.base import Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import IGNORE
 from allyouneed.nn.context import TokenLayout
@@ -64,16 +65,8 @@ class Tagging(Task):
         return class_loss(model.head(hidden[wanted]), labels[wanted])
 
 
-class TaggedItems(Items):
+class TaggedItems(StoredItems):
     """BOS, the tokens of all words, EOS; a label at the first token of each word."""
-
-    def __init__(self, store: Store, tokenizer: Tokenizer) -> None:
-        self.store, self.tokenizer = store, tokenizer
-        store.check(text=tokenizer)
-        self.pads = (tokenizer.pad,)
-
-    def __len__(self) -> int:
-        return len(self.store)
 
     def lengths(self, epoch: int) -> tuple[NDArray[np.integer], ...]:
         return (self.store["text"].lengths + self.tokenizer.template.count(),)

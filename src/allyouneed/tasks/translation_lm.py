@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from allyouneed.data.batches.encoding import Encoding, TextEncoding
+from allyouneed.data.batches.items import StoredItems
 from allyouneed.data.batches.packing import FlatBatch, FlatSide, Ints, Items, generator
 from allyouneed.data.batches.store import Store
 from allyouneed.data.files.pairs import PairFiles
@@ -53,18 +54,16 @@ class TranslationLM(MaskedLM):
         return TranslationItems(store, vocabularies.target, self.share, self.alone, seed)
 
 
-class TranslationItems(Items):
+class TranslationItems(StoredItems):
     """A pair of sentences, or one of them, each with its special tokens."""
 
+    columns = SIDES
+
     def __init__(self, store: Store, tokenizer: Tokenizer, share: float, alone: float, seed: int) -> None:
-        self.store, self.tokenizer, self.share, self.alone, self.seed = store, tokenizer, share, alone, seed
-        store.check(**dict.fromkeys(SIDES, tokenizer))
-        self.pads = (tokenizer.pad,)
+        super().__init__(store, tokenizer)
+        self.share, self.alone, self.seed = share, alone, seed
         self.mask = tokenizer.mask
         self.replacements = np.setdiff1d(np.arange(tokenizer.size), tokenizer.specials)
-
-    def __len__(self) -> int:
-        return len(self.store)
 
     def reads(self, epoch: int) -> NDArray[np.bool_]:
         """(items, 2): which sides of each pair are read in an epoch."""

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from allyouneed.data.batches.chats import ComparisonEncoding
 from allyouneed.data.batches.encoding import Encoding
+from allyouneed.data.batches.items import StoredItems
 from allyouneed.data.batches.packing import FlatBatch, FlatSide, Ints, Items
 from allyouneed.data.batches.store import Store
 from allyouneed.data.files.chats import ComparisonFiles
 from allyouneed.data.files.readers import Files
-from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
+from allyouneed.data.tokenizers.base import Vocabularies
 from allyouneed.nn.batch import Batch
 from allyouneed.nn.context import TokenLayout
 from allyouneed.tasks.chat import TemplateTask
@@ -76,18 +77,11 @@ def widen_half(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-class ComparisonItems(Items):
+class ComparisonItems(StoredItems):
     """Prompt and preferred answer, prompt and other answer. `margins`: log-odds of a reference (dpo.py)."""
 
+    columns, sides = ("prompt", "chosen", "rejected"), 2
     margins: NDArray[np.float32] | None = None
-
-    def __init__(self, store: Store, tokenizer: Tokenizer) -> None:
-        self.store, self.tokenizer = store, tokenizer
-        store.check(prompt=tokenizer, chosen=tokenizer, rejected=tokenizer)
-        self.pads = tokenizer.pad, tokenizer.pad
-
-    def __len__(self) -> int:
-        return len(self.store)
 
     def lengths(self, epoch: int) -> tuple[NDArray[np.integer], ...]:
         prompt = self.store["prompt"].lengths
