@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,26 +49,16 @@ def read(path: Path | str, config: Mapping[str, Any]) -> Vocabularies | None:
     if not files and not any(path.glob("*.tiktoken")) and class_name != "ByT5Tokenizer":
         return None
     kind = CLASSES.get(class_name)
-    names = _special_names(path, options, kind)
+    named = {**options, **read_json(path, NAMES, needed=False)}
     settings = [read_json(path, GENERATION, needed=False), config]
+    folder = TokenizerFolder(path, config, options, named, kind, _special_names(named, kind), settings)
     if "source.spm" in files:
-        return _marian(path, names, options, config, settings)
-    if TOKENIZER in files:
-        inner = _inner(path / TOKENIZER)
-    elif kind is None:
-        what = f"of class {class_name}" if class_name else "without a class"
-        raise UserError(
-            f"{path}: no tokenizer.json, and a tokenizer {what} is not supported (allowed: {', '.join(CLASSES)})"
-        )
+        made = folder.marian()
     else:
-        inner = convert_errors(path, lambda: kind.read(TokenizerFiles(path, options, names)))
-        _add_tokens(path, inner, options, names, kind)
-        check_tokenizer(inner, str(path))
-    if options.get("clean_up_tokenization_spaces") is True and type(inner.model).__name__ != "BPE":
-        inner.decoder = vocab_files.clean_up_spaces(inner.decoder)
-    template = _find_template(path, inner, options, names, kind, made=TOKENIZER not in files)
-    build_vocabs = _two_sides if model in ENCODER_DECODERS or config.get("is_encoder_decoder") else _one_side
-    made = build_vocabs(path, inner, names, template, kind, config, settings, options)
+        inner = folder.inner(class_name, TOKENIZER in files)
+        template = folder.find_template(inner, made=TOKENIZER not in files)
+        two_sides = model in ENCODER_DECODERS or config.get("is_encoder_decoder")
+        made = folder.two_sides(inner, template) if two_sides else folder.one_side(inner, template)
     if class_name == "RoFormerTokenizer":
         made.source.notes.append(
             "RoFormer's tokenizer splits Chinese into words with jieba first, which is not supported"
@@ -77,11 +67,206 @@ def read(path: Path | str, config: Mapping[str, Any]) -> Vocabularies | None:
     return made
 
 
+def _special_names(named: Mapping[str, Any], kind: TokenizerClass | None) -> dict[str, str]:
+    """Special tokens by role."""
+    found = dict(kind.names) if kind is not None else {}
+    for role in ROLES:
+        value = named.get(f"{role}_token")
+        value = value.get("content") if isinstance(value, dict) else value
+        if isinstance(value, str):
+            found[role] = value
+    return found
+
+
+@dataclass(frozen=True)
+class TokenizerFolder:
+    """A folder with a tokenizer. `options`: of the tokenizer, `named`: with its special tokens, `config`: of the model;
+    `names`: special tokens by role; `settings`: where token ids of the model are, the first counts."""
+
+    path: Path
+    config: Mapping[str, Any]
+    options: Mapping[str, Any]
+    named: Mapping[str, Any]
+    kind: TokenizerClass | None
+    names: dict[str, str]
+    settings: list[Mapping[str, Any]]
+
+    def inner(self, class_name: str, is_stored: bool) -> Any:
+        """The tokenizer of the library: `tokenizer.json`, or made of the files of its class."""
+        if is_stored:
+            found = _inner(self.path / TOKENIZER)
+        elif (kind := self.kind) is None:
+            what = f"of class {class_name}" if class_name else "without a class"
+            raise UserError(
+                f"{self.path}: no tokenizer.json, and a tokenizer {what} is not supported (allowed: "
+                f"{', '.join(CLASSES)})"
+            )
+        else:
+            files = TokenizerFiles(self.path, self.options, self.names)
+            found = convert_errors(self.path, lambda: kind.read(files))
+            self.add_tokens(found, kind)
+            check_tokenizer(found, str(self.path))
+        if self.options.get("clean_up_tokenization_spaces") is True and type(found.model).__name__ != "BPE":
+            found.decoder = vocab_files.clean_up_spaces(found.decoder)
+        return found
+
+    def find_template(self, inner: Any, made: bool) -> Template:
+        """`made`: from files that define no template."""
+        names, kind = self.names, self.kind
+        ids = inner.get_vocab(with_added_tokens=True)
+        text = kind.template if kind is not None else None
+        added = [self.options.get(f"add_{role}_token") for role in ("bos", "eos")]
+        if made and text is not None:
+            inner.post_processor = templates.build_template(names, text, ids)
+        elif text is None and (made or any(value is not None for value in added)):
+            adds_bos = kind.adds_bos if kind is not None and made else False
+            flags = [adds_bos if added[0] is None else bool(added[0]), bool(added[1])]
+            before, after = (
+                role if flag and role in names else "" for role, flag in zip(("bos", "eos"), flags, strict=True)
+            )
+            one = f"{before} A {after}"
+            pair = f"{one} {before}:1 B:1 {after}:1".replace(" :1", "")
+            inner.post_processor = templates.build_template(names, (one, pair), ids)
+        return convert_errors(self.path, lambda: templates.read_template(inner))
+
+    def one_side(self, inner: Any, template: Template) -> Vocabularies:
+        kinds = self.config.get("type_vocab_size")
+        if (isinstance(kinds, int) and max(template.types) >= kinds) or not _has_token_types(self.options):
+            template = replace(template, types=(0, 0), closing=None)
+        tokenizer = self.tokenizer(inner, templates.with_generation_settings(template, self.settings))
+        return Vocabularies(tokenizer, tokenizer)
+
+    def two_sides(self, inner: Any, template: Template) -> Vocabularies:
+        source, kind = self.tokenizer(inner, template), self.kind
+        if kind is not None and kind.language is not None:
+            codes = templates.language_tokens(source.added)
+            if not codes:
+                raise UserError(f"{self.path}: the special tokens of the tokenizer contain no language tokens")
+            side = "after" if self.options.get("legacy_behaviour") else kind.language
+            template = templates.without_language_tokens(template, codes.values(), side)
+            template = replace(template, spoken=codes.get(str(self.options.get("src_lang"))))
+            source = self.tokenizer(inner, template, codes)
+        return Vocabularies(source, self.target(inner, source))
+
+    def target(self, inner: Any, source: Tokenizer, **more: Any) -> Tokenizer:
+        """The tokenizer of the target side: it starts with the model's own start token."""
+        starts = [tree.get("decoder_start_token_id") for tree in self.settings] + [self.config.get("bos_token_id")]
+        start = next((number for value in starts for number in templates.token_ids(value)), source.pad)
+        after = (source.eos,)
+        template = Template(between=after, after=after, opening=(start,), types=(0, 0))
+        template = templates.with_generation_settings(template, self.settings)
+        return self.tokenizer(inner, template, bos=start, **more)
+
+    def marian(self) -> Vocabularies:
+        """Two SentencePiece models split the texts; the ids come from one shared vocabulary, or one per side."""
+        path, names = self.path, dict(T5_NAMES) | self.names
+        folder = replace(self, names=names)
+        separate = bool(self.options.get("separate_vocabs", False))
+        vocabularies = ["vocab.json", "target_vocab.json" if separate else "vocab.json"]
+        sides = []
+        for model, vocabulary in zip(("source.spm", "target.spm"), vocabularies, strict=True):
+            pieces, ids = SentencePieceModel.read(path / model), vocab_files.read_vocab(path / vocabulary)
+            if names["unk"] not in ids or names["eos"] not in ids:
+                raise UserError(
+                    f"{path / vocabulary}: {names['unk']} or {names['eos']} is missing; the file is incomplete"
+                )
+            special = [*names.values(), *(text for text in ids if text.startswith(">>") and text.endswith("<<"))]
+            make = partial(build, pieces, ids, special=special, unknown=names["unk"])
+            inner = convert_errors(path / model, make)
+            check_tokenizer(inner, str(path / model))
+            sides.append((inner, len(ids)))
+        (source_inner, known), (target_inner, known_target) = sides
+        shared = vocab_files.read_vocab(path / "vocab.json")
+        eos = shared[names["eos"]]
+        languages = {
+            text[2:-2]: number for text, number in shared.items() if text.startswith(">>") and text.endswith("<<")
+        }
+        template = Template(between=(), after=(eos,), types=(0, 0))
+        source = folder.tokenizer(source_inner, template, languages, known=known)
+        target = folder.target(target_inner, source, known=known_target)
+        return Vocabularies(source, target)
+
+    def tokenizer(
+        self,
+        inner: Any,
+        template: Template,
+        languages: Mapping[str, int] | None = None,
+        bos: int | None = None,
+        known: int | None = None,
+    ) -> Tokenizer:
+        def setting(role: str) -> int | None:
+            return next((n for tree in self.settings for n in templates.token_ids(tree.get(f"{role}_token_id"))), None)
+
+        def first(*choices: int | None) -> int | None:
+            return next((number for number in choices if number is not None), None)
+
+        eos = first(setting("eos"), self.number(inner, "eos", "sep"))
+        if eos is None:
+            raise UserError(f"{self.path}: neither the tokenizer nor the model defines eos_token")
+        begin = first(bos, self.number(inner, "bos", "cls"), setting("bos"), eos)
+        pad = first(self.number(inner, "pad"), setting("pad"), eos)
+        assert begin is not None and pad is not None
+        mask = self.number(inner, "mask")
+        return Tokenizer(inner, pad, begin, eos, languages or {}, template=template, mask=mask, known=known)
+
+    def number(self, inner: Any, *roles: str) -> int | None:
+        found = [inner.token_to_id(self.names[role]) for role in roles if role in self.names]
+        return next((number for number in found if number is not None), None)
+
+    def add_tokens(self, inner: Any, kind: TokenizerClass) -> None:
+        """Mark special tokens as such, and give tokens that were added later the ids in the files."""
+        from tokenizers import AddedToken
+
+        listed = [self.named.get(key) or [] for key in ("additional_special_tokens", "extra_special_tokens")]
+        extra = [value for values in listed if isinstance(values, list) for value in values]
+        details: dict[str, dict[str, Any]] = {}
+        for value in [*(self.named.get(f"{role}_token") for role in ROLES), *extra]:
+            if isinstance(value, dict) and isinstance(value.get("content"), str):
+                details[value["content"]] = value
+        wanted = dict.fromkeys([*self.names.values(), *kind.extra, *(v for v in extra if isinstance(v, str)), *details])
+        later = read_json(self.path, ADDED, needed=False)
+        for number, value in (self.options.get("added_tokens_decoder") or {}).items():
+            details[value["content"]] = value
+            later[value["content"]] = int(number)
+        known = inner.get_vocab_size(with_added_tokens=True)
+        for text, number in sorted(later.items(), key=lambda both: both[1]):
+            if type(number) is not int or number < 0 or number > known + len(later):
+                raise UserError(f"{self.path}: added token {text!r}: id {number!r} does not follow the other ids")
+            special = details.get(text, {}).get("special", True)
+            _add_token(inner, AddedToken(text, **_token_flags(details.get(text, {})), special=special))
+            if inner.token_to_id(text) != number:
+                raise UserError(
+                    f"{self.path}: added token {text!r} should have id {number}, but gets {inner.token_to_id(text)}"
+                )
+        for text in wanted:
+            if inner.token_to_id(text) is not None:
+                flags = _token_flags(details.get(text, {}))
+                if text == self.names.get("mask") and text not in details:
+                    flags["lstrip"] = kind.mask_lstrip
+                _add_token(inner, AddedToken(text, **flags, special=True))
+
+
+def _has_token_types(options: Mapping[str, Any]) -> bool:
+    """Whether the tokenizer produces token types, by its `model_input_names` or its class."""
+    inputs = options.get("model_input_names")
+    if isinstance(inputs, list):
+        return "token_type_ids" in inputs
+    return options.get("tokenizer_class") not in CLASSES_WITHOUT_TYPES
+
+
 def _inner(path: Path) -> Any:
     inner = parse_tokenizer(vocab_files.read_text(path), str(path))
     if getattr(inner.model, "end_of_word_suffix", None) == "</w>":
         inner.decoder = vocab_files.clip_decoder()
     return inner
+
+
+def _add_token(inner: Any, token: Any) -> None:
+    (inner.add_special_tokens if token.special else inner.add_tokens)([token])
+
+
+def _token_flags(details: Mapping[str, Any]) -> dict[str, bool]:
+    return {key: bool(details.get(key, False)) for key in ("lstrip", "rstrip", "single_word", "normalized")}
 
 
 def convert_errors(path: Path, make: Callable[[], T]) -> T:
@@ -93,215 +278,6 @@ def convert_errors(path: Path, make: Callable[[], T]) -> T:
         raise
     except BaseException as error:
         raise UserError(f"{path}: cannot be read as a tokenizer: {str(error)[:200]}") from None
-
-
-def _special_names(path: Path, options: Mapping[str, Any], kind: TokenizerClass | None) -> dict[str, str]:
-    """Special tokens by role."""
-    settings = {**options, **read_json(path, NAMES, needed=False)}
-    found = dict(kind.names) if kind is not None else {}
-    for role in ROLES:
-        value = settings.get(f"{role}_token")
-        value = value.get("content") if isinstance(value, dict) else value
-        if isinstance(value, str):
-            found[role] = value
-    return found
-
-
-def _add_tokens(
-    path: Path, inner: Any, options: Mapping[str, Any], names: Mapping[str, str], kind: TokenizerClass
-) -> None:
-    """Mark special tokens as such, and give tokens that were added later the ids in the files."""
-    from tokenizers import AddedToken
-
-    settings = {**options, **read_json(path, NAMES, needed=False)}
-    listed = [settings.get(key) or [] for key in ("additional_special_tokens", "extra_special_tokens")]
-    extra = [value for values in listed if isinstance(values, list) for value in values]
-    details: dict[str, dict[str, Any]] = {}
-    for value in [*(settings.get(f"{role}_token") for role in ROLES), *extra]:
-        if isinstance(value, dict) and isinstance(value.get("content"), str):
-            details[value["content"]] = value
-    wanted = dict.fromkeys([*names.values(), *kind.extra, *(v for v in extra if isinstance(v, str)), *details])
-    later = read_json(path, ADDED, needed=False)
-    for number, value in (options.get("added_tokens_decoder") or {}).items():
-        details[value["content"]] = value
-        later[value["content"]] = int(number)
-    known = inner.get_vocab_size(with_added_tokens=True)
-    for text, number in sorted(later.items(), key=lambda both: both[1]):
-        if type(number) is not int or number < 0 or number > known + len(later):
-            raise UserError(f"{path}: added token {text!r}: id {number!r} does not follow the other ids")
-        special = details.get(text, {}).get("special", True)
-        _add_token(inner, AddedToken(text, **_token_flags(details.get(text, {})), special=special))
-        if inner.token_to_id(text) != number:
-            raise UserError(f"{path}: added token {text!r} should have id {number}, but gets {inner.token_to_id(text)}")
-    for text in wanted:
-        if inner.token_to_id(text) is not None:
-            flags = _token_flags(details.get(text, {}))
-            if text == names.get("mask") and text not in details:
-                flags["lstrip"] = kind.mask_lstrip
-            _add_token(inner, AddedToken(text, **flags, special=True))
-
-
-def _add_token(inner: Any, token: Any) -> None:
-    (inner.add_special_tokens if token.special else inner.add_tokens)([token])
-
-
-def _token_flags(details: Mapping[str, Any]) -> dict[str, bool]:
-    return {key: bool(details.get(key, False)) for key in ("lstrip", "rstrip", "single_word", "normalized")}
-
-
-def _find_template(
-    path: Path,
-    inner: Any,
-    options: Mapping[str, Any],
-    names: Mapping[str, str],
-    kind: TokenizerClass | None,
-    made: bool,
-) -> Template:
-    """`made`: from files that define no template."""
-    ids = inner.get_vocab(with_added_tokens=True)
-    text = kind.template if kind is not None else None
-    added = [options.get(f"add_{role}_token") for role in ("bos", "eos")]
-    if made and text is not None:
-        inner.post_processor = templates.build_template(names, text, ids)
-    elif text is None and (made or any(value is not None for value in added)):
-        adds_bos = kind.adds_bos if kind is not None and made else False
-        flags = [adds_bos if added[0] is None else bool(added[0]), bool(added[1])]
-        before, after = (
-            role if flag and role in names else "" for role, flag in zip(("bos", "eos"), flags, strict=True)
-        )
-        one = f"{before} A {after}"
-        pair = f"{one} {before}:1 B:1 {after}:1".replace(" :1", "")
-        inner.post_processor = templates.build_template(names, (one, pair), ids)
-    return convert_errors(path, lambda: templates.read_template(inner))
-
-
-def _one_side(
-    path: Path,
-    inner: Any,
-    names: Mapping[str, str],
-    template: Template,
-    kind: TokenizerClass | None,
-    config: Mapping[str, Any],
-    settings: list[Mapping[str, Any]],
-    options: Mapping[str, Any],
-) -> Vocabularies:
-    kinds = config.get("type_vocab_size")
-    if (isinstance(kinds, int) and max(template.types) >= kinds) or not _has_token_types(options):
-        template = replace(template, types=(0, 0), closing=None)
-    tokenizer = _tokenizer(path, inner, names, templates.with_generation_settings(template, settings), settings)
-    return Vocabularies(tokenizer, tokenizer)
-
-
-def _has_token_types(options: Mapping[str, Any]) -> bool:
-    """Whether the tokenizer produces token types, by its `model_input_names` or its class."""
-    inputs = options.get("model_input_names")
-    if isinstance(inputs, list):
-        return "token_type_ids" in inputs
-    return options.get("tokenizer_class") not in CLASSES_WITHOUT_TYPES
-
-
-def _two_sides(
-    path: Path,
-    inner: Any,
-    names: Mapping[str, str],
-    template: Template,
-    kind: TokenizerClass | None,
-    config: Mapping[str, Any],
-    settings: list[Mapping[str, Any]],
-    options: Mapping[str, Any],
-) -> Vocabularies:
-    source = _tokenizer(path, inner, names, template, settings)
-    if kind is not None and kind.language is not None:
-        codes = templates.language_tokens(source.added)
-        if not codes:
-            raise UserError(f"{path}: the special tokens of the tokenizer contain no language tokens")
-        side = "after" if options.get("legacy_behaviour") else kind.language
-        template = templates.without_language_tokens(template, codes.values(), side)
-        template = replace(template, spoken=codes.get(str(options.get("src_lang"))))
-        source = _tokenizer(path, inner, names, template, settings, codes)
-    return Vocabularies(source, _target(path, inner, names, config, settings, source))
-
-
-def _target(
-    path: Path,
-    inner: Any,
-    names: Mapping[str, str],
-    config: Mapping[str, Any],
-    settings: list[Mapping[str, Any]],
-    source: Tokenizer,
-    **more: Any,
-) -> Tokenizer:
-    """The tokenizer of the target side: it starts with the model's own start token."""
-    starts = [tree.get("decoder_start_token_id") for tree in settings] + [config.get("bos_token_id")]
-    start = next((number for value in starts for number in templates.token_ids(value)), source.pad)
-    after = (source.eos,)
-    template = Template(between=after, after=after, opening=(start,), types=(0, 0))
-    template = templates.with_generation_settings(template, settings)
-    return _tokenizer(path, inner, names, template, settings, bos=start, **more)
-
-
-def _marian(
-    path: Path,
-    names: dict[str, str],
-    options: Mapping[str, Any],
-    config: Mapping[str, Any],
-    settings: list[Mapping[str, Any]],
-) -> Vocabularies:
-    """Two SentencePiece models split the texts; the ids come from one shared vocabulary, or one per side."""
-    names = dict(T5_NAMES) | names
-    separate = bool(options.get("separate_vocabs", False))
-    vocabularies = ["vocab.json", "target_vocab.json" if separate else "vocab.json"]
-    sides = []
-    for model, vocabulary in zip(("source.spm", "target.spm"), vocabularies, strict=True):
-        pieces, ids = SentencePieceModel.read(path / model), vocab_files.read_vocab(path / vocabulary)
-        if names["unk"] not in ids or names["eos"] not in ids:
-            raise UserError(f"{path / vocabulary}: {names['unk']} or {names['eos']} is missing; the file is incomplete")
-        special = [*names.values(), *(text for text in ids if text.startswith(">>") and text.endswith("<<"))]
-        make = partial(build, pieces, ids, special=special, unknown=names["unk"])
-        inner = convert_errors(path / model, make)
-        check_tokenizer(inner, str(path / model))
-        sides.append((inner, len(ids)))
-    (source_inner, known), (target_inner, known_target) = sides
-    shared = vocab_files.read_vocab(path / "vocab.json")
-    eos = shared[names["eos"]]
-    languages = {text[2:-2]: number for text, number in shared.items() if text.startswith(">>") and text.endswith("<<")}
-    template = Template(between=(), after=(eos,), types=(0, 0))
-    source = _tokenizer(path, source_inner, names, template, settings, languages, known=known)
-    target = _target(path, target_inner, names, config, settings, source, known=known_target)
-    found = Vocabularies(source, target)
-    _check_vocab_size(path, found, config)
-    return found
-
-
-def _number(inner: Any, names: Mapping[str, str], *roles: str) -> int | None:
-    found = [inner.token_to_id(names[role]) for role in roles if role in names]
-    return next((number for number in found if number is not None), None)
-
-
-def _tokenizer(
-    path: Path,
-    inner: Any,
-    names: Mapping[str, str],
-    template: Template,
-    settings: list[Mapping[str, Any]],
-    languages: Mapping[str, int] | None = None,
-    bos: int | None = None,
-    known: int | None = None,
-) -> Tokenizer:
-    def setting(role: str) -> int | None:
-        return next((n for tree in settings for n in templates.token_ids(tree.get(f"{role}_token_id"))), None)
-
-    def first(*choices: int | None) -> int | None:
-        return next((number for number in choices if number is not None), None)
-
-    eos = first(setting("eos"), _number(inner, names, "eos", "sep"))
-    if eos is None:
-        raise UserError(f"{path}: neither the tokenizer nor the model defines eos_token")
-    begin = first(bos, _number(inner, names, "bos", "cls"), setting("bos"), eos)
-    pad = first(_number(inner, names, "pad"), setting("pad"), eos)
-    assert begin is not None and pad is not None
-    mask = _number(inner, names, "mask")
-    return Tokenizer(inner, pad, begin, eos, languages or {}, template=template, mask=mask, known=known)
 
 
 def _check_vocab_size(path: Path, found: Vocabularies, config: Mapping[str, Any]) -> None:
