@@ -397,6 +397,27 @@ class Check:
         name = f"norm, backwards {tuple(sizes[:3])} {str(dtype)[6:]}"
         self.report(name, [found, *sums.sum(1)], [*exact, passing.sum((0, 1))], LIMITS[dtype])
 
+    def added(self, sizes: Sizes, dtype: torch.dtype, dropout: bool) -> None:
+        torch.manual_seed(sizes[1])
+        given = [torch.randn(sizes[:3]).to(self.device, dtype) for _ in range(3)]
+        kept = torch.rand(sizes[:3], device=self.device) > 0.3 if dropout else None
+        weight = torch.randn(sizes[2], device=self.device)
+        gradient, second, x = (one.double() for one in given)
+        x.requires_grad_()
+        scale, shift = weight.double().requires_grad_(), torch.zeros_like(weight, dtype=torch.double).requires_grad_()
+        normal, mean, rate = torch.native_layer_norm(x, sizes[2:3], scale, shift, 1e-5)
+        above = gradient + second if dropout else gradient
+        exact = list(torch.autograd.grad((normal * above).sum(), [x, scale, shift]))
+        behind = exact[0] if kept is None else exact[0] * kept * 1.5
+        found, of_y, sums = fused_backward.add_norm_backward(
+            given[0], given[1] if dropout else None, given[2], kept, 1.5, weight, mean.detach().float(),
+            rate.detach().float(), ROWS,
+        )  # fmt: skip
+        name = f"norm of a sum, backwards {tuple(sizes[:3])} {str(dtype)[6:]}{' dropout' if dropout else ''}"
+        both = [found, of_y] if dropout else [found]
+        self.report(name, [*both, *sums.sum(1)], [exact[0], behind][: len(both)] + [*exact[1:], behind.sum((0, 1))],
+                    LIMITS[dtype])  # fmt: skip
+
 
 def sums(check: Check, cuda: bool) -> None:
     print("o, r, S, z, gradients of q, k, v (and log, S before)")
@@ -471,6 +492,8 @@ def slopes(check: Check, cuda: bool) -> None:
             for kind in FUSED:
                 check.slope(sizes, dtype, kind)
             check.unnormed(sizes, dtype)
+            for dropout in (True, False):
+                check.added(sizes, dtype, dropout)
             for ordered in (True, False):
                 check.side_by_side(sizes, dtype, ordered)
 

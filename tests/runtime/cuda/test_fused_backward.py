@@ -20,6 +20,7 @@ from allyouneed.runtime.cuda.fused_backward import (
     DeferredBias,
     ForkedPreNorm,
     Fused,
+    FusedPostNorm,
     can_fuse_ffn,
     can_fuse_qkv,
     fuse_backward,
@@ -66,6 +67,14 @@ GIVEN = {
     "activation_backward": (torch.ones(3, 5), torch.ones(3, 5), "relu"),
     "merge_heads": ([torch.ones(2, 2, 3, 4)] * 3,),
     "layer_norm_backward": (*torch.ones(3, 2, 9, 5), torch.ones(5), torch.ones(2, 9, 1), torch.ones(2, 9, 1)),
+    "add_norm_backward": (
+        *torch.ones(3, 2, 9, 5),
+        torch.ones(2, 9, 5).bool(),
+        1.5,
+        torch.ones(5),
+        torch.ones(2, 9, 1),
+        torch.ones(2, 9, 1),
+    ),
 }
 
 
@@ -126,10 +135,33 @@ def test_a_fused_block_has_the_gradients_of_the_plain_one(wiring, compiled):
     module.prepare(CONTEXT, 2)
     x = torch.randn(2, 5, 12, dtype=torch.double, requires_grad=True)
     wanted = gradients(module, x, False)
-    pre = wiring == "pre-norm"
-    assert len(fused(module)) == 2 + pre  # attention, the channel and, in pre-norm, the wiring
-    assert isinstance(module.wiring, ForkedPreNorm) == pre and defers(module) == [pre, pre]
+    assert len(fused(module)) == 3  # attention, the channel, the wiring
+    swapped = ForkedPreNorm if wiring == "pre-norm" else FusedPostNorm
+    assert isinstance(module.wiring, swapped) and defers(module) == [True, True]
     for found, exact in zip(gradients(module, x, compiled), wanted, strict=True):
+        torch.testing.assert_close(found, exact, rtol=1e-10, atol=1e-11)
+
+
+def test_a_fused_post_norm_drops_out_what_its_mask_says(monkeypatch):
+    torch.manual_seed(1)
+    tree = {"wiring": "post-norm", "mixer": {"kind": "attention", "heads": 3}, "channel": {"kind": "ffn", "hidden": 8}}
+    module = parse(Layer, tree).build(COMMON.model_copy(update={"dropout": 0.4}), Depth(0, 1, "decoder")).double()
+    module.prepare(CONTEXT, 2)
+    for part in module.sublayers.values():  # only the dropout of the wiring
+        for inner in part.modules():
+            if hasattr(inner, "p"):
+                inner.p = 0.0
+    x = torch.randn(2, 5, 12, dtype=torch.double, requires_grad=True)
+    draws = torch.rand(2, 2, 5, 12)
+    kept = iter(draws >= 0.4)
+    plain = module.wiring.dropout.forward
+    module.wiring.dropout.forward = lambda y: y * next(kept) / 0.6
+    wanted = gradients(module, x, False)
+    module.wiring.dropout.forward = plain
+    fuse_backward(module)
+    rands = iter(draws)
+    monkeypatch.setattr(torch, "rand", lambda *shape, **keys: next(rands))
+    for found, exact in zip(gradients(module, x, False), wanted, strict=True):
         torch.testing.assert_close(found, exact, rtol=1e-10, atol=1e-11)
 
 

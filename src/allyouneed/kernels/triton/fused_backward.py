@@ -1,5 +1,5 @@
 """Gradients with their partial sums over tokens in one pass (runtime/cuda/bias_gradients.py): of an activation, of
-merged heads, and of a layer norm with the residual around it.
+merged heads, of a layer norm with the residual around it, and of a layer norm of a sum, one of which was dropped out.
 
 A partial sum covers `rows` neighbouring tokens, in fp32 and in a fixed order.
 """
@@ -23,7 +23,8 @@ class Tile(NamedTuple):
     warps: int
 
 
-ACTIVATION, MERGE, LAYER_NORM = Tile(4, 512, 4), Tile(4, 512, 4), Tile(2, 0, 4)  # bench/train_gpu.py kernels
+# chosen by bench/train_gpu.py kernels
+ACTIVATION, MERGE, LAYER_NORM, ADD_NORM = Tile(4, 512, 4), Tile(4, 512, 4), Tile(2, 0, 4), Tile(4, 0, 4)
 
 
 @triton.jit
@@ -170,3 +171,66 @@ def layer_norm_backward(
             ROWS=rows, STEP=step, WIDE=wide, num_warps=min(16, max(LAYER_NORM.warps, wide // 512)),
         )  # fmt: skip
     return found, sums
+
+
+@triton.jit
+def _add_norm_backward(
+    gradient, second, total, kept, weight, mean, scale, found, dropped, sums, tokens, width, parts, factor,
+    ROWS: tl.constexpr, STEP: tl.constexpr, WIDE: tl.constexpr, TWO: tl.constexpr, DROPOUT: tl.constexpr,
+):  # fmt: skip
+    column = tl.arange(0, WIDE)[None, :]
+    first = tl.program_id(0) * ROWS
+    weights = tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)
+    by_weight = tl.zeros((STEP, WIDE), tl.float32)
+    by_bias = tl.zeros((STEP, WIDE), tl.float32)
+    passed = tl.zeros((STEP, WIDE), tl.float32)
+    for start in range(0, ROWS, STEP):
+        line = first + start + tl.arange(0, STEP)
+        at = line.to(tl.int64)[:, None] * width + column
+        inside = (line < tokens)[:, None] & (column < width)
+        slope = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
+        if TWO:
+            slope += tl.load(second + at, mask=inside, other=0.0).to(tl.float32)
+        centre = tl.load(mean + line, mask=line < tokens, other=0.0)[:, None]
+        by = tl.load(scale + line, mask=line < tokens, other=0.0)[:, None]
+        normal = tl.where(inside, (tl.load(total + at, mask=inside, other=0.0).to(tl.float32) - centre) * by, 0.0)
+        by_weight += slope * normal
+        by_bias += slope
+        slope *= weights
+        even = tl.sum(slope, 1)[:, None] / width
+        along = tl.sum(slope * normal, 1)[:, None] / width
+        slope = by * (slope - even - normal * along)
+        tl.store(found + at, slope.to(found.dtype.element_ty), mask=inside)
+        if DROPOUT:
+            stays = tl.load(kept + at, mask=inside, other=0).to(tl.int1)
+            slope = tl.where(stays, slope * factor, 0.0)
+            tl.store(dropped + at, slope.to(dropped.dtype.element_ty), mask=inside)
+        passed += tl.where(inside, slope, 0.0)
+    column = tl.arange(0, WIDE)
+    there = sums + tl.program_id(0) * width + column
+    tl.store(there, tl.sum(by_weight, 0), mask=column < width)
+    tl.store(there + parts * width, tl.sum(by_bias, 0), mask=column < width)
+    tl.store(there + 2 * parts * width, tl.sum(passed, 0), mask=column < width)
+
+
+def add_norm_backward(
+    gradient: Tensor, second: Tensor | None, total: Tensor, kept: Tensor | None, factor: float, weight: Tensor,
+    mean: Tensor, scale: Tensor, rows: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients with respect to x and y (…, width) of the layer norm of x + factor · kept · y, which is `total`;
+    without `kept` that of y is that of x, and the second result is empty. `second` is added to the gradient. And
+    partial sums over `rows` tokens: for the norm's weight, its bias, and of the gradient of y."""
+    given = [x for x in (gradient, second, total, kept, weight, mean, scale) if x is not None]
+    assert all(x.is_contiguous() for x in given) and gradient.shape == total.shape
+    width, tokens = total.shape[-1], total.numel() // total.shape[-1]
+    parts, wide = triton.cdiv(tokens, rows), triton.next_power_of_2(width)
+    found, dropped = torch.empty_like(total), torch.empty_like(total) if kept is not None else total.new_empty(0)
+    sums = torch.empty(3, parts, width, dtype=torch.float32, device=total.device)
+    if parts:
+        step = max(1, min(ADD_NORM.tokens, 512 * ADD_NORM.tokens // wide))
+        _add_norm_backward[(parts,)](
+            gradient, gradient if second is None else second, total, total if kept is None else kept, weight, mean,
+            scale, found, dropped, sums, tokens, width, parts, factor, ROWS=rows, STEP=step, WIDE=wide,
+            TWO=second is not None, DROPOUT=kept is not None, num_warps=min(16, max(ADD_NORM.warps, wide // 512)),
+        )  # fmt: skip
+    return found, dropped, sums

@@ -16,70 +16,75 @@ from allyouneed.kernels import launches, overlaps
 
 
 @triton.jit
-def _feature_logs(
-    qkv, features, logs, row_stride, scale, count,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr, FEATURES: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
-    NORM: tl.constexpr, OVERLAP: tl.constexpr,
+def _performer_features(
+    qkv, features, mass, tops, queries, keys, fades, row_stride, scale, floor, least, count,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, FEATURES: tl.constexpr, WIDE: tl.constexpr, MANY: tl.constexpr,
+    RELU: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """ω·x of some features ω for 16 heads of queries or keys, less ‖x‖²/2 if `NORM`."""
+    """16 heads: φ(q) over its sum of weights, φ(k), and what the old sums are multiplied by, since all keys are divided
+    by the maximum so far. The last column of the sums, that of the weights, is updated here."""
     head = tl.program_id(0) * 16 + tl.arange(0, 16)  # of all rows
-    m, f = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDE)
-    known, real = f < WIDTH, m < FEATURES
+    m, f = tl.arange(0, MANY), tl.arange(0, WIDE)
+    known, real, own = f < WIDTH, m < FEATURES, head < count
+    both = own[:, None] & real[None, :]
     tile = tl.load(features + m[None, :] * WIDTH + f[:, None], mask=real[None, :] & known[:, None], other=0.0)
+    old = tl.load(tops + head, mask=own, other=0.0)
+    line = head.to(tl.int64)[:, None] * FEATURES + m[None, :]
+    spot = mass + head.to(tl.int64)[:, None] * (FEATURES * (WIDTH + 1)) + m[None, :]
+    sums = tl.load(spot, mask=both, other=0.0)
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
-    at = (head // HEADS).to(tl.int64) * row_stride + (tl.program_id(2) * HEADS + head % HEADS) * WIDTH
-    own = (head < count)[:, None] & known[None, :]
-    x = tl.load(qkv + at[:, None] + f[None, :], mask=own, other=0.0).to(tl.float32) * scale
-    found = tl.dot(x, tile, input_precision="ieee")
-    if NORM:
-        found -= (tl.sum(x * x, 1) / 2)[:, None]
-    target = logs + (tl.program_id(2).to(tl.int64) * count + head[:, None]) * FEATURES + m[None, :]
-    tl.store(target, found, mask=(head < count)[:, None] & real[None, :])
+    at = qkv + ((head // HEADS).to(tl.int64) * row_stride + head % HEADS * WIDTH)[:, None] + f[None, :]
+    there = own[:, None] & known[None, :]
+    q = tl.load(at, mask=there, other=0.0).to(tl.float32) * scale
+    k = tl.load(at + HEADS * WIDTH, mask=there, other=0.0).to(tl.float32) * scale
+    left = tl.dot(q, tile, input_precision="tf32x3")
+    right = tl.dot(k, tile, input_precision="tf32x3")
+    if RELU:
+        left = tl.where(both, tl.maximum(left, 0.0) + floor, 0.0)
+        right = tl.where(both, tl.maximum(right, 0.0) + floor, 0.0)
+        fade = tl.zeros((16,), tl.float32) + 1.0
+    else:
+        left = tl.where(real[None, :], left, float("-inf"))
+        left = tl.exp(left - tl.max(left, 1)[:, None])
+        right = tl.where(real[None, :], right - (tl.sum(k * k, 1) / 2)[:, None], float("-inf"))
+        top = tl.maximum(old, tl.max(right, 1))
+        fade = tl.exp(old - top)
+        right = tl.exp(right - top[:, None])
+        tl.store(tops + head, top, mask=own)
+    sums = sums * fade[:, None] + right
+    tl.store(spot, sums, mask=both)
+    left /= tl.maximum(tl.sum(left * sums, 1), least)[:, None]
+    tl.store(queries + line, left, mask=both)
+    tl.store(keys + line, right, mask=both)
+    tl.store(fades + head, fade, mask=own)
 
 
 @triton.jit
 def _performer_step(
-    v, logs, sums, tops, out, row_stride, floor, least, count,
+    v, queries, keys, fades, sums, out, row_stride,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, FEATURES: tl.constexpr, MANY: tl.constexpr, BLOCK: tl.constexpr,
-    RELU: tl.constexpr, OVERLAP: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One row and head: the sums are (width + 1, features), the last row those of the weights."""
+    """One row and head, some of its columns: the sums are (width + 1, features). They have been stored by the step
+    before, so they are read before the kernels in front of this one have ended."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    own, m = row * HEADS + head, tl.arange(0, MANY)
-    real = m < FEATURES
-    base = sums + own * FEATURES * (WIDTH + 1)
-    mass = tl.load(base + WIDTH * FEATURES + m, mask=real, other=0.0)
-    old = tl.load(tops + own)
+    m, f = tl.arange(0, MANY), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    real, known, own = m < FEATURES, f < WIDTH, row * HEADS + head
+    spot = sums + (own * (WIDTH + 1) + f[:, None]) * FEATURES + m[None, :]
+    both = known[:, None] & real[None, :]
+    new = tl.load(spot, mask=both, other=0.0)
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
-    nothing = 0.0 if RELU else float("-inf")
-    queries = tl.load(logs + own * FEATURES + m, mask=real, other=nothing)
-    keys = tl.load(logs + (count + own) * FEATURES + m, mask=real, other=nothing)
-    fade = 1.0
-    if RELU:
-        queries = tl.where(real, tl.maximum(queries, 0.0) + floor, 0.0)
-        keys = tl.where(real, tl.maximum(keys, 0.0) + floor, 0.0)
-    else:
-        queries = tl.exp(queries - tl.max(queries, 0))
-        top = tl.maximum(old, tl.max(keys, 0))
-        fade = tl.exp(old - top)
-        keys = tl.exp(keys - top)
-        tl.store(tops + own, top)
-    mass = mass * fade + keys
-    tl.store(base + WIDTH * FEATURES + m, mass, mask=real)
-    total = tl.maximum(tl.sum(queries * mass, 0), least)
-    for start in range(0, WIDTH, BLOCK):
-        f = start + tl.arange(0, BLOCK)
-        known = f < WIDTH
-        value = tl.load(v + row * row_stride + head * WIDTH + f, mask=known, other=0.0).to(tl.float32)
-        spot, both = base + f[:, None] * FEATURES + m[None, :], known[:, None] & real[None, :]
-        new = tl.load(spot, mask=both, other=0.0) * fade + value[:, None] * keys[None, :]
-        tl.store(spot, new, mask=both)
-        found = tl.sum(new * queries[None, :], 1) / total
-        tl.store(out + own * WIDTH + f, found.to(out.dtype.element_ty), mask=known)
+    value = tl.load(v + row * row_stride + head * WIDTH + f, mask=known, other=0.0).to(tl.float32)
+    key = tl.load(keys + own * FEATURES + m, mask=real, other=0.0)
+    new = new * tl.load(fades + own) + value[:, None] * key[None, :]
+    tl.store(spot, new, mask=both)
+    query = tl.load(queries + own * FEATURES + m, mask=real, other=0.0)
+    found = tl.sum(new * query[None, :], 1)
+    tl.store(out + own * WIDTH + f, found.to(out.dtype.element_ty), mask=known)
 
 
 @launches
@@ -91,21 +96,21 @@ def performer_step(
     features. The result: (rows, heads · width)."""
     rows, heads, count, wide = sums.shape
     width, inner, both = wide - 1, heads * (wide - 1), rows * heads
-    sums = sums.mT
+    sums = sums.mT  # (rows, heads, width + 1, m)
     assert sums.is_contiguous() and tops.is_contiguous() and features.is_contiguous() and qkv.stride(1) == 1
     out = torch.empty(rows, inner, dtype=qkv.dtype, device=qkv.device)
-    logs = torch.empty(2, rows, heads, count, dtype=torch.float32, device=qkv.device)
-    sizes = {"HEADS": heads, "WIDTH": width, "FEATURES": count, "OVERLAP": overlaps(qkv.device)}
-    _feature_logs[(triton.cdiv(both, 16), triton.cdiv(count, 64), 2)](
-        qkv, features, logs, qkv.stride(0), width**-0.25, both, WIDE=max(16, triton.next_power_of_2(width)), BLOCK=64,
-        NORM=floor is None, launch_pdl=overlaps(qkv.device), num_warps=4, **sizes,
+    queries, keys = torch.empty(2, both, count, dtype=torch.float32, device=qkv.device)
+    fades = torch.empty(both, dtype=torch.float32, device=qkv.device)
+    many, early = triton.next_power_of_2(count), overlaps(qkv.device)
+    sizes = {"HEADS": heads, "WIDTH": width, "FEATURES": count, "MANY": many, "OVERLAP": early, "launch_pdl": early}
+    _performer_features[(triton.cdiv(both, 16),)](
+        qkv, features, sums[:, :, width], tops, queries, keys, fades, qkv.stride(0), width**-0.25, floor or 0.0, least,
+        both, WIDE=max(16, triton.next_power_of_2(width)), RELU=floor is not None, num_warps=8, **sizes,
     )  # fmt: skip
-    many = triton.next_power_of_2(count)
-    _performer_step[(rows, heads)](
-        qkv[:, 2 * inner :], logs, sums, tops, out, qkv.stride(0), floor or 0.0, least, both, MANY=many,
-        BLOCK=min(triton.next_power_of_2(width), max(1, 4096 // many)), RELU=floor is not None,
-        launch_pdl=overlaps(qkv.device), num_warps=4, **sizes,
-    )  # fmt: skip
+    block = min(triton.next_power_of_2(width), max(1, 4096 // many))
+    _performer_step[(rows, heads, triton.cdiv(width, block))](
+        qkv[:, 2 * inner :], queries, keys, fades, sums, out, qkv.stride(0), BLOCK=block, num_warps=4, **sizes
+    )
     return out
 
 

@@ -115,12 +115,12 @@ def mamba_step(
 def _mamba2_step(
     x, steps, bias, a_log, b, c, skip, z, h, out, x_row, steps_row, z_row,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, STATES: tl.constexpr, WIDTH: tl.constexpr, MANY: tl.constexpr,
-    WIDE: tl.constexpr, OVERLAP: tl.constexpr,
+    BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One row and head. x, b and c are parts of one row. The state has been stored by the step before, so it is read
-    before the kernels in front of this one have ended."""
+    """One row and head, some of its features. x, b and c are parts of one row. The state has been stored by the step
+    before, so it is read before the kernels in front of this one have ended."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    f, n = tl.arange(0, WIDE), tl.arange(0, MANY)
+    f, n = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, MANY)
     known, real = f < WIDTH, n < STATES
     rate = -tl.exp(tl.load(a_log + head).to(tl.float32))
     own, direct = tl.load(bias + head).to(tl.float32), tl.load(skip + head).to(tl.float32)
@@ -154,9 +154,10 @@ def mamba2_step(
     rows, heads, states, width = h.shape
     assert h.is_contiguous() and x.stride(0) == b.stride(0) == c.stride(0)
     out = torch.empty(rows, heads * width, dtype=x.dtype, device=x.device)
-    _mamba2_step[(rows, heads)](
+    block = min(triton.next_power_of_2(width), 32)
+    _mamba2_step[(rows, heads, triton.cdiv(width, block))](
         x, steps, bias, a_log, b, c, skip, z, h, out, x.stride(0), steps.stride(0), z.stride(0), HEADS=heads,
         GROUPS=b.shape[1] // states, STATES=states, WIDTH=width, MANY=triton.next_power_of_2(states),
-        WIDE=triton.next_power_of_2(width), OVERLAP=overlaps(x.device), launch_pdl=overlaps(x.device), num_warps=4,
+        BLOCK=block, OVERLAP=overlaps(x.device), launch_pdl=overlaps(x.device), num_warps=4,
     )  # fmt: skip
     return out

@@ -117,6 +117,42 @@ def _(
     return torch.empty_like(x, memory_format=torch.contiguous_format), sums.new_empty(3, *sums.shape)
 
 
+@torch.library.custom_op("allyouneed::add_norm_backward", mutates_args=())
+def add_norm_backward(
+    gradient: Tensor, second: Tensor | None, total: Tensor, kept: Tensor | None, factor: float, weight: Tensor,
+    mean: Tensor, scale: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients with respect to x and y (…, width) of LayerNorm(total), total = x + factor · kept · y, whose own is
+    `gradient`, or its sum with `second`. Without `kept` (bool) both are the same, and the second result is empty. And
+    partial sums over tokens (3, parts, width) of the gradients of the norm's weight, of its bias and of y."""
+    if usable(total):
+        from allyouneed.kernels.triton import fused_backward
+
+        more = None if second is None else second.contiguous()
+        dropout = None if kept is None else kept.contiguous()
+        return fused_backward.add_norm_backward(
+            gradient.contiguous(), more, total.contiguous(), dropout, factor, weight, mean, scale, ROWS
+        )
+    wide = torch.promote_types(total.dtype, torch.float32)
+    normal = (total.to(wide) - mean) * scale
+    above = gradient.to(wide) if second is None else gradient.to(wide) + second.to(wide)
+    slope = above * weight
+    slope = scale * (slope - slope.mean(-1, keepdim=True) - normal * (slope * normal).mean(-1, keepdim=True))
+    of_y = slope if kept is None else slope * kept * factor
+    sums = torch.stack([_partial_sums(one) for one in (above * normal, above, of_y)])
+    result = slope.to(total.dtype).contiguous()
+    return result, total.new_empty(0) if kept is None else of_y.to(total.dtype).contiguous(), sums
+
+
+@add_norm_backward.register_fake
+def _(
+    gradient: Tensor, second: Tensor | None, total: Tensor, kept: Tensor | None, factor: float, weight: Tensor,
+    mean: Tensor, scale: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    found, sums = torch.empty_like(total, memory_format=torch.contiguous_format), _empty_sums(total)
+    return found, total.new_empty(0) if kept is None else torch.empty_like(found), sums.new_empty(3, *sums.shape)
+
+
 def _empty_sums(x: Tensor) -> Tensor:
     rows, wide = x.numel() // x.shape[-1], torch.promote_types(x.dtype, torch.float32)
     return x.new_empty(-(-rows // ROWS), x.shape[-1], dtype=wide)

@@ -3,8 +3,9 @@
 `fuse_backward(model)` replaces the class of the modules it can speed up; their weights, names and results stay. Bias
 gradients are then summed where their summands are written (bias_gradients.py): with the activation's gradient in a
 feed-forward layer, with the concatenation of the query, key and value gradients in self-attention, and with the layer
-norm's gradient in a pre-norm block. There the output bias of a sub-layer is added to the residual stream by the norm in
-front of it (the bias is *deferred*), so that the norm's backward sums its gradient too.
+norm's gradient in a block. There the output bias of a sub-layer is *deferred*, so that the norm's backward sums its
+gradient too: in pre-norm blocks the norm in front of the sub-layer adds it to the residual stream, in post-norm blocks
+the norm behind it, which also does dropout.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from allyouneed.nn.models.block import Block
 from allyouneed.nn.norms import LayerNormModule
 from allyouneed.nn.positions.relative import RelativeModule
 from allyouneed.nn.states.base import State
-from allyouneed.nn.wiring.residual import Call, PreNorm, ResidualModule
+from allyouneed.nn.wiring.residual import Call, PostNorm, PreNorm, ResidualModule
 from allyouneed.runtime.cuda.bias_gradients import (
     ACTIVATIONS,
     activation_backward,
+    add_norm_backward,
     layer_norm_backward,
     merge_heads,
 )
@@ -45,7 +47,7 @@ def fuse_backward(model: nn.Module, fusions: Collection[str] = FUSIONS) -> None:
             _swap(module, FusedQKV)
     for module in list(model.modules()):
         if "norms" in fusions and isinstance(module, Block) and can_fuse_norms(module.wiring):
-            _swap(module.wiring, ForkedPreNorm)
+            _swap(module.wiring, ForkedPreNorm if is_pre_norm(module.wiring) else FusedPostNorm)
             if "biases" in fusions:
                 _defer_biases(module)
 
@@ -61,9 +63,15 @@ def can_fuse_qkv(module: SelfAttention) -> bool:
 
 
 def can_fuse_norms(wiring: Any) -> bool:
-    if not isinstance(wiring, ResidualModule) or not isinstance(wiring.config, PreNorm):
+    if not isinstance(wiring, ResidualModule) or not isinstance(wiring.config, PreNorm | PostNorm):
+        return False
+    if isinstance(wiring.config, PostNorm) and wiring.scale_start is not None:
         return False
     return all(isinstance(n, LayerNormModule) and _is_local(n.weight) and _is_local(n.bias) for n in wiring.norms)
+
+
+def is_pre_norm(wiring: Any) -> bool:
+    return isinstance(wiring.config, PreNorm)
 
 
 def has_local_bias(module: Any) -> bool:
@@ -113,7 +121,7 @@ class FusedQKV(Fused, SelfAttention):
 
 
 class DeferredBias(Fused):
-    """The output bias is left to the residual stream while training (`ForkedPreNorm` adds it there)."""
+    """The output bias is left to the wiring while training (`ForkedPreNorm`, `FusedPostNorm`)."""
 
     training: bool
 
@@ -140,11 +148,30 @@ class ForkedPreNorm(Fused, ResidualModule):
         return stream
 
 
+class FusedPostNorm(Fused, ResidualModule):
+    """The formula of `PostNorm`, LayerNorm(x + dropout(f(x))), as one autograd function. The result, but for that of
+    the last sub-layer, is returned twice, so that the gradients of both uses are added in the norm's backward."""
+
+    deferred: Sequence[nn.Linear | None] = ()  # by sub-layer: the map whose bias is added here
+
+    def forward(self, stream: Any, calls: Sequence[Call], context: Context) -> Any:
+        if not isinstance(stream, Tensor) or not self.training or context.memory_builder is not None:
+            return super().forward(stream, calls, context)
+        norms: list[Any] = list(self.norms)
+        seen = stream
+        for number, (norm, call) in enumerate(zip(norms, calls, strict=True)):
+            last = self.deferred[number] if self.deferred else None
+            y, bias = call(seen), None if last is None else last.bias
+            kept = torch.rand(y.shape, device=y.device) >= self.dropout.p if self.dropout.p else None
+            seen, stream = add_norm(stream, y, bias, kept, 1 / (1 - self.dropout.p), norm, number < len(calls) - 1)
+        return seen
+
+
 def _defer_biases(block: Block) -> None:
     """Only of parts that end with their output map: a subclass may do more."""
     wiring: Any = block.wiring
-    if wiring.dropout.p or wiring.scale_start is not None:  # the bias would have to pass through them
-        return
+    if is_pre_norm(wiring) and (wiring.dropout.p or wiring.scale_start is not None):
+        return  # the bias would have to pass through them
     plain = (SelfAttention, CrossAttention, FFNModule)
     deferred: list[nn.Linear | None] = []
     parts: list[Any] = list(block.sublayers.values())
@@ -181,6 +208,14 @@ def fork_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, deferred: Ten
     """LayerNorm(x), and x plus the deferred bias."""
     normal, residual = _ForkNorm.apply(x, weight, bias, eps, deferred)
     return normal, residual
+
+
+def add_norm(
+    x: Tensor, y: Tensor, bias: Tensor | None, kept: Tensor | None, factor: float, norm: Any, twice: bool
+) -> tuple[Tensor, Tensor]:
+    """LayerNorm(x + factor · kept · (y + bias)), as two results if it is used `twice`."""
+    out: tuple[Tensor, ...] = _AddNorm.apply(x, y, bias, kept, factor, norm.weight, norm.bias, norm.eps, twice)
+    return out[0], out[-1]
 
 
 class _Activation(torch.autograd.Function):
@@ -224,3 +259,29 @@ class _ForkNorm(torch.autograd.Function):
         gradient, sums = layer_norm_backward(*gradients, *ctx.saved_tensors)
         weight, bias, deferred = sums.sum(1).unbind()
         return gradient, weight, bias, None, deferred if ctx.deferred else None
+
+
+class _AddNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor, deferred: Tensor | None, kept: Tensor | None, factor: float, weight: Tensor,
+        bias: Tensor, eps: float, twice: bool,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        wide = torch.promote_types(x.dtype, torch.float32)
+        branch = y.to(wide) if deferred is None else y.to(wide) + deferred
+        total = (x.to(wide) + (branch if kept is None else branch * kept * factor)).to(x.dtype)
+        normal, mean, scale = torch.native_layer_norm(total.to(wide), x.shape[-1:], weight, bias, eps)
+        ctx.save_for_backward(total, weight, mean, scale, *([] if kept is None else [kept]))
+        ctx.deferred, ctx.factor, ctx.dtype = deferred is not None, factor, y.dtype
+        out = normal.to(x.dtype)
+        return (out, out.clone()) if twice else (out,)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        total, weight, mean, scale, *kept = ctx.saved_tensors
+        second = gradients[1] if len(gradients) > 1 else None
+        mask = kept[0] if kept else None
+        of_x, of_y, sums = add_norm_backward(gradients[0], second, total, mask, ctx.factor, weight, mean, scale)
+        by_weight, by_bias, deferred = sums.sum(1).unbind()
+        of_y = (of_y if kept else of_x).to(ctx.dtype)
+        return of_x, of_y, deferred if ctx.deferred else None, None, None, by_weight, by_bias, None, None

@@ -158,8 +158,8 @@ def _rwkv_channel(part: RWKVChannelModule, setup: StepSetup, state: Any, partial
 @make_kernel.register(PerformerModule)
 def _performer(part: PerformerModule, setup: StepSetup, state: Any, partial: bool) -> Kernel:
     require_kernels(setup)
-    if part.eps or len(part.bits) > 1 << 12:
-        raise Unsupported("the performer kernel holds the features of a query and a key at once")
+    if part.eps or len(part.bits) * part.head_width > 1 << 15:
+        raise Unsupported("the performer kernel holds all features of a head at once")
 
     def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
         from allyouneed.kernels.triton.memory_step import performer_step
