@@ -414,9 +414,8 @@ class Check:
             rate.detach().float(), ROWS,
         )  # fmt: skip
         name = f"norm of a sum, backwards {tuple(sizes[:3])} {str(dtype)[6:]}{' dropout' if dropout else ''}"
-        both = [found, of_y] if dropout else [found]
-        self.report(name, [*both, *sums.sum(1)], [exact[0], behind][: len(both)] + [*exact[1:], behind.sum((0, 1))],
-                    LIMITS[dtype])  # fmt: skip
+        grads, wanted = ([found, of_y], [exact[0], behind]) if dropout else ([found], [exact[0]])
+        self.report(name, [*grads, *sums.sum(1)], [*wanted, *exact[1:], behind.sum((0, 1))], LIMITS[dtype])
 
 
 def sums(check: Check, cuda: bool) -> None:
