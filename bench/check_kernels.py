@@ -37,6 +37,7 @@ from allyouneed.runtime.cuda.bias_gradients import ACTIVATIONS as FUSED
 from allyouneed.runtime.cuda.bias_gradients import ROWS
 from check_experts import experts
 from check_state_spaces import random_starts, state_spaces
+from check_ternary import round_by_interpreter, ternary
 
 LIMITS = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 # batch, heads, time, keys, values
@@ -82,8 +83,9 @@ def of_last(starts: Tensor) -> Tensor:
 
 
 class Check:
-    def __init__(self, device: str) -> None:
-        self.device, self.wrong = device, 0
+    def __init__(self, device: str, models: Sequence[str] = ()) -> None:
+        """`models`: those of the decode steps that are checked; none: all."""
+        self.device, self.wrong, self.models = device, 0, models
 
     def leaf(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return x.to(self.device, dtype).requires_grad_()
@@ -530,15 +532,39 @@ MIXERS: dict[str, dict[str, object]] = {
         "right": {"kind": "convolution"} | PAST,
     },
 }
+# channels and linear maps, with attention
+EXPERT = {"kind": "glu", "hidden": 20}
+OTHERS: dict[str, dict[str, object]] = {
+    "experts": {"channel": {"kind": "moe", "experts": 5, "top": 2, "expert": EXPERT, "shared": EXPERT}},
+    "a capacity": {"channel": {"kind": "moe", "experts": 3, "top": 1, "expert": EXPERT, "row_capacity": 1}},
+    "ternary weights": {"linear": "bit", "channel": EXPERT},
+    "normed ternary weights": {"linear": {"kind": "bit", "norm": {"kind": "rms"}}, "channel": EXPERT},
+}
+
+
+def models() -> dict[str, dict[str, Any]]:
+    """By name."""
+    found: dict[str, dict[str, Any]] = {}
+    for kind, keys in (MIXERS | OTHERS).items():
+        mixer = {"kind": kind} | keys if kind in MIXERS else {"kind": "attention", "pattern": "causal"} | HEADS_OF
+        channel = {"kind": "rwkv-channel" if kind == "rwkv" else "ffn", "hidden": 48}
+        more = keys if kind in OTHERS else {}
+        layer = {"repeat": 2, "wiring": "pre-norm", "mixer": mixer, "channel": more.get("channel", channel)}
+        found[kind] = {"kind": "decoder", "vocab": 50, "width": 24, "linear": more.get("linear", "dense")}
+        found[kind]["decoder"] = [layer]
+    return found
 
 
 def mixers(check: Check, cuda: bool) -> None:
     """Decode steps by kernels, also compiled ones, against the parts in double precision: logits of all steps."""
     import allyouneed as ayn
+    from allyouneed.nn.linear.ternary import pack_model
     from allyouneed.nn.ops.attention import decode
-    from allyouneed.runtime.cuda import compiled_step, mixer_kernels
+    from allyouneed.runtime.cuda import compiled_step, kernels, mixer_kernels
     from allyouneed.runtime.cuda.decode_step import DecodeStep
     from allyouneed.runtime.cuda.static_cache import StaticStates
+
+    patched: Any
 
     def run(model: torch.nn.Module, rows: int, group: int, compiled: bool = False) -> Tensor:
         found: list[Tensor] = []
@@ -560,22 +586,26 @@ def mixers(check: Check, cuda: bool) -> None:
 
     print("decode steps of mixers")
     usual = mixer_kernels.usable
-    for kind, keys in MIXERS.items():
+    if not cuda:
+        round_by_interpreter()
+    for kind, keys in models().items():
+        if check.models and kind not in check.models:
+            continue
         torch.manual_seed(1)
-        channel = {"kind": "rwkv-channel" if kind == "rwkv" else "ffn", "hidden": 48}
-        layer = {"repeat": 2, "wiring": "pre-norm", "mixer": {"kind": kind} | keys, "channel": channel}
-        model = ayn.build({"kind": "decoder", "vocab": 50, "width": 24, "decoder": [layer]}).eval()
+        model = ayn.build(keys).eval()
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, std=0.25)
+        model = model if keys["linear"] == "dense" else pack_model(model)
         for rows, group in ((1, 1), (5, 5)) if cuda else ((3, 3),):
             for dtype in (torch.float32, torch.bfloat16) if cuda else (torch.float32,):
                 with torch.no_grad():
                     exact = run(model.cpu().double(), rows, group)
                     if not cuda:
-                        mixer_kernels.usable = decode.usable = lambda x: x.dtype is torch.float32
+                        for patched in (mixer_kernels, decode, kernels):
+                            patched.usable = lambda x: x.dtype is torch.float32
                         compiled_step.compile_operators = lambda module, inputs: module
                     both = [run(model.to(check.device, dtype), rows, group, compiled) for compiled in (False, True)]
-                    mixer_kernels.usable = decode.usable = usual
+                    mixer_kernels.usable = decode.usable = kernels.usable = usual
                 text = f"{kind}, {rows} rows of {group} {str(dtype)[6:]}, compiled"
                 check.report(text, both, [exact, exact], 3 * LIMITS[dtype])
 
@@ -584,6 +614,7 @@ JOBS = {
     "sums": sums,
     "state-spaces": state_spaces,
     "experts": experts,
+    "ternary": ternary,
     "decoding": decoding,
     "mixers": mixers,
     "entropies": entropies,
@@ -597,8 +628,9 @@ def main() -> int:
     parser.add_argument(
         "--only", choices=list(JOBS), help="recurrent mixers; Mamba; decoding; cross-entropy; backward passes"
     )
+    parser.add_argument("--models", default="", help="names of models whose decode steps to check, by commas")
     given = parser.parse_args()
-    check = Check(given.device)
+    check = Check(given.device, [name for name in given.models.split(",") if name])
     for name, job in JOBS.items():
         if given.only in (None, name):
             job(check, given.device == "cuda")

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from allyouneed.config import parse
+from allyouneed.nn.linear.ternary import pack_model
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.ops.attention import decode
 from allyouneed.runtime.cuda import kernels, mixer_kernels
@@ -38,7 +39,9 @@ class Launches(NamedTuple):
 
 def launches(name: str, layers: int, device: str) -> Launches:
     torch.manual_seed(0)
-    model: Any = parse(Model, variants(replace(TINY, layers=layers))[name]).build().eval()  # type: ignore[type-abstract]
+    keys = variants(replace(TINY, layers=layers))[name]
+    model: Any = parse(Model, keys).build().eval()  # type: ignore[type-abstract]
+    model = pack_model(model) if keys.get("linear") == "bit" else model
     model = model.to(device, torch.float32 if device == "cpu" else torch.bfloat16)
     step, tokens = DecodeStep(model, StaticStates(model, 2, 1, 64, 0)), torch.tensor([4, 5], device=device)
     with torch.no_grad():
@@ -60,6 +63,9 @@ def launch_as_on_a_gpu() -> None:
         patched.usable = lambda x: x.dtype is torch.float32
     for patched in (kernels, mixer_kernels):
         patched.is_narrow = lambda x, weight: True
+    from check_ternary import round_by_interpreter
+
+    round_by_interpreter()
 
 
 def main() -> int:

@@ -1,79 +1,238 @@
 """Packed ternary weights times int8 activations on GPUs; packing: `nn/linear/ternary.py`.
 
-One kernel quantizes each token, one multiplies: a tile of bytes is read once, unpacked by shifts into four tiles of
-weights, and multiplied with the four quarters of the inputs. Sums are int32, so tiling does not change results.
+A tile of bytes is read once, unpacked by shifts into four tiles of weights, and multiplied with the four quarters of
+the inputs. Sums are integers, so tiling does not change results. Up to `FEW` tokens are quantized by the kernel that
+multiplies them; a single one needs no tensor cores. More are quantized once, by a kernel of their own.
+
+As in small_batch_linear.py, `gated` maps compute two products and multiply them (GLU), and a map with too few outputs
+to occupy the GPU may be split along its inputs into fp32 parts.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import launches
+from allyouneed.kernels import launches, overlaps
+from allyouneed.kernels.triton.small_batch_linear import _activate
+
+FEW = 16
 
 
 @triton.jit
-def _quantize(x, whole, step, inputs, smallest: tl.constexpr, most: tl.constexpr, WIDE: tl.constexpr):
+def _round(values, rate, most: tl.constexpr):
+    """Bit-equal to torch: multiply by the reciprocal, round half to even."""
+    return tl.minimum(libdevice.rint(values * rate), most)
+
+
+@triton.jit
+def _quantize(
+    x, whole, step, inputs, x_row, smallest: tl.constexpr, most: tl.constexpr, WIDE: tl.constexpr, OVERLAP: tl.constexpr
+):
     row, at = tl.program_id(0).to(tl.int64), tl.arange(0, WIDE)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     inside = at < inputs
-    values = tl.load(x + row * inputs + at, mask=inside, other=0.0).to(tl.float32)
+    values = tl.load(x + row * x_row + at, mask=inside, other=0.0).to(tl.float32)
     peak = tl.maximum(tl.max(tl.abs(values), 0), smallest)
-    # bit-equal to torch: multiply by the reciprocal, round half to even
-    rounded = libdevice.rint(values * (tl.div_rn(1.0, peak) * most))
-    tl.store(whole + row * inputs + at, tl.minimum(rounded, most).to(tl.int8), mask=inside)
+    found = _round(values, tl.div_rn(1.0, peak) * most, most)
+    tl.store(whole + row * inputs + at, found.to(tl.int8), mask=inside)
     tl.store(step + row, peak * (1 / most))
 
 
 @triton.jit
-def _ternary_matmul(
-    whole, token_step, bytes, weight_step, out, tokens,
-    inputs: tl.constexpr, outputs: tl.constexpr, quarter: tl.constexpr,
-    TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
+def _one_token(
+    x, bytes, weight_step, bias, out, outputs, inputs: tl.constexpr, quarter: tl.constexpr,
+    smallest: tl.constexpr, most: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr, BIAS: tl.constexpr,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)  # weight rows
-    token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
-    sums = tl.zeros((OUTPUTS, TOKENS), dtype=tl.int32)
-    for start in range(0, quarter, INPUTS):
+    """Without tensor cores, in fp32, where such sums of integers are exact: Σ (w + 1) x − Σ x."""
+    n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    inside = n < outputs
+    here = bytes + n[:, None].to(tl.int64) * quarter
+    there = here + outputs.to(tl.int64) * quarter
+    at = tl.arange(0, INPUTS)
+    real = inside[:, None] & (at < quarter)[None, :]
+    tile = tl.load(here + at[None, :], mask=real, other=0)  # before the input is ready
+    twin = tile
+    if GATED:
+        twin = tl.load(there + at[None, :], mask=real, other=0)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    tops = tl.zeros((INPUTS,), tl.float32)
+    for start in tl.static_range(0, quarter, INPUTS):
         at = start + tl.arange(0, INPUTS)
-        here = bytes + row[:, None].to(tl.int64) * quarter + at[None, :]
-        tile = tl.load(here, mask=(row < outputs)[:, None] & (at < quarter)[None, :], other=0)  # (OUTPUTS, INPUTS)
         for part in tl.static_range(4):
-            weights = ((tile >> (2 * part)) & 3).to(tl.int8) - 1
             column = part * quarter + at
             known = (at < quarter) & (column < inputs)
-            there = whole + token[None, :].to(tl.int64) * inputs + column[:, None]
-            x = tl.load(there, mask=known[:, None] & (token < tokens)[None, :], other=0)  # (INPUTS, TOKENS)
-            sums = tl.dot(weights, x, sums, out_dtype=tl.int32)
-    inside = (row < outputs)[:, None] & (token < tokens)[None, :]
-    steps = tl.load(weight_step + row, mask=row < outputs, other=0.0)[:, None]
-    steps = tl.load(token_step + token, mask=token < tokens, other=0.0)[None, :] * steps
-    target = out + token[None, :].to(tl.int64) * outputs + row[:, None]
-    tl.store(target, sums.to(tl.float32) * steps, mask=inside)
+            tops = tl.maximum(tops, tl.abs(tl.load(x + column, mask=known, other=0.0).to(tl.float32)))
+    peak = tl.maximum(tl.max(tops, 0), smallest)
+    rate = tl.div_rn(1.0, peak) * most
+    sums = tl.zeros((OUTPUTS, INPUTS), tl.float32)
+    other = tl.zeros((OUTPUTS, INPUTS), tl.float32)
+    total = tl.zeros((INPUTS,), tl.float32)
+    for start in tl.static_range(0, quarter, INPUTS):
+        at = start + tl.arange(0, INPUTS)
+        if start > 0:
+            real = inside[:, None] & (at < quarter)[None, :]
+            tile = tl.load(here + at[None, :], mask=real, other=0)
+            if GATED:
+                twin = tl.load(there + at[None, :], mask=real, other=0)
+        for part in tl.static_range(4):
+            column = part * quarter + at
+            known = (at < quarter) & (column < inputs)
+            token = _round(tl.load(x + column, mask=known, other=0.0).to(tl.float32), rate, most)
+            total += token
+            sums += ((tile >> (2 * part)) & 3).to(tl.float32) * token[None, :]
+            if GATED:
+                other += ((twin >> (2 * part)) & 3).to(tl.float32) * token[None, :]
+    step, less = peak * (1 / most), tl.sum(total, 0)
+    found = (tl.sum(sums, 1) - less) * (step * tl.load(weight_step + n, mask=inside, other=0.0))
+    if BIAS:
+        found += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
+    found = _activate(found, ACTIVATION)
+    if GATED:
+        gate = (tl.sum(other, 1) - less) * (step * tl.load(weight_step + outputs + n, mask=inside, other=0.0))
+        if BIAS:
+            gate += tl.load(bias + outputs + n, mask=inside, other=0.0).to(tl.float32)
+        found *= gate
+    tl.store(out + n, found.to(out.dtype.element_ty), mask=inside)
 
 
-def tile_sizes(tokens: int) -> tuple[int, int, int, int]:
-    """Tokens, outputs and bytes per tile, and warps (the fastest of about thirty on an H200)."""
-    return (16, 32, 128, 2) if tokens <= 16 else (64 if tokens <= 64 else 128, 64, 64, 4)
+@triton.jit
+def _matmul(
+    x, token_step, bytes, weight_step, bias, out, tokens, outputs, x_row, inputs: tl.constexpr, quarter: tl.constexpr,
+    smallest: tl.constexpr, most: tl.constexpr, WHOLE: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr,
+    BIAS: tl.constexpr, PARTS: tl.constexpr, TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """WHOLE: the tokens are integers already."""
+    n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)  # weight rows
+    split = tl.program_id(1)
+    token = tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)
+    inside, real = n < outputs, token < tokens
+    given = x + token[None, :].to(tl.int64) * x_row
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    if WHOLE:
+        rate = tl.zeros((TOKENS,), tl.float32)
+        step = tl.load(token_step + token, mask=real, other=0.0)
+    else:
+        tops = tl.zeros((TOKENS,), tl.float32)
+        for start in range(0, inputs, INPUTS):
+            at = start + tl.arange(0, INPUTS)
+            values = tl.load(given + at[:, None], mask=(at < inputs)[:, None] & real[None, :], other=0.0)
+            tops = tl.maximum(tops, tl.max(tl.abs(values.to(tl.float32)), 0))
+        peak = tl.maximum(tops, smallest)
+        rate, step = tl.div_rn(1.0, peak) * most, peak * (1 / most)
+    each: tl.constexpr = (quarter + PARTS * INPUTS - 1) // (PARTS * INPUTS) * INPUTS
+    here = bytes + n[:, None].to(tl.int64) * quarter
+    there = here + outputs.to(tl.int64) * quarter
+    sums = tl.zeros((OUTPUTS, TOKENS), dtype=tl.int32)
+    other = tl.zeros((OUTPUTS, TOKENS), dtype=tl.int32)
+    for start in range(0, each, INPUTS):
+        at = split * each + start + tl.arange(0, INPUTS)
+        packed = inside[:, None] & (at < quarter)[None, :]
+        tile = tl.load(here + at[None, :], mask=packed, other=0)  # (OUTPUTS, INPUTS)
+        twin = tile
+        if GATED:
+            twin = tl.load(there + at[None, :], mask=packed, other=0)
+        for part in tl.static_range(4):
+            column = part * quarter + at
+            known = ((at < quarter) & (column < inputs))[:, None] & real[None, :]
+            values = tl.load(given + column[:, None], mask=known, other=0)  # (INPUTS, TOKENS)
+            codes = values
+            if not WHOLE:
+                codes = _round(values.to(tl.float32), rate[None, :], most).to(tl.int8)
+            sums = tl.dot(((tile >> (2 * part)) & 3).to(tl.int8) - 1, codes, sums, out_dtype=tl.int32)
+            if GATED:
+                other = tl.dot(((twin >> (2 * part)) & 3).to(tl.int8) - 1, codes, other, out_dtype=tl.int32)
+    found = sums.to(tl.float32) * (step[None, :] * tl.load(weight_step + n, mask=inside, other=0.0)[:, None])
+    if BIAS:
+        found += tl.load(bias + n, mask=inside & (split == 0), other=0.0).to(tl.float32)[:, None]
+    found = _activate(found, ACTIVATION)
+    if GATED:
+        steps = tl.load(weight_step + outputs + n, mask=inside, other=0.0)[:, None]
+        gate = other.to(tl.float32) * (step[None, :] * steps)
+        if BIAS:
+            gate += tl.load(bias + outputs + n, mask=inside, other=0.0).to(tl.float32)[:, None]
+        found *= gate
+    target = out + (split * tokens + token[None, :]).to(tl.int64) * outputs + n[:, None]
+    tl.store(target, found.to(out.dtype.element_ty), mask=inside[:, None] & real[None, :])
+
+
+class TernaryTile(NamedTuple):
+    """Tokens, outputs and bytes of a tile, warps, and splits of the inputs."""
+
+    tokens: int
+    outputs: int
+    inputs: int
+    warps: int
+    parts: int = 1
+
+
+def tile_config(tokens: int, outputs: int, quarter: int, parts: bool) -> TernaryTile:
+    """`parts`: the reader can sum parts."""
+    narrow = 64 if quarter % 128 else 128
+    if tokens <= FEW:
+        tile = TernaryTile(16, 32 if outputs >= 2048 else 16, narrow, 2)
+    elif tokens <= 64:
+        tile = TernaryTile(64, 32 if outputs <= 2048 else 64, 64, 4)
+    else:
+        return TernaryTile(128, 64, 64, 4)
+    programs, count = triton.cdiv(outputs, tile.outputs), 1
+    while parts and count < 4 and 2 * count * programs <= 132 and 2 * count * tile.inputs <= quarter:
+        count *= 2
+    return tile._replace(parts=count)
 
 
 @launches
 def ternary_linear(
-    x: Tensor, bytes: Tensor, weight_step: Tensor, smallest: float, most: int, dtype: torch.dtype
-) -> Tensor:
-    """(…, inputs) to (…, outputs). The maximum of a token, at least `smallest`, maps to `most`."""
-    inputs, (outputs, quarter) = x.shape[-1], bytes.shape
-    flat = x.reshape(-1, inputs).contiguous()
-    count, sizes = len(flat), (inputs, outputs, quarter)
-    out = torch.empty(count, outputs, dtype=dtype, device=x.device)
-    if count:
-        whole = torch.empty(flat.shape, dtype=torch.int8, device=x.device)
-        step = torch.empty(count, dtype=torch.float32, device=x.device)
-        wide = triton.next_power_of_2(inputs)
-        _quantize[(count,)](flat, whole, step, inputs, smallest, float(most), wide, num_warps=8)
-        *tile, warps = tile_sizes(count)
-        grid = (triton.cdiv(outputs, tile[1]), triton.cdiv(count, tile[0]))
-        _ternary_matmul[grid](whole, step, bytes, weight_step, out, count, *sizes, *tile, num_warps=warps)
-    return out.view(*x.shape[:-1], outputs)
+    x: Tensor, bytes: Tensor, weight_step: Tensor, bias: Tensor | None, smallest: float, most: int,
+    activation: str = "", gated: bool = False, parts: bool = False,
+) -> Tensor:  # fmt: skip
+    """(…, inputs) to (…, outputs). The maximum of a token, at least `smallest`, maps to `most`. `gated`: the activated
+    first half of the outputs times the second. `parts`: the result may be fp32 parts (parts, tokens, outputs)."""
+    inputs, quarter = x.shape[-1], bytes.shape[1]
+    outputs = bytes.shape[0] // (2 if gated else 1)
+    flat = x.reshape(-1, inputs)
+    flat = flat if flat.stride(1) == 1 else flat.contiguous()
+    count, overlap = len(flat), overlaps(x.device)
+    tile = tile_config(count, outputs, quarter, parts and not gated)
+    split = tile.parts > 1 and count > 1
+    sizes = (tile.parts, count, outputs) if split else (count, outputs)
+    out = torch.empty(sizes, dtype=torch.float32 if split else x.dtype, device=x.device)
+    how = {"smallest": smallest, "most": float(most), "GATED": gated, "ACTIVATION": activation}
+    how |= {"BIAS": bias is not None, "OVERLAP": overlap, "launch_pdl": overlap}
+    shift = flat if bias is None else bias
+    if count == 1:
+        wide = min(1024, triton.next_power_of_2(quarter))
+        _one_token[(triton.cdiv(outputs, 4),)](
+            flat, bytes, weight_step, shift, out, outputs, inputs, quarter, **how, OUTPUTS=4, INPUTS=wide, num_warps=2
+        )
+    elif count:
+        step = weight_step
+        if count > FEW:
+            step = torch.empty(count, dtype=torch.float32, device=x.device)
+            whole = torch.empty(flat.shape, dtype=torch.int8, device=x.device)
+            _quantize[(count,)](
+                flat, whole, step, inputs, flat.stride(0), smallest, float(most), triton.next_power_of_2(inputs),
+                OVERLAP=overlap, launch_pdl=overlap, num_warps=8,
+            )  # fmt: skip
+            flat = whole
+        grid = (triton.cdiv(outputs, tile.outputs), tile.parts, triton.cdiv(count, tile.tokens))
+        _matmul[grid](
+            flat, step, bytes, weight_step, shift, out, count, outputs, flat.stride(0), inputs, quarter, **how,
+            WHOLE=count > FEW, PARTS=tile.parts, TOKENS=tile.tokens, OUTPUTS=tile.outputs, INPUTS=tile.inputs,
+            num_warps=tile.warps,
+        )  # fmt: skip
+    return out if split else out.view(*x.shape[:-1], outputs)

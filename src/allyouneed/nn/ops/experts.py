@@ -95,7 +95,7 @@ def grouped_linear(x: Tensor, maps: Sequence[nn.Linear], ends: Tensor) -> Tensor
     shape, x = x.shape, x.flatten(0, -2)
     dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
     x = x.to(dtype)
-    if len(x) <= FEW and usable_without_grad(x) and _same_dtype(maps, dtype):
+    if len(x) <= FEW and usable_without_grad(x) and same_dtype(maps, dtype):
         from allyouneed.kernels.triton.expert_linear import expert_linear
 
         found = expert_linear(x, maps, ends)
@@ -148,6 +148,6 @@ class _Stack(torch.autograd.Function):
         return None, *gradient.to(ctx.dtype).unbind()
 
 
-def _same_dtype(maps: Sequence[nn.Linear], dtype: torch.dtype) -> bool:
+def same_dtype(maps: Sequence[nn.Linear], dtype: torch.dtype) -> bool:
     """And addresses that kernels can read 16 bytes at a time from."""
     return all(one.weight.dtype == dtype and one.weight.data_ptr() % 16 == 0 for one in maps)

@@ -16,6 +16,7 @@ from allyouneed.runtime.cuda import (
     attention_kernels,
     constant_states,
     convolution_kernels,
+    expert_kernels,
     mixer_kernels,
     nested_kernels,
     state_space_kernels,
@@ -41,7 +42,14 @@ from allyouneed.runtime.program import Add, Call, Op
 from allyouneed.runtime.trace import trace
 
 STATES = (constant_states, window_cache)  # imported for their rules, as are these
-KERNELS = (attention_kernels, mixer_kernels, state_space_kernels, convolution_kernels, nested_kernels)
+KERNELS = (
+    attention_kernels,
+    mixer_kernels,
+    state_space_kernels,
+    convolution_kernels,
+    nested_kernels,
+    expert_kernels,
+)
 
 Values = dict[int, Tensor]  # (rows, width), or partial sums (parts, rows, width) where only an addition reads them
 Step = Callable[[Values, Tensor, Context], None]  # values, positions (rows,), context

@@ -19,7 +19,9 @@ from allyouneed.nn.channels.feedforward import FFNModule, GLUModule, gated
 from allyouneed.nn.context import Context, Memory, TokenLayout
 from allyouneed.nn.embed.tokens import TokenEmbedModule
 from allyouneed.nn.heads.vocabulary import VocabularyHeadModule
+from allyouneed.nn.linear.bitlinear import SINGLE_TOKEN
 from allyouneed.nn.linear.dense import is_dense
+from allyouneed.nn.linear.ternary import PackedBitLinear
 from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttention
 from allyouneed.nn.mixers.attention.scores import ScoresModule
 from allyouneed.nn.mixers.attention.shared_kv import SharedAttention
@@ -336,6 +338,10 @@ def linear(x: Tensor, module: Any, activation: Any = None, gate: bool = False, p
         from allyouneed.kernels.triton.small_batch_linear import linear as small_batch
 
         return small_batch(x, module.weight, module.bias, name, gate, partial)
+    if name is not None and isinstance(module, PackedBitLinear) and usable(x):
+        if module.norm is not None:
+            x = add_norm(x, None, module.norm, SINGLE_TOKEN, keep=False)[1]
+        return module.by_kernel(x, name, gate, partial)
     found: Tensor = module(x)
     if gate:
         return gated(found, activation, name)
