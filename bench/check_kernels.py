@@ -35,6 +35,7 @@ from allyouneed.nn.ops.unpack import first_tokens
 from allyouneed.nn.ops.wkv import LEAST, initial_state, prefix_states, wkv_output
 from allyouneed.runtime.cuda.bias_gradients import ACTIVATIONS as FUSED
 from allyouneed.runtime.cuda.bias_gradients import ROWS
+from check_attention import performers, tiled_attentions
 from check_experts import experts
 from check_state_spaces import random_starts, state_spaces
 from check_ternary import round_by_interpreter, ternary
@@ -619,6 +620,8 @@ JOBS = {
     "mixers": mixers,
     "entropies": entropies,
     "slopes": slopes,
+    "attention": tiled_attentions,
+    "performer": performers,
 }
 
 

@@ -23,7 +23,8 @@ class TokenLayout:
 
     `positions` (batch or 1, time): position in the sentence. `segments` (batch, time) or None: index of the sentence in
     the row, 0 for padding; None: one sentence per row. `start`: first position if every row has positions start,
-    start+1, …; otherwise None. `packed`: several sentences per row. `prompt`, `chosen`, `order`, `types` (batch, time):
+    start+1, …; otherwise None. `packed`: several sentences per row. `consecutive`: tokens of a sentence are neighbours,
+    and their positions follow one another. `prompt`, `chosen`, `order`, `types` (batch, time):
     optional marks of the batch, `mirrored`: how its rows belong together, `details` (batch, time, n): further ids (see
     `Rows`).
     """
@@ -38,6 +39,7 @@ class TokenLayout:
     types: Tensor | None = None
     mirrored: bool = False
     details: Tensor | None = None
+    consecutive: bool = False
 
     @property
     def time(self) -> int:
@@ -65,6 +67,7 @@ class TokenLayout:
     @classmethod
     def of(cls, rows: Rows) -> TokenLayout:
         layout = replace(cls._of(rows), mirrored=rows.mirrored, details=rows.details)
+        layout = replace(layout, consecutive=rows.positions is None)
         return replace(layout, prompt=rows.prompt, chosen=rows.chosen, order=rows.order, types=rows.types)
 
     @classmethod

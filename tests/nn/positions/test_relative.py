@@ -6,8 +6,9 @@ import torch
 from allyouneed.config import ConfigError, parse
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.base import Model
+from allyouneed.nn.positions.relative import Heads
 from allyouneed.nn.positions.rotary import RotaryModule
-from allyouneed.nn.positions.t5_bias import BucketsModule
+from allyouneed.nn.positions.t5_bias import Buckets, BucketsModule
 from any_part import build, tree
 
 ATTENTION = {"kind": "attention", "heads": 3}
@@ -184,3 +185,12 @@ def test_windowed_decoding_equals_the_whole_pass(name, pattern):
             found.append(model.advance(Rows(tokens[:, at : at + size]), states))
             at += size
     torch.testing.assert_close(torch.cat(found, 1), whole, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_biases_by_distance_are_those_of_the_pairs(causal):
+    part = BucketsModule(Buckets(buckets=8, distance=12), Heads(3, 3, 4, causal))
+    positions = torch.arange(30)[None]
+    pairs = part.bias(torch.zeros(0), positions, positions, 1.0)[0]  # (heads, queries, keys)
+    apart = positions.T - positions
+    torch.testing.assert_close(part.distance_bias(30)[:, apart + 29], pairs, atol=0, rtol=0)

@@ -14,6 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from allyouneed.kernels import usable
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
@@ -27,6 +28,7 @@ from allyouneed.nn.states.recurrent import Carry, Recurrent, recurrent_cost
 from allyouneed.nn.sublayer import Mixer, SubLayer
 
 Size = Annotated[int, Field(gt=0, le=1 << 20)]
+WIDEST = 128  # head width that fits in a program of the GPU kernel
 MIN_WEIGHT = 1e-30  # smallest divisor: below it the gradient would overflow single precision
 RELU_FLOOR = 1e-3  # added to ReLU features so that the weights of a query never sum to 0 (the authors' code)
 
@@ -231,30 +233,43 @@ class PerformerModule(_Features):
         else:
             unpacked = unpack_rows(context, restarts=True)
             rows = unpacked.gather(x)
-            y, _ = self.run(rows, self.begin(len(rows), rows), unpacked.real, unpacked.starts)
+            y, _ = self.run(rows, (), unpacked.real, unpacked.starts)
             y = unpacked.scatter(y, x)
         mixed: Tensor = self.out(y)
         return mixed
 
     def run(self, x: Tensor, carry: Carry, real: Tensor | None, starts: Tensor | None = None) -> tuple[Tensor, Carry]:
         """Attention of each token (batch, time, inner), and the carry after it if it is causal; none after packed
-        rows."""
+        rows. An empty carry: the text begins here, and nothing follows."""
         dtype = self.product_dtype(x)
         q, k, v = self.project(x)
         q, k, v = observe(self, "q", q), observe(self, "k", k), observe(self, "v", v)
         with torch.autocast(x.device.type, enabled=False):
             if starts is not None:
-                y = self.attend_packed(q, k, v, starts, carry[0], dtype)
+                y = self.attend_packed(q, k, v, starts, self.begin(len(x), x)[0], dtype)
             elif self.sees == "around":
                 y = _normalise(self.queries(q) @ self.sum_features(k, v, real))
+            elif not carry and self.fits_kernel(v, dtype):
+                y = self.attend_fused(q, k, v, real, dtype or v.dtype)
             else:
-                y, carry = self.attend_causal(q, k, v, real, carry, dtype)
+                y, carry = self.attend_causal(q, k, v, real, carry or self.begin(len(x), x), dtype)
         return self.merge_heads(observe(self, "heads", y.to(v.dtype))), carry
 
     def product_dtype(self, x: Tensor) -> torch.dtype | None:
         """That of products of features: in half precision on a GPU that trains so; None: that of the features.
         Exponents are always in single precision."""
         return torch.get_autocast_dtype("cuda") if x.is_cuda and torch.is_autocast_enabled("cuda") else None
+
+    def fits_kernel(self, v: Tensor, dtype: torch.dtype | None) -> bool:
+        """Whether the GPU kernel computes it: fp16 cannot hold the gradients of weights before their division."""
+        return usable(v) and dtype is not torch.float16 and v.dtype is not torch.float16 and self.head_width <= WIDEST
+
+    def attend_fused(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, dtype: torch.dtype) -> Tensor:
+        from allyouneed.kernels.triton.training.performer import performer
+
+        how = (self.head_width**-0.25, self.kernel == "relu", RELU_FLOOR, MIN_WEIGHT, dtype)
+        found: Tensor = performer(q, k, v, self.features, real, *how)
+        return found
 
     def attend_causal(
         self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, carry: Carry, dtype: torch.dtype | None = None

@@ -68,6 +68,7 @@ class RelativeModule(nn.Module):
     adds_bias: bool = False
     adds_key_bias: bool = False
     adds_values: bool = False
+    bias_by_distance: bool = False  # the bias depends on the distance only, and has gradients
     traceable: bool = True  # `apply_positions` has no side effects
 
     @property
@@ -94,6 +95,11 @@ class RelativeModule(nn.Module):
     def pair_bias(self) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
         """The bias of single pairs, (head, query position, key position), if kernels can compute it."""
         return None
+
+    def distance_bias(self, time: int) -> Tensor:
+        """The bias of the distances 1 − time, …, time − 1 (positive for keys behind the query): (heads, 2 · time − 1).
+        Only if `bias_by_distance`."""
+        raise NotImplementedError
 
     def key_bias(self, k: Tensor, queries: Tensor, keys: Tensor, scale: float) -> Tensor:
         """Added to the scores as `bias` is, but computed from the keys (batch, heads, keys, head_width)."""

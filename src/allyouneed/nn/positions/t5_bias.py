@@ -82,6 +82,7 @@ def bucket(distance: Tensor, buckets: int, farthest: int, both: bool) -> Tensor:
 
 class BucketsModule(RelativeModule):
     adds_bias = True
+    bias_by_distance = True
 
     def __init__(self, config: Buckets, heads: Heads) -> None:
         super().__init__()
@@ -96,6 +97,10 @@ class BucketsModule(RelativeModule):
     def bias(self, q: Tensor, queries: Tensor, keys: Tensor, scale: float) -> Tensor:
         biases: Tensor = self.table(self.numbers(queries, keys))  # (batch or 1, queries, keys, heads)
         return biases.permute(0, 3, 1, 2)
+
+    def distance_bias(self, time: int) -> Tensor:
+        apart = torch.arange(1 - time, time, device=self.table.weight.device)
+        return self.table.weight.T[:, bucket(apart, self.config.buckets, self.config.distance, self.both)]
 
     def numbers(self, queries: Tensor, keys: Tensor) -> Tensor:
         """The bucket of every pair (batch or 1, queries, keys)."""

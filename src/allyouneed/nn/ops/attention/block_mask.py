@@ -243,11 +243,11 @@ class BlockLayout:
         if not bool(full.all()):
             tiles = full[..., None, None].repeat(1, 1, self.block, self.block)  # (n, width, block, block)
             item, column = (used & ~full).nonzero(as_tuple=True)
-            tiles[item, column] = self._tile_masks(queries[item], keys[item, column])
+            tiles[item, column] = self.tile_masks(queries[item], keys[item, column])
             mask = tiles.transpose(1, 2).flatten(2)[:, None]
         return BlockGroup(queries, keys, mask, query, key.flatten(1))
 
-    def _tile_masks(self, queries: Tensor, keys: Tensor) -> Tensor:
+    def tile_masks(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Masks inside single blocks: (pairs, block, block)."""
         beside = [None if fact is None else fact[queries][:, :, None] for fact in self.query.fields]
         below = [None if fact is None else fact[keys][:, None, :] for fact in self.key.fields]

@@ -26,7 +26,8 @@ class ScoreMod:
     `score(q, k, query positions, key positions)` replaces q·k · scale; `bias(q, …, scale)` is added to it; `cap` c maps
     it to c·tanh(score / c); `values(weights, …)` is added to the result. Positions are (batch or 1, time). `static`:
     key of a bias that is independent of q and equal for all layers. `pair_bias(head, query position, key position)`:
-    the bias of single pairs, for kernels that compute it where they need it.
+    the bias of single pairs, for kernels that compute it where they need it. `distance_bias(time)`: a bias that depends
+    on the distance only, (heads, 2 · time − 1), from the distance 1 − time to time − 1.
     """
 
     scale: float
@@ -36,6 +37,7 @@ class ScoreMod:
     values: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
     static: Hashable = None
     pair_bias: PairBias | None = None
+    distance_bias: Callable[[int], Tensor] | None = None
 
     @property
     def plain(self) -> bool:

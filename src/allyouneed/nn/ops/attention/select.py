@@ -5,6 +5,7 @@
     packed        packed rows on CPU: sentences regrouped by length into padded batches (packed.py)
     block-sparse  long rows with few keys per query: only non-empty blocks of the mask are computed (block_sparse.py)
     flex          the same on GPU, and packed rows: FlexAttention with those blocks as its block mask (flex.py)
+    tiled         training on GPU: learned biases by distance, and patterns of small or sorted blocks (tiled.py)
     dense         everything else: SDPA with the pattern's boolean mask (dense.py)
 
 `dense` is the definition; tests compare every other path with it, gradients included. The selection is made once per
@@ -25,6 +26,7 @@ from allyouneed.nn.ops.attention.block_sparse import BlockSparse
 from allyouneed.nn.ops.attention.dense import AttentionFn, DenseAttention, ScoreMod, dense_mask
 from allyouneed.nn.ops.attention.flex import FLEX_BLOCK, Flex
 from allyouneed.nn.ops.attention.packed import attend_packed
+from allyouneed.nn.ops.attention.tiled import Tiled
 from allyouneed.nn.patterns.core import Causal, Full, Pattern
 
 
@@ -54,11 +56,22 @@ def select_attention(
     if static:
         return dense(pattern, queries, keys)
     long = queries.time * keys.time >= MIN_BLOCK_SPARSE_SCORES
+    large = long or (packed and queries.time >= FLEX_BLOCK)
+    own = cuda and large and keys is queries and torch.is_grad_enabled()
+    if own and score_mod.fused and score_mod.distance_bias is not None and queries.consecutive:
+        if isinstance(pattern, Causal | Full):
+            return tiled(pattern, queries)
     # a bias inside the kernel, in training: prompts have many lengths, each of which would be compiled
     pairwise = score_mod.plain or (score_mod.fused and score_mod.pair_bias is not None and torch.is_grad_enabled())
-    if cuda and pairwise and (long or (packed and queries.time >= FLEX_BLOCK)):
+    if cuda and pairwise and large:
         return flex(pattern, queries, keys)
     return block_sparse_or_dense(pattern, queries, keys) if long else dense(pattern, queries, keys)
+
+
+def tiled(pattern: Pattern, layout: TokenLayout) -> Tiled:
+    """Our own kernels for self-attention; `Causal` or `Full`."""
+    parts = [BlockLayout(pattern, layout, layout, FLEX_BLOCK)]
+    return Tiled(pattern, parts, layout, lambda: block_sparse_or_dense(pattern, layout, layout))
 
 
 def flex(pattern: Pattern, queries: TokenLayout, keys: TokenLayout) -> Flex:

@@ -1,0 +1,129 @@
+"""Attention over tiles (kernels/triton/training/tiled_attention.py) against dense attention in double precision: outputs and
+gradients, also those of a bias by distance. Part of check_kernels.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from allyouneed.kernels.triton.training.tiled_attention import tiled_attention
+from allyouneed.nn.batch import Rows
+from allyouneed.nn.context import TokenLayout
+from allyouneed.nn.ops.attention.block_mask import BlockLayout
+from allyouneed.nn.ops.attention.dense import ScoreMod, attention_weights, dense_mask, repeat_kv
+from allyouneed.nn.ops.attention.select import block_layouts
+from allyouneed.nn.ops.attention.tiled import Tiled
+from allyouneed.nn.patterns.core import Pattern
+
+# pattern, batch, heads, key-value heads, time, width, width of values, block, bias, segments of rows
+TILES: list[tuple[Any, ...]] = [
+    ("causal", 2, 2, 2, 70, 16, 16, 32, True, "none"),
+    ("full", 2, 4, 2, 50, 20, 12, 16, True, "none"),
+    ("causal", 2, 2, 1, 80, 16, 16, 32, True, "packed"),
+    ("full", 2, 2, 2, 40, 16, 16, 16, True, "padded"),
+]
+LARGE_TILES: list[tuple[Any, ...]] = [
+    ("causal", 3, 4, 4, 1024, 64, 64, 128, True, "none"),
+    ("full", 2, 4, 2, 1000, 64, 48, 128, True, "padded"),
+    ("causal", 2, 4, 4, 777, 128, 128, 128, True, "packed"),
+    ("causal", 1, 2, 2, 4096, 64, 64, 128, True, "none"),
+]
+
+
+def tiled_attentions(check: Any, cuda: bool) -> None:
+    print("attention over tiles")
+    for sizes in TILES + (LARGE_TILES if cuda else []):
+        for dtype in (torch.float32, torch.bfloat16 if cuda else torch.float16):
+            tiles(check, sizes, dtype)
+
+
+def rows_of(kind: str, batch: int, time: int, device: str) -> TokenLayout:
+    tokens = torch.zeros(batch, time, dtype=torch.long, device=device)
+    if kind == "none":
+        return TokenLayout.of(Rows(tokens))
+    if kind == "padded":
+        return TokenLayout.of(Rows(tokens, torch.tensor([time - 7 * n for n in range(batch)]), side="left"))
+    ends = torch.tensor([[time // 5 + 3 * n, time // 2, time - 9] for n in range(batch)], device=device)
+    step = torch.arange(time, device=device)
+    segments = 1 + (step[None, :, None] >= ends[:, None]).sum(-1)
+    return TokenLayout.of(Rows(tokens, segments=segments.where(segments < 4, 0)))
+
+
+def tiles(check: Any, sizes: tuple[Any, ...], dtype: torch.dtype) -> None:
+    text, batch, heads, kv, time, width, values, block, biased, kind = sizes
+    torch.manual_seed(time)
+    pattern, layout = Pattern.from_text(text), rows_of(kind, batch, time, check.device)
+    shapes = ((heads, width), (kv, width), (kv, values))
+    given = [torch.randn(batch, time, n, w).transpose(1, 2).to(dtype) for n, w in shapes]
+    bias = [2 * torch.randn(heads, 2 * time - 1)] if biased else []
+    real = torch.ones(1, time, device=check.device) if layout.real is None else layout.real
+    g = torch.randn(batch, heads, time, values).to(check.device) * real[:, None, :, None]
+    parts = [BlockLayout(pattern, layout, layout, block)] if biased else block_layouts(pattern, layout, layout, block)
+    plan = Tiled(pattern, parts, layout, lambda: None)  # type: ignore[arg-type,return-value]
+    distance = torch.arange(time, device=check.device)[:, None] - torch.arange(time, device=check.device)
+
+    def run(wide: torch.dtype, exact: bool) -> list[Tensor]:
+        q, k, v = (check.leaf(x, wide) for x in given)
+        table = [check.leaf(x, torch.float64 if exact else torch.float32) for x in bias]
+        if exact:
+            mod = ScoreMod(width**-0.5, bias=lambda *_: table[0][:, distance + time - 1] if table else None)
+            mod = mod if table else ScoreMod(width**-0.5)
+            mask = dense_mask(pattern, layout, layout)
+            out = attention_weights(q, k, mask, layout.positions, layout.positions, mod) @ repeat_kv(v, heads)
+        else:
+            how = (width**-0.5, block, plan.causal, plan.masked_by)
+            out = tiled_attention(q, k, v, *(table or [None]), plan.segments, plan.plan, *how)
+        out = out * real[:, None, :, None]
+        return [out, *torch.autograd.grad((out.double() * g).sum(), [q, k, v, *table])]
+
+    limits = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+    name = f"{text} {sizes[1:8]} {str(dtype)[6:]}{', bias' * biased}, {kind}"
+    check.report(name, run(dtype, False), run(torch.float64, True), limits[dtype])
+
+
+# batch, heads, time, width, features, relu, padded
+FEATURES: list[tuple[Any, ...]] = [
+    (2, 2, 70, 16, 24, False, False),
+    (1, 2, 40, 12, 40, True, False),
+    (2, 1, 50, 8, 130, False, True),
+]
+LARGE_FEATURES: list[tuple[Any, ...]] = [
+    (2, 12, 1024, 64, 256, False, False),
+    (1, 2, 5000, 128, 266, False, True),
+    (2, 3, 777, 64, 256, True, False),
+]
+
+
+def performers(check: Any, cuda: bool) -> None:
+    print("Performer")
+    for sizes in FEATURES + (LARGE_FEATURES if cuda else []):
+        for dtype in (torch.float32, torch.bfloat16) if cuda else (torch.float32,):
+            performer_attention(check, sizes, dtype)
+
+
+def performer_attention(check: Any, sizes: tuple[Any, ...], dtype: torch.dtype) -> None:
+    from allyouneed.nn.common import Common
+    from allyouneed.nn.mixers.performer import Performer
+
+    batch, heads, time, width, features, relu, padded = sizes
+    torch.manual_seed(time)
+    config = Performer(heads=heads, features=features, kernel="relu" if relu else "softmax")
+    part: Any = config.build(Common(width=heads * width)).to(check.device)
+    given = [torch.randn(batch, time, heads, width).transpose(1, 2).to(dtype) for _ in range(3)]
+    g = torch.randn(batch, heads, time, width).to(check.device)
+    ends = torch.tensor([time - 9 - 8 * n for n in range(batch)], device=check.device)
+    real = torch.arange(time, device=check.device) < ends[:, None] if padded else None
+
+    def run(wide: torch.dtype, exact: bool) -> list[Tensor]:
+        q, k, v = (check.leaf(x, wide) for x in given)
+        if exact:
+            y = part.attend_causal(q, k, v, real, part.begin(batch, q.transpose(1, 2).flatten(2)))[0]
+        else:
+            y = part.attend_fused(q, k, v, real, dtype)
+        return [y, *torch.autograd.grad((y.double() * g).sum(), [q, k, v])]
+
+    limits = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # exponents amplify the rounding of fp32
+    name = f"performer {sizes[:5]} {str(dtype)[6:]}{', relu' * relu}{', padded' * padded}"
+    check.report(name, run(dtype, False), run(torch.float64, True), limits[dtype])
