@@ -1,5 +1,5 @@
-"""Attention over tiles (kernels/triton/training/tiled_attention.py) against dense attention in double precision: outputs and
-gradients, also those of a bias by distance. Part of check_kernels.py."""
+"""Training kernels of attention against the definitions in double precision: outputs and gradients, also those of a
+bias by distance. Part of check_kernels.py."""
 
 from __future__ import annotations
 

@@ -58,10 +58,7 @@ def _exponents(
 
 @triton.jit
 def _finish(exponents, top, known, floor, RELU: tl.constexpr, KEYS: tl.constexpr):
-    if RELU:
-        found = tl.maximum(exponents, 0.0) + floor
-    else:
-        found = tl.exp(exponents - top[:, None])
+    found = tl.maximum(exponents, 0.0) + floor if RELU else tl.exp(exponents - top[:, None])
     if KEYS:
         found = tl.where(known[:, None], found, 0.0)
     return found
@@ -313,7 +310,8 @@ def _empty(q: Tensor, v: Tensor, features: int) -> tuple[Tensor, Tensor, Tensor,
     (batch, heads, time, _), chunks = q.shape, _Tiling.of(q, v, features).chunks
     y = v.new_empty(batch, time, heads, v.shape[-1]).transpose(1, 2)
     r, fades = (q.new_empty(batch, heads, size, dtype=torch.float32) for size in (time, chunks))
-    return y, r, *(q.new_empty(batch, heads, time, features) for _ in range(2)), fades
+    phi_q, phi_k = (q.new_empty(batch, heads, time, features) for _ in range(2))
+    return y, r, phi_q, phi_k, fades
 
 
 @torch.library.custom_op("allyouneed::performer", mutates_args=())

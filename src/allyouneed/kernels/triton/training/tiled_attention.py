@@ -2,9 +2,10 @@
 "FlashAttention-2": nothing of the size of the scores is stored. The definition is `nn/ops/attention/dense.py`.
 
 A table lists the key blocks of each query block, full blocks first, and another the query blocks of each key block. In
-the remaining blocks pairs are masked: by stored tiles, or causal and by segment. A bias by distance is added to the scores;
-its table has MARGIN more distances on both sides, so that tokens beyond the end need no mask. A plan may have several parts, each with its own token order;
-the softmax continues from part to part, and the gradient of a part follows from the final log-sum-exp (base 2).
+the remaining blocks pairs are masked: by stored tiles, or causal and by segment. A bias by distance is added to the
+scores; its table has MARGIN more distances on both sides, so that tokens beyond the end need no mask. A plan may have
+several parts, each with its own token order; the softmax continues from part to part, and the gradient of a part
+follows from the final log-sum-exp (base 2).
 
 The gradient of the bias is a sum along diagonals. Tiles at the same distance from the main diagonal hold the same
 distances: a program adds up such tiles in registers, and the sums along their diagonals come last.
@@ -373,7 +374,7 @@ def _slopes_bias(
 def diagonal_sums(tiles: Tensor, time: int, causal: bool) -> Tensor:
     """Tiles (heads, diagonals, block, block) to sums by distance (heads, 2 · time − 1). Causal: from the main diagonal
     down."""
-    heads, diagonals, block, _ = tiles.shape
+    _, diagonals, block, _ = tiles.shape
     skewed = pad(tiles.flip(-1), (0, block)).flatten(2)[..., :-block].unflatten(-1, (block, 2 * block - 1))
     near = pad(skewed.sum(2), (0, 1))  # (heads, diagonals, 2 · block): i − j + block − 1 of a tile
     found = pad(near[..., :block].flatten(1), (0, block)) + pad(near[..., block:].flatten(1), (block, 0))
@@ -413,8 +414,7 @@ def _forward(
     scale: float, table: int, causal: bool, masked_by: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output and log-sum-exp (batch, heads, time), base 2. `bias` (heads, 2 · time − 1 + 2 · MARGIN), base 2, and
-    `segments`: empty if there are none. `masked_by`: 0
-    nothing, 1 segments > 0, 2 equal segments."""
+    `segments`: empty if there are none. `masked_by`: 0 nothing, 1 segments > 0, 2 equal segments."""
     (batch, heads, time, _), run = q.shape, _Launch.of(q, table)
     out, lse = _empty_outputs(q, v)
     for number, (order, counts, entries, _, _, masks) in enumerate(_parts(plan)):
@@ -422,8 +422,8 @@ def _forward(
         _outputs[(batch * heads * blocks * (table // run.m),)](
             q, k, v, bias, segments, order, counts, entries, masks, out, lse,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], heads, time, blocks, many,
-            entries.stride(0), scale * LOG2E.value, ROWS=entries.shape[1], GROUP=heads // k.shape[1], **_widths(q, v), TABLE=table,
-            M=run.m, N=run.n, **_flags(bias, order, masks, causal, masked_by), MORE=number > 0,
+            entries.stride(0), scale * LOG2E.value, ROWS=entries.shape[1], GROUP=heads // k.shape[1],
+            **_widths(q, v), TABLE=table, M=run.m, N=run.n, **_flags(bias, order, masks, causal, masked_by), MORE=number > 0,
             PRECISION=run.precision, num_warps=run.warps, num_stages=3,
         )  # fmt: skip
     return out, lse
@@ -539,7 +539,8 @@ def tiled_attention(
 ) -> Tensor:  # fmt: skip
     """q (batch, heads, time, width), k and v with as many or fewer heads, to (batch, heads, time, width of v).
 
-    `bias` (heads, 2 · time − 1): added to the scores, by distance from 1 − time to time − 1. `segments` (batch or 1, time) int32; `plan`: FIELDS tensors of each part; `table`: tokens of a block.
+    `bias` (heads, 2 · time − 1): added to the scores, by distance from 1 − time to time − 1. `segments` (batch or 1,
+    time) int32. `plan`: FIELDS tensors of each part; `table`: tokens of a block.
     """
     cast = torch.get_autocast_dtype("cuda") if q.is_cuda and torch.is_autocast_enabled("cuda") else v.dtype
     q, k, v = (_contiguous_features(x.to(cast)) for x in (q, k, v))

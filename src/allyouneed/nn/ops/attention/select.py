@@ -58,9 +58,9 @@ def select_attention(
     long = queries.time * keys.time >= MIN_BLOCK_SPARSE_SCORES
     large = long or (packed and queries.time >= FLEX_BLOCK)
     own = cuda and large and keys is queries and torch.is_grad_enabled()
-    if own and score_mod.fused and score_mod.distance_bias is not None and queries.consecutive:
-        if isinstance(pattern, Causal | Full):
-            return tiled(pattern, queries)
+    by_distance = score_mod.fused and score_mod.distance_bias is not None and queries.consecutive
+    if own and by_distance and isinstance(pattern, Causal | Full):
+        return tiled(pattern, queries)
     # a bias inside the kernel, in training: prompts have many lengths, each of which would be compiled
     pairwise = score_mod.plain or (score_mod.fused and score_mod.pair_bias is not None and torch.is_grad_enabled())
     if cuda and pairwise and large:
