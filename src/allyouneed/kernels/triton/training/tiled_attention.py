@@ -423,8 +423,8 @@ def _forward(
             q, k, v, bias, segments, order, counts, entries, masks, out, lse,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], heads, time, blocks, many,
             entries.stride(0), scale * LOG2E.value, ROWS=entries.shape[1], GROUP=heads // k.shape[1],
-            **_widths(q, v), TABLE=table, M=run.m, N=run.n, **_flags(bias, order, masks, causal, masked_by), MORE=number > 0,
-            PRECISION=run.precision, num_warps=run.warps, num_stages=3,
+            **_widths(q, v), TABLE=table, M=run.m, N=run.n, **_flags(bias, order, masks, causal, masked_by),
+            MORE=number > 0, PRECISION=run.precision, num_warps=run.warps, num_stages=3,
         )  # fmt: skip
     return out, lse
 
