@@ -421,6 +421,34 @@ class Check:
         self.report(name, [*grads, *sums.sum(1)], [*wanted, *exact[1:], behind.sum((0, 1))], LIMITS[dtype])
 
 
+def rows(check: Check, cuda: bool) -> None:
+    """Packed rows in one tile: what is seen, and the gradients of q, k, v."""
+    from allyouneed.nn.ops.attention import short_rows
+
+    print("packed rows: what is seen, gradients of q, k, v")
+    sizes = [(2, 4, 2, 20, 33, 16, 32), (1, 2, 2, 7, 7, 64, 16)]
+    for batch, heads, own, queries, keys, width, values in [*sizes, *([(192, 8, 8, 128, 128, 64, 64)] if cuda else [])]:
+        for causal in (False, True):
+            torch.manual_seed(queries)
+            dtype = torch.bfloat16 if cuda else torch.float16  # the interpreter multiplies no bfloat16
+            shapes = (heads, queries, width), (own, keys, width), (own, keys, values), (heads, queries, values)
+            given = [torch.randn(batch, h, t, w).to(check.device, dtype) for h, t, w in shapes]
+            marks = [torch.arange(t, device=check.device, dtype=torch.int32).expand(batch, t) for t in (queries, keys)]
+            both = [((mark + 5) // 6 % 5).contiguous() for mark in marks] + [(mark % 6).contiguous() for mark in marks]
+            exact = [x.cpu().double().requires_grad_() for x in given[:3]]
+            marks = [x.cpu() for x in both]
+            wanted, _ = short_rows.attend(*exact, *marks, causal, width**-0.5)
+            slopes = torch.autograd.grad((wanted * given[3].cpu().double()).sum(), exact)
+            usual = short_rows.usable
+            if not cuda:
+                short_rows.usable = lambda x: True
+            found, lse = short_rows.attend(*given[:3], *both, causal, width**-0.5)
+            grads = short_rows.attend_backward(given[3], *given[:3], *both, causal, width**-0.5, lse)
+            short_rows.usable = usual
+            name = f"rows {(batch, heads, own, queries, keys, width, values)}{' causal' if causal else ''}"
+            check.report(name, [x.cpu() for x in (found, *grads)], [wanted.detach(), *slopes], LIMITS[torch.bfloat16])
+
+
 def sums(check: Check, cuda: bool) -> None:
     print("o, r, S, z, gradients of q, k, v (and log, S before)")
     for sizes in RETENTIONS + (LARGE_RETENTIONS if cuda else []):
@@ -613,6 +641,7 @@ def mixers(check: Check, cuda: bool) -> None:
 
 JOBS = {
     "sums": sums,
+    "rows": rows,
     "state-spaces": state_spaces,
     "experts": experts,
     "ternary": ternary,

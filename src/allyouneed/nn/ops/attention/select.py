@@ -2,6 +2,7 @@
 
     full          nothing is masked: SDPA without a mask
     causal        one causal sentence per row: SDPA's `is_causal` (padding on the right is never attended to)
+    short rows    packed rows of at most 128 tokens on GPU: one tile of a kernel (short_rows.py)
     packed        packed rows on CPU: sentences regrouped by length into padded batches (packed.py)
     block-sparse  long rows with few keys per query: only non-empty blocks of the mask are computed (block_sparse.py)
     flex          the same on GPU, and packed rows: FlexAttention with those blocks as its block mask (flex.py)
@@ -55,6 +56,24 @@ def select_attention(
         return full
     if static:
         return dense(pattern, queries, keys)
+    if packed and isinstance(pattern, Causal | Full) and score_mod.plain and _are_short(queries, keys):
+        from allyouneed.nn.ops.attention.short_rows import ShortRows  # registers operators, 0.2 s
+
+        return ShortRows(
+            queries, keys, isinstance(pattern, Causal), lambda: _general(pattern, queries, keys, score_mod)
+        )
+    return _general(pattern, queries, keys, score_mod)
+
+
+def _are_short(queries: TokenLayout, keys: TokenLayout) -> bool:
+    return 0 < queries.time <= SHORT and 0 < keys.time <= SHORT
+
+
+SHORT = 128  # tokens: all scores of a row and head are one tile of a kernel
+
+
+def _general(pattern: Pattern, queries: TokenLayout, keys: TokenLayout, score_mod: ScoreMod) -> AttentionFn:
+    packed, cuda = queries.packed, queries.device.type == "cuda"
     long = queries.time * keys.time >= MIN_BLOCK_SPARSE_SCORES
     large = long or (packed and queries.time >= FLEX_BLOCK)
     own = cuda and large and keys is queries and torch.is_grad_enabled()

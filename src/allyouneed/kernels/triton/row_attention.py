@@ -1,0 +1,140 @@
+"""Attention of packed rows whose scores fit into one tile, forward and backward: one program per row and head
+(backward: per head of the keys). Definition: nn/ops/attention/short_rows.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _allowed(query, key, q_place, k_place, row, i, j, queries, keys, CAUSAL: tl.constexpr):
+    """(i, j): both tokens are of one sentence, and the key is not later."""
+    here, there = i < queries, j < keys
+    sentence = tl.load(query + row * queries + i, mask=here, other=0)
+    other = tl.load(key + row * keys + j, mask=there, other=-1)
+    found = (sentence[:, None] == other[None, :]) & (sentence > 0)[:, None]
+    if CAUSAL:
+        at = tl.load(q_place + row * queries + i, mask=here, other=0)
+        before = tl.load(k_place + row * keys + j, mask=there, other=0)
+        found = found & (at[:, None] >= before[None, :])
+    return found
+
+
+@triton.jit
+def _tile(x, row, head, i, f, time, by_row, by_head, by_time):
+    """x[row, head] (time, width)"""
+    at = x + row * by_row + head * by_head + i.to(tl.int64)[:, None] * by_time + f[None, :]
+    return tl.load(at, mask=(i < time)[:, None], other=0.0)
+
+
+@triton.jit
+def _forward(
+    q, k, v, query, key, q_place, k_place, out, lse, scale, queries, keys,
+    q_row, q_head, q_time, k_row, k_head, k_time, v_row, v_head, v_time, out_row, out_head, out_time,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    i, j, f, g = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, WIDTH), tl.arange(0, VALUES)
+    left = _tile(q, row, head, i, f, queries, q_row, q_head, q_time)
+    right = _tile(k, row, head // GROUP, j, f, keys, k_row, k_head, k_time)
+    value = _tile(v, row, head // GROUP, j, g, keys, v_row, v_head, v_time)
+    seen = _allowed(query, key, q_place, k_place, row, i, j, queries, keys, CAUSAL)
+    scores = tl.where(seen, tl.dot(left, tl.trans(right)) * scale, float("-inf"))
+    top = tl.max(scores, 1)
+    top = tl.where(top == float("-inf"), 0.0, top)  # a token that sees nothing
+    weights = tl.exp(scores - top[:, None])
+    total = tl.sum(weights, 1)
+    total = tl.where(total == 0.0, 1.0, total)
+    found = tl.dot(weights.to(value.dtype), value) / total[:, None]
+    here = i < queries
+    at = out + row * out_row + head * out_head + i.to(tl.int64)[:, None] * out_time + g[None, :]
+    tl.store(at, found.to(out.dtype.element_ty), mask=here[:, None])
+    tl.store(lse + (row * HEADS + head) * queries + i, top + tl.log(total), mask=here)
+
+
+@triton.jit
+def _backward(
+    gradient, q, k, v, query, key, q_place, k_place, lse, dq, dk, dv, scale, queries, keys,
+    g_row, g_head, g_time, q_row, q_head, q_time, k_row, k_head, k_time, v_row, v_head, v_time,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """The gradients are (batch, time, heads, width)."""
+    row, owner = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    i, j, f, g = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, WIDTH), tl.arange(0, VALUES)
+    right = _tile(k, row, owner, j, f, keys, k_row, k_head, k_time)
+    value = _tile(v, row, owner, j, g, keys, v_row, v_head, v_time)
+    seen = _allowed(query, key, q_place, k_place, row, i, j, queries, keys, CAUSAL)
+    of_keys = tl.zeros((COLUMNS, WIDTH), tl.float32)
+    of_values = tl.zeros((COLUMNS, VALUES), tl.float32)
+    here, there = i < queries, j < keys
+    for one in range(GROUP):
+        head = owner * GROUP + one
+        left = _tile(q, row, head, i, f, queries, q_row, q_head, q_time)
+        above = _tile(gradient, row, head, i, g, queries, g_row, g_head, g_time)
+        logs = tl.load(lse + (row * HEADS + head) * queries + i, mask=here, other=0.0)
+        scores = tl.dot(left, tl.trans(right)) * scale
+        weights = tl.where(seen, tl.exp(scores - logs[:, None]), 0.0)
+        of_values += tl.dot(tl.trans(weights.to(above.dtype)), above)
+        slopes = tl.dot(above, tl.trans(value))
+        slopes = weights * (slopes - tl.sum(weights * slopes, 1)[:, None]) * scale
+        slopes = slopes.to(left.dtype)
+        of_keys += tl.dot(tl.trans(slopes), left)
+        found = tl.dot(slopes, right)
+        at = dq + ((row * queries + i)[:, None] * HEADS + head) * WIDTH + f[None, :]
+        tl.store(at, found.to(dq.dtype.element_ty), mask=here[:, None])
+    own: tl.constexpr = HEADS // GROUP
+    at = (row * keys + j)[:, None] * own + owner
+    tl.store(dk + at * WIDTH + f[None, :], of_keys.to(dk.dtype.element_ty), mask=there[:, None])
+    tl.store(dv + at * VALUES + g[None, :], of_values.to(dv.dtype.element_ty), mask=there[:, None])
+
+
+def _sizes(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> dict[str, Any]:
+    def tile(time: int) -> int:
+        return max(16, triton.next_power_of_2(time))
+
+    heads, rows, columns = q.shape[1], tile(q.shape[2]), tile(k.shape[2])
+    return {
+        "HEADS": heads, "GROUP": heads // k.shape[1], "WIDTH": q.shape[3], "VALUES": v.shape[3], "ROWS": rows,
+        "COLUMNS": columns, "CAUSAL": causal, "num_warps": 8 if rows * columns > 64 * 64 else 4,
+    }  # fmt: skip
+
+
+def _near(x: Tensor) -> Tensor:
+    return x if x.stride(3) == 1 else x.contiguous()
+
+
+def row_attention(
+    q: Tensor, k: Tensor, v: Tensor, query: Tensor, key: Tensor, q_place: Tensor, k_place: Tensor, causal: bool,
+    scale: float, out: Tensor,
+) -> Tensor:  # fmt: skip
+    """Fills `out` (batch, heads, queries, width of v); the log-sum-exp of the scores (batch, heads, queries)."""
+    batch, heads, queries, _ = q.shape
+    q, k, v = _near(q), _near(k), _near(v)
+    lse = torch.empty(batch, heads, queries, dtype=torch.float32, device=q.device)
+    if lse.numel():
+        _forward[(batch, heads)](
+            q, k, v, query, key, q_place, k_place, out, lse, scale, queries, k.shape[2], *q.stride()[:3],
+            *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], **_sizes(q, k, v, causal),
+        )  # fmt: skip
+    return lse
+
+
+def row_attention_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, query: Tensor, key: Tensor, q_place: Tensor, k_place: Tensor,
+    causal: bool, scale: float, lse: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+) -> None:  # fmt: skip
+    """Fills the gradients, (batch, time, heads, width) in memory."""
+    gradient, q, k, v = _near(gradient), _near(q), _near(k), _near(v)
+    assert lse.is_contiguous() and all(x.transpose(1, 2).is_contiguous() for x in (dq, dk, dv))
+    if len(q):
+        _backward[(len(q), k.shape[1])](
+            gradient, q, k, v, query, key, q_place, k_place, lse, dq, dk, dv, scale, q.shape[2], k.shape[2],
+            *gradient.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], **_sizes(q, k, v, causal),
+        )  # fmt: skip

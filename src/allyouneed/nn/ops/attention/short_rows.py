@@ -1,0 +1,140 @@
+"""Packed rows of few tokens on GPU: all scores of a row and head are one tile of a kernel, so that nothing is searched,
+looped over or read twice (kernels/triton/row_attention.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from allyouneed.kernels import usable
+from allyouneed.nn.context import TokenLayout
+from allyouneed.nn.ops.attention.dense import AttentionFn, ScoreMod
+
+
+class ShortRows:
+    """A token attends to its sentence, or to what is not later in it if `causal`. `make_fallback` builds the plan for
+    what the kernel cannot do: dropout, odd head widths, single precision."""
+
+    def __init__(
+        self, queries: TokenLayout, keys: TokenLayout, causal: bool, make_fallback: Callable[[], AttentionFn]
+    ) -> None:
+        self.causal, self.make_fallback = causal, make_fallback
+        self.marks = [_sentences(queries), _sentences(keys), _places(queries), _places(keys)]
+
+    @cached_property
+    def fallback(self) -> AttentionFn:
+        return self.make_fallback()
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float, score_mod: ScoreMod) -> Tensor:
+        if dropout or not score_mod.plain or not can_tile(q, v):
+            return self.fallback(q, k, v, dropout, score_mod)
+        return attend(q, k, v, *self.marks, self.causal, score_mod.scale)[0]
+
+
+def can_tile(q: Tensor, v: Tensor) -> bool:
+    widths = all(16 <= x.shape[-1] <= 128 and not x.shape[-1] & (x.shape[-1] - 1) for x in (q, v))
+    return widths and q.dtype in (torch.bfloat16, torch.float16)
+
+
+def _sentences(layout: TokenLayout) -> Tensor:
+    assert layout.segments is not None
+    return layout.segments.to(torch.int32).contiguous()
+
+
+def _places(layout: TokenLayout) -> Tensor:
+    assert layout.segments is not None
+    return layout.positions.expand_as(layout.segments).to(torch.int32).contiguous()
+
+
+@torch.library.custom_op("allyouneed::row_attention", mutates_args=())
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, query: Tensor, key: Tensor, q_place: Tensor, k_place: Tensor, causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """softmax(scale · q kᵀ) v (batch, heads, queries, width) within sentences, and the log-sum-exp of the scores.
+    `query`, `key` (batch, time): the sentence of each token, 0 for padding, which sees nothing; `q_place`, `k_place`:
+    positions."""
+    out = _like_heads(q, v.shape[3])
+    if usable(q):
+        from allyouneed.kernels.triton.row_attention import row_attention
+
+        return out, row_attention(q, k, v, query, key, q_place, k_place, causal, scale, out)
+    k, v = _repeat(k, q), _repeat(v, q)
+    scores = _scores(q, k, query, key, q_place, k_place, causal, scale)
+    lse = scores.logsumexp(-1)
+    lse = lse.where(lse.isfinite(), 0)
+    out.copy_((scores - lse[..., None]).exp().to(v.dtype) @ v)
+    return out, lse
+
+
+@attend.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *marks: Any) -> tuple[Tensor, Tensor]:
+    return _like_heads(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
+
+
+@torch.library.custom_op("allyouneed::row_attention_backward", mutates_args=())
+def attend_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, query: Tensor, key: Tensor, q_place: Tensor, k_place: Tensor,
+    causal: bool, scale: float, lse: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    dq, dk, dv = _like_heads(q), _like_heads(k), _like_heads(v)
+    if usable(q):
+        from allyouneed.kernels.triton.row_attention import row_attention_backward
+
+        row_attention_backward(
+            gradient, q, k, v, query, key, q_place, k_place, causal, scale, lse, dq, dk, dv
+        )  # fmt: skip
+        return dq, dk, dv
+    right, value = _repeat(k, q), _repeat(v, q)
+    scores = _scores(q, right, query, key, q_place, k_place, causal, scale)
+    weights = (scores - lse[..., None].to(scores.dtype)).exp()
+    slopes = gradient.to(weights.dtype) @ value.to(weights.dtype).mT
+    slopes = weights * (slopes - (weights * slopes).sum(-1, keepdim=True)) * scale
+    dq.copy_(slopes @ right.to(slopes.dtype))
+    group = (k.shape[1], -1)
+    dk.copy_((slopes.mT @ q.to(slopes.dtype)).unflatten(1, group).sum(2))
+    dv.copy_((weights.mT @ gradient.to(weights.dtype)).unflatten(1, group).sum(2))
+    return dq, dk, dv
+
+
+@attend_backward.register_fake
+def _(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _like_heads(q), _like_heads(k), _like_heads(v)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.causal, ctx.scale = inputs
+    ctx.save_for_backward(*tensors, output[1])
+
+
+def _gradients(ctx: Any, gradient: Tensor, of_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+    *tensors, lse = ctx.saved_tensors
+    found = attend_backward(gradient, *tensors, ctx.causal, ctx.scale, lse)
+    return *found, None, None, None, None, None, None
+
+
+attend.register_autograd(_gradients, setup_context=_save)
+
+
+def _like_heads(x: Tensor, width: int | None = None) -> Tensor:
+    """(batch, heads, time, width), heads of a token side by side in memory."""
+    batch, heads, time, own = x.shape
+    return x.new_empty(batch, time, heads, own if width is None else width).transpose(1, 2)
+
+
+def _repeat(x: Tensor, q: Tensor) -> Tensor:
+    return x.repeat_interleave(q.shape[1] // x.shape[1], 1)
+
+
+def _scores(
+    q: Tensor, k: Tensor, query: Tensor, key: Tensor, q_place: Tensor, k_place: Tensor, causal: bool, scale: float
+) -> Tensor:
+    allowed = (query[:, :, None] == key[:, None]) & (query > 0)[:, :, None]
+    if causal:
+        allowed &= q_place[:, :, None] >= k_place[:, None]
+    wide = torch.promote_types(q.dtype, torch.float32)
+    return (q.to(wide) @ k.to(wide).mT * scale).masked_fill(~allowed[:, None], -torch.inf)
