@@ -24,11 +24,19 @@ TILES: list[tuple[Any, ...]] = [
     ("causal", 2, 2, 1, 80, 16, 16, 32, True, "packed"),
     ("full", 2, 2, 2, 40, 16, 16, 16, True, "padded"),
 ]
+TILES += [
+    ("causal & (window(9) | strided(9))", 2, 2, 1, 90, 16, 16, 16, False, "none"),
+    ("block-window(8, 2) | global-prefix(8) | random-blocks(8, 2, 0)", 1, 2, 2, 70, 16, 20, 16, False, "none"),
+    ("causal & dilated(40, 4)", 1, 2, 2, 75, 16, 16, 16, False, "none"),
+]
 LARGE_TILES: list[tuple[Any, ...]] = [
     ("causal", 3, 4, 4, 1024, 64, 64, 128, True, "none"),
     ("full", 2, 4, 2, 1000, 64, 48, 128, True, "padded"),
     ("causal", 2, 4, 4, 777, 128, 128, 128, True, "packed"),
     ("causal", 1, 2, 2, 4096, 64, 64, 128, True, "none"),
+    ("causal & (window(32) | strided(32))", 2, 4, 4, 1024, 64, 64, 64, False, "none"),
+    ("block-window(64, 2) | global-prefix(64) | random-blocks(64, 3, 0)", 1, 2, 2, 2000, 64, 64, 64, False, "none"),
+    ("causal & dilated(256, 8)", 2, 4, 2, 1500, 64, 64, 64, False, "none"),
 ]
 
 
@@ -79,7 +87,7 @@ def tiles(check: Any, sizes: tuple[Any, ...], dtype: torch.dtype) -> None:
         return [out, *torch.autograd.grad((out.double() * g).sum(), [q, k, v, *table])]
 
     limits = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
-    name = f"{text} {sizes[1:8]} {str(dtype)[6:]}{', bias' * biased}, {kind}"
+    name = f"{text[:20]} {sizes[1:8]} {str(dtype)[6:]}{', bias' * biased}, {kind}"
     check.report(name, run(dtype, False), run(torch.float64, True), limits[dtype])
 
 

@@ -15,7 +15,8 @@ forward pass and pattern, then called by all layers with q, k, v of shape (batch
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -82,33 +83,65 @@ def _general(pattern: Pattern, queries: TokenLayout, keys: TokenLayout, score_mo
         return tiled(pattern, queries)
     # a bias inside the kernel, in training: prompts have many lengths, each of which would be compiled
     pairwise = score_mod.plain or (score_mod.fused and score_mod.pair_bias is not None and torch.is_grad_enabled())
+    if own and score_mod.plain and queries.time <= LONGEST_TILED and _whole_rows(queries) is not None:
+        return tiled_or_flex(pattern, queries)
     if cuda and pairwise and large:
         return flex(pattern, queries, keys)
     return block_sparse_or_dense(pattern, queries, keys) if long else dense(pattern, queries, keys)
 
 
 def tiled(pattern: Pattern, layout: TokenLayout) -> Tiled:
-    """Our own kernels for self-attention; `Causal` or `Full`."""
-    parts = [BlockLayout(pattern, layout, layout, FLEX_BLOCK)]
-    return Tiled(pattern, parts, layout, lambda: block_sparse_or_dense(pattern, layout, layout))
+    """Our own kernels for self-attention, masks computed; `Causal` or `Full`."""
+
+    def plan() -> Tiled:
+        parts = [BlockLayout(pattern, layout, layout, FLEX_BLOCK)]
+        return Tiled(pattern, parts, layout, lambda: block_sparse_or_dense(pattern, layout, layout))
+
+    return _keep((Tiled, pattern, _whole_rows(layout), layout.device), plan)
+
+
+def tiled_or_flex(pattern: Pattern, layout: TokenLayout) -> Tiled | Flex:
+    """Self-attention over whole rows. Our kernels where they save work: blocks of 64 tokens waste much less than those
+    of 128 (BigBird), or tokens need another order, in which they are read instead of copied (dilated and strided
+    patterns). Otherwise FlexAttention."""
+
+    def plan() -> Tiled | Flex:
+        parts = block_layouts(pattern, layout, layout, BLOCK)
+        large = BlockLayout(pattern, layout, layout, FLEX_BLOCK)
+        ordered = len(parts) == 1 and not parts[0].query.sorted
+        if ordered and parts[0].area > 0.75 * large.area:
+            return flex(pattern, layout, layout)
+        return Tiled(pattern, parts, layout, lambda: block_sparse_or_dense(pattern, layout, layout))
+
+    return _keep((tiled_or_flex, pattern, _whole_rows(layout), layout.device), plan)
 
 
 def flex(pattern: Pattern, queries: TokenLayout, keys: TokenLayout) -> Flex:
-    """FlexAttention. The plan for whole rows depends on their length only: it is kept, so that later passes neither
-    build it again nor wait for the device."""
-    key = (pattern, *(_whole_rows(side) for side in (queries, keys)), keys is queries, queries.device)
-    plan = _plans.get(key) if None not in key else None
-    if plan is None:
+    """FlexAttention."""
+
+    def plan() -> Flex:
         parts = block_layouts(pattern, queries, keys, FLEX_BLOCK, rounded=True)
-        plan = Flex(parts, lambda: block_sparse_or_dense(pattern, queries, keys))
-        if None not in key:
-            while len(_plans) >= MAX_PLANS:
-                _plans.pop(next(iter(_plans)))
-            _plans[key] = plan
-    return plan
+        return Flex(parts, lambda: block_sparse_or_dense(pattern, queries, keys))
+
+    rows = [_whole_rows(side) for side in (queries, keys)]
+    return _keep((Flex, pattern, None if None in rows else (*rows, keys is queries), queries.device), plan)
 
 
-_plans: dict[Hashable, Flex] = {}
+def _keep(key: tuple[Hashable, ...], make: Callable[[], P]) -> P:
+    """The plan for whole rows depends on their length only: it is kept, so that later passes neither build it again nor
+    wait for the device."""
+    if None in key:
+        return make()
+    if key not in _plans:
+        while len(_plans) >= MAX_PLANS:
+            _plans.pop(next(iter(_plans)))
+        _plans[key] = make()
+    found: P = _plans[key]
+    return found
+
+
+P = TypeVar("P")
+_plans: dict[Hashable, Any] = {}
 MAX_PLANS = 64
 
 
@@ -132,6 +165,7 @@ def dense(pattern: Pattern, queries: TokenLayout, keys: TokenLayout) -> Attentio
 
 MIN_BLOCK_SPARSE_SCORES = 512 * 1024  # scores; below this, dense attention is faster than the block search
 BLOCK = 64
+LONGEST_TILED = 1 << 17  # tokens: all pairs of blocks are tested
 
 
 def block_layouts(

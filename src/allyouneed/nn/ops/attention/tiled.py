@@ -56,7 +56,7 @@ class Tiled:
 
 def part_tables(part: BlockLayout, tiles: bool) -> list[Tensor]:
     """Tensors of one part: token order (slots,), int32, empty if it is that of the row; of each query block the numbers
-    of full and of all key blocks (2, rows, blocks), and their indices and masks (2, rows, blocks, blocks), full blocks
+    of full and of all key blocks (2, rows, blocks), and their indices and masks (2, rows, blocks, most), full blocks
     first; the same of each key block; mask tiles (n, block, block) int8, empty if masks are computed."""
     device, block = part.query.tokens.device, part.block
     order = part.query.tokens.flatten().to(torch.int32) if part.query.sorted else torch.empty(0, device=device).int()
@@ -70,6 +70,8 @@ def part_tables(part: BlockLayout, tiles: bool) -> list[Tensor]:
     for here, whole, tile in ((some, every, number), (some.mT, every.mT, number.mT)):
         which = (here.to(torch.int8) + whole.to(torch.int8)).argsort(dim=-1, descending=True, stable=True)
         counts = torch.stack((whole.sum(-1, dtype=torch.int32), here.sum(-1, dtype=torch.int32)))
+        if tiles:
+            which = which[..., : max(1, int(counts[1].max()))]
         found += [counts, torch.stack((which.to(torch.int32), tile.gather(-1, which)))]
     return [order, *found, masks]
 
