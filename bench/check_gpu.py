@@ -2,11 +2,11 @@
 rows of sparse patterns in any token order, LongNet's joined branches); small models of many presets give the same
 forward and backward pass as on CPU; every registered part decodes by a captured step with the logits of the plain path
 on CPU, one token of a row or several at once; decoding with CUDA graphs gives the answers of the plain engine on CPU,
-by every method, with and without drafts. `check_kernels.py` checks our own kernels.
+by every method, with drafts, logits processors and stop conditions. `check_kernels.py` checks our own kernels.
 
     python bench/check_gpu.py [packed] [padded] [equal] [models] [steps] [graphs] [--seconds 90]
     python bench/check_gpu.py steps graphs --only mamba,mla      names that contain one of these
-    python bench/check_gpu.py graphs --methods lookup,model      only speculative decoding
+    python bench/check_gpu.py graphs --methods lookup,model      only speculative decoding; also: processor, bias, stop
     python bench/check_gpu.py steps graphs --device cpu --tiny   rehearsal, without captures, of a few cases
 """
 
@@ -215,7 +215,7 @@ def cuda_graphs() -> None:
     """fp32: the same tokens as the plain engine on CPU; bf16: how many answers are equal."""
     sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
     from allyouneed.infer.speculative.drafts import DraftModel
-    from graph_runner import DECODINGS, MODELS, decode_in_slots, drafts_of, engine_of, make_requests, token_lists
+    from graph_runner import DECODINGS, MODELS, decode_in_slots, drafts_of, engine_of, make_requests, ruled, token_lists
 
     wrong = count = 0
     for name in MODELS:
@@ -226,21 +226,22 @@ def cuda_graphs() -> None:
         specs = {method: engine.spec(decoding) for method, decoding in DECODINGS.items()}
         for method in ("greedy", "draws", "penalties"):
             specs |= {f"{method}, {kind}": engine.spec(DECODINGS[method], draft=d) for kind, d in drafts.items()}
-        specs = {method: spec for method, spec in specs.items() if Options.wants_method(method)}
-        count += len(specs)
-        plain = {method: token_lists(engine.decode(requests, spec)) for method, spec in specs.items()}
+        cases = {method: (spec, requests) for method, spec in specs.items()} | ruled(engine, requests)
+        cases = {method: case for method, case in cases.items() if Options.wants_method(method)}
+        count += len(cases)
+        plain = {method: token_lists(engine.decode(asked, spec)) for method, (spec, asked) in cases.items()}
         for dtype in (torch.float32, torch.bfloat16):
             engine.model.to(Options.device, dtype)
             for draft in drafts.values():
                 if isinstance(draft, DraftModel):
                     draft.engine.model.to(Options.device, dtype)
-            for method, decoding in specs.items():
+            for method, (spec, asked) in cases.items():
                 if Options.late() or (dtype is torch.bfloat16 and method not in ("greedy", "beam")):
                     continue
                 try:
                     # the first prefills are plain, the second ones captured, the third ones replayed
                     turns = 3 if dtype is torch.float32 and method in ("greedy", "beam") else 1
-                    found = [token_lists(decode_in_slots(engine, requests, decoding)) for _ in range(turns)]
+                    found = [token_lists(decode_in_slots(engine, asked, spec)) for _ in range(turns)]
                 except Exception as failure:
                     wrong += 1
                     print(f"graphs {name:14s} {method:17s} FAILED {type(failure).__name__}: {str(failure)[:200]}",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -45,6 +46,7 @@ MODELS = {
                           "value_width: 8, pattern: causal}"]),
     "infini": ("llama-15m", [*SMALL, "decoder[0].mixer={kind: infini, heads: 4, segment: 6}"]),
 }  # fmt: skip
+SEEN_PROMPT = ("llama-15m", [*SMALL, "decoder[0].mixer.pattern=causal | prompt"])
 DECODINGS = {
     "beam": Decoding(beam=3, best=3, max_length=13),
     "early": Decoding(beam=2, early=True, penalty="power", max_length=11),
@@ -63,7 +65,7 @@ def engine_of(name: str, **more: Any) -> Engine:
     """Sharp random weights, so that no two tokens are nearly equal, and answers of many lengths."""
     if name == "translation":
         return Engine(random_model(ends=5.0), BOS, EOS, PAD, [PAD, BOS], **more)
-    preset, changes = MODELS[name]
+    preset, changes = SEEN_PROMPT if name == "seen-prompt" else MODELS[name]
     torch.manual_seed(3)
     model: Any = parse(Model, override(preset_tree(preset), [*changes, "dropout=0"])).build().eval()  # type: ignore[type-abstract]
     with torch.no_grad():
@@ -87,6 +89,54 @@ def draft_engine(engine: Engine, noise: float = 0.02, limit: int | None = None) 
 
 def drafts_of(engine: Engine, ahead: int = 3) -> dict[str, Draft]:
     return {"lookup": PromptLookup(ahead), "model": DraftModel(draft_engine(engine), ahead)}
+
+
+class Stop:
+    reach = 2
+
+    def __call__(self, tokens: Any) -> bool:
+        return sum(tokens[-2:]) % 7 == 3
+
+
+class Processor:
+    """Makes tokens that depend on the text less likely, and counts its calls. `cut`: columns at the end."""
+
+    calls = cut = 0
+
+    def __call__(self, logits: Any, tokens: Any) -> Any:
+        assert logits.shape[0] == tokens.shape[0]
+        self.calls += 1
+        sums = tokens.sum(1, keepdim=True) + torch.arange(logits.shape[1], device=logits.device)
+        return (logits - 5.0 * (sums % 3 == tokens.shape[1] % 3))[:, : logits.shape[1] - self.cut]
+
+
+class Rules:
+    """OpenAI's logit bias and penalties, as the server sets them (serve/engine/logits_rules.py)."""
+
+    bias: ClassVar[dict[int, float]] = {3: 4.0, 9: -100.0, 21: 2.5}
+    presence, frequency, records = 0.7, 1.1, False
+
+    def __call__(self, logits: Any, tokens: Any) -> Any:
+        logits = logits.clone()
+        for row, past in zip(logits, tokens.tolist(), strict=True):
+            for token, value in self.bias.items():
+                row[token] += value
+            for token in set(past):
+                row[token] -= self.presence + self.frequency * past.count(token)
+        return logits
+
+
+def ruled(engine: Engine, requests: list[Request]) -> dict[str, tuple[DecodingSpec, list[Request]]]:
+    """Ways to decode in which the host takes part in every step, or rows have rules of their own."""
+    spec, stopped = engine.spec, [request._replace(stop=Stop()) for request in requests]
+    return {
+        "processor, beam": (replace(spec(DECODINGS["penalties-beam"]), logits_processor=Processor()), requests),
+        "processor, draws": (replace(spec(DECODINGS["draws"]), logits_processor=Processor()), requests),
+        "bias, beam": (replace(spec(DECODINGS["beam"]), logits_processor=Rules()), requests),
+        "bias, draws": (replace(spec(DECODINGS["draws"]), logits_processor=Rules()), requests),
+        "stop, beam": (spec(DECODINGS["beam"]), stopped),
+        "stop, greedy": (spec(DECODINGS["greedy"]), stopped),
+    }
 
 
 def make_requests(engine: Engine, count: int = 11) -> list[Request]:

@@ -56,6 +56,8 @@ class RequestValidator:
             if not isinstance(given.draft, Draft):
                 raise UserError(f"draft: must be a Draft, not {type(given.draft).__name__}")
             check_draft_options(given.decoding)
+            if given.logits_processor is not None:
+                raise UserError("draft and logits_processor are exclusive: draft tokens are not processed; set one")
         self.accepted = given
         return given
 

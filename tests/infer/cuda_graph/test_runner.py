@@ -5,22 +5,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 
 from allyouneed.config import parse, preset_tree
+from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.infer.cuda_graph import runner as graph_runners
 from allyouneed.infer.decoding.base import RequestState
+from allyouneed.infer.decoding.beam_record import BeamRecord
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.request import Request
+from allyouneed.infer.translation.frames import phrase_spec
 from allyouneed.nn.models.base import Model
 from allyouneed.runtime.cuda.capture import can_capture
-from graph_runner import DECODINGS, MODELS, decode_in_slots, engine_of, make_requests, token_lists
+from graph_runner import (
+    DECODINGS,
+    MODELS,
+    Processor,
+    Rules,
+    Stop,
+    decode_in_slots,
+    engine_of,
+    make_requests,
+    token_lists,
+)
 from shrink import shrink
-from toy_models import BOS
+from toy_models import BOS, EOS, random_model
 
 
 def both(engine: Engine, decoding: Decoding, requests: list[Request]) -> tuple[Any, Any]:
@@ -83,18 +96,83 @@ def test_the_position_limit_ends_a_text() -> None:
     assert token_lists(found) == token_lists(plain)
 
 
-def test_tokens_decoded_after_a_stop_are_cut() -> None:
-    class Stop:
-        reach = 2
+@pytest.mark.parametrize("decoding", ["greedy", "beam"])
+def test_a_stop_condition_ends_a_text(decoding: str) -> None:
+    """Tokens decoded after it are cut; of beams, another one continues."""
+    engine = engine_of("llama")
+    requests = [r._replace(stop=Stop() if n % 3 else None) for n, r in enumerate(make_requests(engine))]
+    plain, found = engine.decode(requests, DECODINGS[decoding]), decode_in_slots(engine, requests, DECODINGS[decoding])
+    assert (
+        token_lists(found)
+        == token_lists(plain)
+        != token_lists(engine.decode(make_requests(engine), DECODINGS[decoding]))
+    )
+    assert any(one[0].finished for one in found)
 
-        def __call__(self, tokens: Any) -> bool:
-            return sum(tokens[-2:]) % 7 == 3
+
+@pytest.mark.parametrize("decoding", ["draws", "penalties-beam"])
+def test_a_logits_processor_runs_between_two_graphs(decoding: str) -> None:
+    engine, processor = engine_of("llama"), Processor()
+    requests, spec = make_requests(engine, 6), engine.spec(DECODINGS[decoding])
+    processor.cut = int(decoding == "draws")
+    ruled = replace(spec, logits_processor=processor)
+    plain, found = engine.decode(requests, ruled), decode_in_slots(engine, requests, ruled)
+    assert token_lists(found) == token_lists(plain) != token_lists(engine.decode(requests, spec))
+    processor.calls = 0
+    decode_in_slots(engine, requests[:2], ruled)  # started together: one call for both
+    assert processor.calls <= requests[0].limit
+
+
+def test_a_processor_that_raises_fails_its_own_request() -> None:
+    def broken(logits: Any, tokens: Any) -> Any:
+        if (tokens[:, -1:] % 2 == 1).any():
+            raise ValueError("odd")
+        return logits
 
     engine = engine_of("llama")
-    requests, decoding = [request._replace(stop=Stop()) for request in make_requests(engine)], DECODINGS["greedy"]
-    plain, found = engine.decode(requests, decoding), decode_in_slots(engine, requests, decoding)
-    assert token_lists(found) == token_lists(plain)
-    assert any(one[0].finished for one in found)
+    spec = replace(engine.spec(DECODINGS["greedy"]), logits_processor=broken)
+    good = engine.spec(DECODINGS["greedy"])
+    requests = make_requests(engine, 6)
+    states = [RequestState(request, spec, 20) for request in requests]
+    batch = engine.graphs.batch(states)
+    with torch.inference_mode():
+        while batch.active:
+            batch.step()
+    free = engine.decode(requests, good)
+    for state, (plain,) in zip(states, free, strict=True):
+        odd = any(token % 2 for token in [*plain.tokens, *([EOS] if plain.finished else [])][:-1])
+        assert (state.error is not None) == odd
+        assert odd or state.hypotheses[0].tokens == plain.tokens
+    assert {state.error is None for state in states} == {True, False}
+
+
+def test_forced_phrases_of_each_request_in_one_runner(tokenizer: Tokenizer) -> None:
+    engine = Engine(random_model(vocab=tokenizer.size, ends=1.0), 1, 2, 0, forbidden=[0, 1])
+    phrases = [{"lazy dog": 1, "fox": 2}, {"公园": 1}, {}, {"Xylophon": 1, "3 D": 2}]
+    for decoding in (Decoding(beam=3, best=2, extra=20), Decoding(method="greedy", extra=20)):
+        base = engine.spec(decoding)
+        sources = [[*tokenizer.encode(text), 2] for text in ("The quick fox", "你好，世界", "dog", "The lazy dog")]
+        requests = [Request([1], decoding.limit(len(source)), (n,), source) for n, source in enumerate(sources)]
+        specs = [phrase_spec(base, tokenizer, r.limit, own) for r, own in zip(requests, phrases, strict=True)]
+        some = list(zip(requests, specs, strict=True))
+        states = [RequestState(request, spec, request.limit) for request, spec in some]
+        plain = [engine.decode([request], spec)[0] for request, spec in some]
+        batch = engine.graphs.batch(states)
+        with torch.inference_mode():
+            while batch.active:
+                batch.step()
+        assert token_lists([state.hypotheses for state in states]) == token_lists(plain)
+        assert "Xylophon" in tokenizer.decode(states[3].hypotheses[0].tokens)
+
+
+def test_tokens_of_a_prompt_that_attend_to_each_other() -> None:
+    engine = engine_of("seen-prompt", bidirectional_prompt=True)
+    requests = make_requests(engine)
+    for decoding in ("greedy", "beam"):
+        plain, found = both(engine, DECODINGS[decoding], requests)
+        assert token_lists(found) == token_lists(plain)
+    engine.bidirectional_prompt = False
+    assert token_lists(found) != token_lists(engine.decode(requests, DECODINGS["beam"]))
 
 
 def test_a_listener_gets_every_token_once_and_may_cancel() -> None:
@@ -150,23 +228,7 @@ def test_two_batches_at_once_use_two_runners() -> None:
     assert batches[0].runner is not batches[1].runner
 
 
-class Rules:
-    """OpenAI's logit bias and penalties, as the server sets them (serve/engine/logits_rules.py)."""
-
-    bias: ClassVar[dict[int, float]] = {3: 4.0, 9: -100.0, 21: 2.5}
-    presence, frequency, records = 0.7, 1.1, False
-
-    def __call__(self, logits: Any, tokens: Any) -> Any:
-        logits = logits.clone()
-        for row, past in zip(logits, tokens.tolist(), strict=True):
-            for token, value in self.bias.items():
-                row[token] += value
-            for token in set(past):
-                row[token] -= self.presence + self.frequency * past.count(token)
-        return logits
-
-
-@pytest.mark.parametrize("decoding", ["greedy", "draws"])
+@pytest.mark.parametrize("decoding", ["greedy", "draws", "penalties-beam"])
 def test_a_bias_and_penalties_of_each_request_apply_on_the_device(decoding: str) -> None:
     engine = engine_of("llama")
     requests, spec = make_requests(engine), engine.spec(DECODINGS[decoding])
@@ -182,8 +244,9 @@ def test_what_needs_the_plain_path() -> None:
     state = RequestState(make_requests(engine, 1)[0], engine.spec(DECODINGS["greedy"]), 1000)
     assert not engine.graphs.admits([state])  # no GPU here
     spec = engine.spec(DECODINGS["greedy"])
-    assert not engine.graphs.suits(replace(spec, logits_processor=lambda logits, tokens: logits))
     assert engine.graphs.suits(spec)
+    observed = Request([BOS], 20, (0,), observer=BeamRecord())
+    assert engine.graphs.suits(spec, [observed]) and not engine.graphs.suits(engine.spec(DECODINGS["beam"]), [observed])
     with pytest.warns(UserWarning, match="capturing one failed: RuntimeError: no"):
         engine.graphs.refuse(RuntimeError("no"))
     assert not engine.graphs.suits(spec)

@@ -1,13 +1,17 @@
 """Search on the device: the next tokens are chosen without the host, which reads them some steps later. The device
 never waits: whether a text has ended does not change how it continues, only when the host stops reading it. The tokens
 of a run of steps reach the host as one record. The rules are those of host search (decoding/rules.py).
+
+Where the host takes part in every step (`waits`), by a logits processor or by stop conditions of beams, a step is cut
+into stages, and the host runs between two of them.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,24 +22,14 @@ from allyouneed.infer.cuda_graph.row_tables import RowRuleTables, TokenHistory
 from allyouneed.infer.decoding.base import (
     DecodingSpec,
     RequestState,
+    any_processor,
     any_row_rules,
     make_hypothesis,
     matches_stop,
+    process_logits,
 )
-from allyouneed.infer.decoding.repetition import find_loop, has_check, is_check_due, is_looping
-from allyouneed.infer.decoding.rules import (
-    Candidates,
-    Short,
-    TokenRules,
-    add_finished,
-    beam_candidates,
-    beam_step,
-    best_candidates,
-    can_improve,
-    choose_tokens,
-    close_request,
-    force_eos_at_limit,
-)
+from allyouneed.infer.decoding.repetition import find_loop, has_check
+from allyouneed.infer.decoding.rules import TokenRules, choose_tokens, force_eos_at_limit
 from allyouneed.infer.decoding.sampling import uniform_stream, uniforms_at
 from allyouneed.infer.decoding.topk import token_log_probs
 from allyouneed.kernels import usable
@@ -51,6 +45,13 @@ class SlotRequest:
 
     request: RequestState
     first_step: int
+
+
+class Stage(NamedTuple):
+    """A part of a step: `run` on the device, without the host; then `after` on the host, given the step's number."""
+
+    run: Callable[[], None]
+    after: Callable[[int], None] | None = None
 
 
 class StepHistory:
@@ -79,8 +80,13 @@ class DeviceSearch(ABC):
     record: Tensor
     run_steps = RUN_STEPS
 
-    def __init__(self, spec: DecodingSpec, states: StaticStates, vocab: int) -> None:
+    def __init__(self, spec: DecodingSpec, states: StaticStates, vocab: int, stops: bool = False) -> None:
+        """`stops`: stop conditions are checked in every step."""
         self.spec, self.options, self.states = spec, spec.decoding, states
+        self.processes, self.stops = spec.logits_processor is any_processor, stops
+        self.waits = self.processes or stops
+        self.run_steps = 1 if self.waits else self.run_steps
+        self.logits: Tensor | None = None  # (rows, vocab): of the current step, if it is cut into stages
         self.device, slots = states.device, states.slot_count
         self.rules = TokenRules(spec, self.device)
         self.bans = self.rules.ban_table(vocab)
@@ -88,7 +94,8 @@ class DeviceSearch(ABC):
         self.lengths = torch.zeros(slots, dtype=torch.long, device=self.device)
         self.limits = torch.ones(slots, dtype=torch.long, device=self.device)
         self.record_step = torch.zeros(1, dtype=torch.long, device=self.device)
-        self.token_history = TokenHistory(states, self.options) if self.options.has_penalties else None
+        self.penalizes = self.options.has_penalties
+        self.token_history = TokenHistory(states, self.options) if self.penalizes or self.waits else None
         self.row_rules = RowRuleTables(states, vocab) if spec.logits_processor is any_row_rules else None
         self.occupied: dict[int, SlotRequest] = {}
         self.first_steps, self.host_limits = np.zeros((2, slots), dtype=np.int64)
@@ -102,6 +109,60 @@ class DeviceSearch(ABC):
     @abstractmethod
     def step(self, logits: Tensor) -> None:
         """Choose the next tokens by logits (rows, vocab), without the host."""
+
+    def stages(self, decode_step: Callable[[Tensor], Tensor]) -> list[Stage]:
+        """A step, from the tokens that the model reads to the next ones."""
+        if not self.processes:
+            return self.search_stages(lambda: decode_step(self.inputs()))
+        return [
+            Stage(lambda: self.keep_logits(decode_step(self.inputs())), self.process_logits),
+            *self.search_stages(self.kept_logits),
+        ]
+
+    def search_stages(self, logits: Callable[[], Tensor]) -> list[Stage]:
+        return [Stage(lambda: self.step(logits()))]
+
+    def keep_logits(self, logits: Tensor) -> None:
+        if self.logits is None:
+            self.logits = torch.empty_like(logits, dtype=torch.float32)
+        self.logits.copy_(logits)
+
+    def kept_logits(self) -> Tensor:
+        assert self.logits is not None
+        return self.logits
+
+    def process_logits(self, number: int) -> None:
+        """By each request's processor; those that share one and have started together, in one call."""
+        groups: dict[tuple[int, int], list[int]] = {}
+        for slot, entry in self.occupied.items():
+            if not entry.request.finished:
+                groups.setdefault((id(entry.request.spec.logits_processor), entry.first_step), []).append(slot)
+        logits, group = self.kept_logits(), self.states.group
+        for slots in groups.values():
+            requests = [self.occupied[slot].request for slot in slots]
+            processor = requests[0].spec.logits_processor
+            assert processor is not None
+            rows = torch.tensor([slot * group + line for slot in slots for line in range(group)])
+            rows = to_device(rows, self.device)
+            found = process_logits(processor, logits[rows], self.texts(slots, number), requests)
+            if found.shape[1] < logits.shape[1]:  # the last tokens were cut off
+                missing = logits.shape[1] - found.shape[1]
+                found = torch.nn.functional.pad(found, (0, missing), value=-torch.inf)
+            logits[rows] = found.to(logits.dtype)
+
+    def texts(self, slots: Sequence[int], number: int) -> Tensor:
+        """The tokens (rows, time) that requests which have started together have generated before this step."""
+        assert self.token_history is not None
+        length = number - self.occupied[slots[0]].first_step
+        begins = [len(self.occupied[slot].request.request.prompt) for slot in slots]
+        places = torch.tensor(begins)[:, None] + torch.arange(length)  # (slots, time)
+        group = self.states.group
+        rows = torch.tensor(list(slots))[:, None] * group + torch.arange(group)  # (slots, group)
+        rows, places = (
+            to_device(rows.flatten(), self.device),
+            to_device(places.repeat_interleave(group, 0), self.device),
+        )
+        return self.token_history.tokens[rows[:, None], places]
 
     @abstractmethod
     def process(self, first: int, record: NDArray[np.float32]) -> list[int]:
@@ -154,10 +215,10 @@ class DeviceSearch(ABC):
 class DeviceIndependentSearch(DeviceSearch):
     """Greedy decoding and sampling. A step's record: tokens and their log-probabilities (2, rows)."""
 
-    def __init__(self, spec: DecodingSpec, states: StaticStates, vocab: int) -> None:
-        super().__init__(spec, states, vocab)
+    def __init__(self, spec: DecodingSpec, states: StaticStates, vocab: int, stops: bool = False) -> None:
+        super().__init__(spec, states, vocab, stops)
         self.group = states.group
-        self.record = torch.zeros(RUN_STEPS, 2, states.rows, device=self.device)
+        self.record = torch.zeros(self.run_steps, 2, states.rows, device=self.device)
         self.uniforms: Tensor | None = None
         if self.options.method == "sample":
             self.uniforms = torch.zeros(states.rows, states.capacity, dtype=torch.double, device=self.device)
@@ -197,7 +258,9 @@ class DeviceIndependentSearch(DeviceSearch):
             lengths, limits = (x.repeat_interleave(self.group) for x in (lengths, limits))
         logits = logits.float() if self.row_rules is None else self.row_rules.apply(logits.float())
         uniforms = None if self.uniforms is None else uniforms_at(self.uniforms, lengths)
-        allowed = logits if self.token_history is None else self.token_history.penalize(logits, lengths)
+        allowed = logits
+        if self.token_history is not None and self.penalizes:
+            allowed = self.token_history.penalize(logits, lengths)
         tokens = choose_tokens(self.rules.ban_tokens(allowed, lengths), self.options, uniforms)
         log_probs = token_log_probs(logits, tokens)
         if self.spec.force_eos:
@@ -275,112 +338,3 @@ class DeviceIndependentSearch(DeviceSearch):
             for row, text, values in texts:
                 state = self.occupied[row // self.group].request
                 state.hypotheses.append(make_hypothesis(self.spec, state, text, values, sum(values)))
-
-
-class DeviceBeamSearch(DeviceSearch):
-    """Beam search. A step's record (slots, beams, 9): a candidate that may be finished (score, parent, token, its
-    log-probability, whether it is finished), and a beam that continues (parent, token, log-probability, score)."""
-
-    def __init__(self, spec: DecodingSpec, states: StaticStates, vocab: int) -> None:
-        super().__init__(spec, states, vocab)
-        self.beams = states.group
-        self.record = torch.zeros(RUN_STEPS, states.slot_count, self.beams, 9, device=self.device)
-        self.scores = torch.zeros(states.slot_count, self.beams, device=self.device)
-        self.first_rows = torch.arange(states.slot_count, device=self.device)[:, None] * self.beams
-
-    def reset_slots(self, slots: Tensor, limits: Tensor, last_tokens: Tensor) -> None:
-        super().reset_slots(slots, limits, last_tokens)
-        self.scores.index_fill_(0, slots, -torch.inf)  # all beams are equal at first: only one continues
-        self.scores[:, 0].index_fill_(0, slots, 0.0)
-
-    def candidates(self, logits: Tensor) -> Candidates:
-        """The best candidates of each slot, twice as many as beams."""
-        count, spec, least = 2 * self.beams, self.spec, self.rules.min_tokens
-        plain = self.token_history is None and not spec.force_eos
-        if plain and usable(logits) and count.bit_count() == 1 and count <= min(32, logits.shape[1]):
-            from allyouneed.kernels.triton.topk import topk
-
-            best, tokens, normaliser = topk(logits, self.bans, self.lengths, least, count)
-            log_probs, tokens = (part.unflatten(0, (-1, self.beams)) for part in (best - normaliser, tokens))
-            return best_candidates(log_probs, tokens, self.scores, count)
-        logits = logits.float()
-        if self.token_history is not None:  # penalties apply to log-probabilities, as in host search
-            each = self.lengths.repeat_interleave(self.beams)
-            logits = self.token_history.penalize(logits.log_softmax(-1), each)
-        logits = logits.unflatten(0, (-1, self.beams))  # (slots, beams, vocab)
-        short: Short = "some" if least > 0 else "none"
-        rules = (self.lengths, self.limits, self.rules, spec.force_eos, short, self.token_history is not None)
-        return beam_candidates(logits, self.scores, count, *rules)
-
-    def step(self, logits: Tensor) -> None:
-        found = self.candidates(logits)
-        ended = self.rules.is_eos(found.tokens) | (self.limits <= self.lengths + 1)[:, None]
-        finished, scores, parents, tokens, log_probs = beam_step(found, ended, self.beams)
-        self.scores.copy_(scores)
-        rows = (self.first_rows + parents).flatten()
-        self.states.reorder(rows)
-        if self.token_history is not None:
-            self.token_history.reorder(rows)
-            self.token_history.append(tokens.flatten(), self.lengths.repeat_interleave(self.beams))
-        self.last_tokens.copy_(tokens.flatten())
-        self.lengths.add_(1)
-        candidates = [part[:, : self.beams].float() for part in (*found, finished)]
-        self.write_record(torch.stack([*candidates, parents.float(), tokens.float(), log_probs, scores], -1))
-
-    def process(self, first: int, record: NDArray[np.float32]) -> list[int]:
-        self.add_history(first, record)
-        free: list[int] = []
-        for number, step in enumerate(record):  # (slots, beams, 9)
-            lengths = first + number - self.first_steps
-            here = self.is_occupied & (lengths >= 0)
-            finished = step[..., 4].astype(bool) & here[:, None]
-            for first_step in set(self.first_steps[finished.any(1)].tolist()):
-                some = finished & (self.first_steps == first_step)[:, None]
-                self.collect(first_step, some, first + number - first_step, step)
-            best, checked = step[:, 0, 8], has_check(lengths, lengths + 1, self.options)
-            entries = self.occupied.values()
-            unfinished = np.zeros_like(here)  # slots without a finished hypothesis: they can only continue
-            unfinished[list(self.occupied)] = [not e.request.cancelled and not e.request.hypotheses for e in entries]
-            for slot in np.flatnonzero(here & ~(unfinished & (best > -np.inf) & ~checked)).tolist():
-                if self.close_slot(slot, float(best[slot]), int(lengths[slot]) + 1):
-                    self.release([slot])
-                    free.append(slot)
-        return free
-
-    def close_slot(self, slot: int, best: float, length: int) -> bool:
-        """Close the request of a slot if it is cancelled, cannot improve, or its best hypothesis loops."""
-        entry = self.occupied[slot]
-        state, running = entry.request, []
-        if not state.cancelled and can_improve(state, self.spec, best, length):
-            if not is_check_due(length, self.options):
-                return False
-            slots, beams = np.full(self.beams, slot), np.arange(self.beams)
-            tokens, log_probs = (each.tolist() for each in self.texts(entry.first_step, length, slots, beams))
-            if not is_looping(tokens[0], self.options):
-                return False
-            scores = self.history.since(entry.first_step, length)[-1, slot, :, 8].tolist()
-            every = zip(tokens, log_probs, scores, strict=True)
-            running = [make_hypothesis(self.spec, state, *beam) for beam in every if beam[2] > float("-inf")]
-        close_request(state, self.options.best, running)
-        return True
-
-    def texts(
-        self, first_step: int, length: int, slots: NDArray[np.int64], beams: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Tokens and log-probabilities (hypotheses, length) of what these beams held after `length` steps."""
-        tokens, log_probs = np.empty((len(slots), length), np.int64), np.empty((len(slots), length), np.float32)
-        for number, step in reversed(list(enumerate(self.history.since(first_step, length)))):
-            values = step[slots, beams]  # (hypotheses, 9)
-            tokens[:, number], log_probs[:, number], beams = values[:, 6], values[:, 7], values[:, 5].astype(int)
-        return tokens, log_probs
-
-    def collect(self, first_step: int, finished: NDArray[np.bool_], length: int, step: NDArray[np.float32]) -> None:
-        """Finished hypotheses (slots, beams) of slots that started at this step."""
-        slots, beams = finished.nonzero()
-        scores, parents, tokens, log_probs, _ = step[slots, beams, :5].T
-        past, past_log_probs = self.texts(first_step, length, slots, parents.astype(int))
-        texts = np.column_stack((past, tokens.astype(int))).tolist()
-        values = np.column_stack((past_log_probs, log_probs)).tolist()
-        for slot, text, own, score in zip(slots.tolist(), texts, values, scores.tolist(), strict=True):
-            state = self.occupied[slot].request
-            add_finished(state, make_hypothesis(self.spec, state, text, own, score), self.beams)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from allyouneed.infer.cuda_graph.prefill import InputGraph, capture_warm, fill_rows
-from allyouneed.infer.cuda_graph.runner import next_power, weight_addresses
+from allyouneed.infer.cuda_graph.shape import next_power, weight_addresses
 from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.prefill import start
 from allyouneed.nn.batch import Rows, to_device

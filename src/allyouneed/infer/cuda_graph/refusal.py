@@ -48,18 +48,12 @@ def refusal(
 
 def _options(spec: DecodingSpec, requests: Sequence[Request]) -> str | None:
     beams = spec.decoding.method == "beam" and spec.decoding.beam > 1
-    if spec.logits_processor is not None and spec.row_rules is None:
-        return "a logits processor runs on the host"
-    if spec.row_rules is not None and (beams or spec.draft is not None):
-        return "a logit bias of each request is for independent rows"
-    if beams and any(request.stop is not None or request.observer is not None for request in requests):
-        return "stop conditions and observers of beams run on the host"
+    if beams and any(request.observer is not None for request in requests):
+        return "every candidate of the beams is recorded"
     return None
 
 
 def _engine(engine: ModelRunner) -> str | None:
-    if engine.bidirectional_prompt:
-        return "the tokens of a prompt attend to each other"
     return "neighbours are retrieved by the host" if engine.retrieve is not None else None
 
 
@@ -70,4 +64,6 @@ def _draft(engine: ModelRunner, draft: Draft) -> str | None:
         return f"{type(draft).__name__} drafts on the host"
     if draft.engine.device != engine.device:
         return "the draft model is on another device"
+    if draft.engine.bidirectional_prompt:
+        return "the tokens of a prompt attend to each other in the draft model"
     return _engine(draft.engine)

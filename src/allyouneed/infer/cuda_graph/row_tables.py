@@ -73,5 +73,9 @@ class RowRuleTables:
     def apply(self, logits: Tensor) -> Tensor:
         return logits + self.bias - self.frequency * self.counts - self.presence * (self.counts > 0)
 
+    def reorder(self, rows: Tensor) -> None:
+        """Row i continues row `rows[i]` of the same request."""
+        self.counts.copy_(self.counts.index_select(0, rows))
+
     def append(self, tokens: Tensor) -> None:
         self.counts.scatter_add_(1, tokens[:, None], torch.ones_like(self.presence))

@@ -12,20 +12,28 @@ import warnings
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from allyouneed.infer.cuda_graph.device_search import DeviceBeamSearch, DeviceIndependentSearch, DeviceSearch
+from allyouneed.infer.cuda_graph.device_beams import DeviceBeamSearch
+from allyouneed.infer.cuda_graph.device_search import DeviceIndependentSearch, DeviceSearch
 from allyouneed.infer.cuda_graph.prefill import PrefillRunner, capture_warm
 from allyouneed.infer.cuda_graph.refusal import ModelLimits, model_limits, refusal
+from allyouneed.infer.cuda_graph.shape import (
+    Shape,
+    all_addresses,
+    needs_stops,
+    next_power,
+    tokens_per_step,
+    weight_addresses,
+)
 from allyouneed.infer.cuda_graph.slot_loader import SlotLoader
 from allyouneed.infer.cuda_graph.speculation import DeviceSpeculation
 from allyouneed.infer.decoding.base import DecodingSpec, RequestState
 from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.request import Request
-from allyouneed.infer.speculative.drafts import DraftModel
 from allyouneed.nn.batch import to_device
 from allyouneed.nn.states.base import States
 from allyouneed.nn.states.paged import PagedStates
@@ -45,16 +53,24 @@ WORTH_COMPILING = 20_000  # steps of one shape before they are compiled, which t
 
 class GraphRunner:
     """`slots` for requests, each with the rows its specification needs. `compiled`: operators of a step are fused
-    (runtime/cuda/compiled_step.py), which takes seconds."""
+    (runtime/cuda/compiled_step.py), which takes seconds. `stops`: stop conditions are checked in every step."""
 
     def __init__(
-        self, model: Any, spec: DecodingSpec, slots: int, capacity: int, sources: int, compiled: bool = False
+        self,
+        model: Any,
+        spec: DecodingSpec,
+        slots: int,
+        capacity: int,
+        sources: int,
+        compiled: bool = False,
+        stops: bool = False,
     ) -> None:
         self.model, self.compiled = model, compiled
         self.states = StaticStates(model, slots, spec.decoding.rows, capacity, sources, tokens_per_step(spec))
         step = DecodeStep if spec.draft is None else MultiTokenStep
         self.decode_step: Callable[[Tensor], Tensor] = step(model, self.states)
-        self.search = device_search(spec, self.states, model.config.vocabs.target)
+        self.search = device_search(spec, self.states, model.config.vocabs.target, stops)
+        self.stages = self.search.stages(lambda tokens: self.decode_step(tokens))
         self.free = list(range(slots))
         self.steps = 0  # decoded so far
         cuda = self.states.device.type == "cuda"
@@ -63,11 +79,14 @@ class GraphRunner:
         self.prefill_runner = PrefillRunner(model, self.states, self.search)
         self.slot_loader: SlotLoader | None = None
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by number of steps
+        self.stage_graphs: list[torch.cuda.CUDAGraph] = []  # where the host runs between them
         with torch.cuda.device_of(record), torch.no_grad():
             if compiled:
                 self._step()  # allocates the states
                 self.decode_step = fused_step(self.decode_step, self.search.last_tokens)
-            if cuda:
+            if cuda and self.search.waits:
+                self.stage_graphs = [capture_warm(stage.run) for stage in self.stages]
+            elif cuda:
                 runs = self.search.run_steps
                 self.graphs = {1: capture_warm(self._step), runs: capture_warm(self._run, tries=0)}
             else:
@@ -75,7 +94,14 @@ class GraphRunner:
         self.search.reset()
 
     def _step(self) -> None:
-        self.search.step(self.decode_step(self.search.inputs()))
+        for stage in self.stages:
+            stage.run()
+
+    def _step_with_host(self) -> None:
+        for number, (run, after) in enumerate(self.stages):
+            self.stage_graphs[number].replay() if self.stage_graphs else run()
+            if after is not None:
+                after(self.steps)
 
     def _run(self) -> None:
         for _ in range(self.search.run_steps):
@@ -119,7 +145,10 @@ class GraphRunner:
         self.search.record_step.zero_()  # write from the start of the record
         self.host_records.reverse()  # the other one may still be read
         with torch.cuda.device_of(record):
-            if count in self.graphs:
+            if self.search.waits:
+                assert count == 1
+                self._step_with_host()
+            elif count in self.graphs:
                 self.graphs[count].replay()
             else:
                 for _ in range(count):
@@ -200,7 +229,7 @@ class GraphBatch:
             count = min(count, JOIN_STEPS)
         if count > 0:
             self.runs.append(runner.launch(count))
-        if len(self.runs) > 1 or (self.runs and count <= 0):
+        if len(self.runs) > 1 or (self.runs and (count <= 0 or runner.search.waits)):
             runner.collect(self.runs.popleft())
 
     def refill(self) -> None:
@@ -217,8 +246,12 @@ class GraphBatch:
             taken.append(waiting.popleft())
         engine, requests = self.engine, [state.request for state in taken]
         media = engine.encode_media(requests)
-        if media or not self.runner.prefill(taken):
+        if media or engine.bidirectional_prompt or not self.runner.prefill(taken):
             states = engine.start(requests, engine.model)
+            if engine.bidirectional_prompt:  # the others see the last token, which the first step reads once more
+                engine.prefill_chunk(states, [request.prompt for request in requests], engine.model, media)
+                self.runner.add(states, taken, [len(request.prompt) - 1 for request in requests])
+                return
             if not single:
                 engine.prefill_chunk(states, [request.prompt[:-1] for request in requests], engine.model, media)
             self.runner.add(states, taken)
@@ -236,6 +269,8 @@ class GraphBatch:
 
     def prefill(self, requests: Sequence[RequestState]) -> bool:
         """See `GraphRunner.prefill`."""
+        if self.engine.bidirectional_prompt:
+            return False
         self.is_intact = False
         is_read = self.runner.prefill(requests)
         self.is_intact = True
@@ -310,11 +345,11 @@ class GraphRunnerCache:
         sizes = (key.kind, key.slots, key.capacity, key.sources)
         if compiled:
             try:
-                return GraphRunner(self.engine.model, *sizes, compiled=True)
+                return GraphRunner(self.engine.model, *sizes, compiled=True, stops=key.stops)
             except Exception as error:
                 self.compile = "off"
                 warnings.warn(f"decoding without compiled steps: {type(error).__name__}: {error}", stacklevel=2)
-        return GraphRunner(self.engine.model, *sizes)
+        return GraphRunner(self.engine.model, *sizes, stops=key.stops)
 
     def refuse(self, error: Exception) -> None:
         """After a capture that has failed: a part waits for the host, or a kernel does not compile here."""
@@ -343,7 +378,8 @@ class GraphRunnerCache:
         most = max(1, min(MAX_ROWS, rows_in_memory(model, capacity)) // (group * tokens))
         slots = min(next_power(len(requests), 1), most)
         sources = next_power(source, MIN_CAPACITY // 2) if source else 0
-        return Shape(spec.device_key, slots, capacity, sources, all_addresses(model, spec))
+        stops = any(map(needs_stops, requests))
+        return Shape(spec.device_key, slots, capacity, sources, all_addresses(model, spec), stops)
 
     def keep(self, shape: Shape, runner: GraphRunner) -> None:
         self.kept[shape] = runner
@@ -351,55 +387,11 @@ class GraphRunnerCache:
             self.kept.popitem(last=False)
 
 
-class Shape(NamedTuple):
-    """What a runner is made for: a specification, slots, positions of a row and of a source, and weights at these
-    addresses, which graphs have captured."""
-
-    kind: DecodingSpec
-    slots: int
-    capacity: int
-    sources: int
-    weights: int
-
-    def steps_of(self, requests: Sequence[RequestState]) -> int:
-        """About how many these need."""
-        return max(state.limit for state in requests) * -(-len(requests) // self.slots)
-
-
-def device_search(spec: DecodingSpec, states: StaticStates, vocab: int) -> DeviceSearch:
+def device_search(spec: DecodingSpec, states: StaticStates, vocab: int, stops: bool) -> DeviceSearch:
     if spec.draft is not None:
         return DeviceSpeculation(spec, states, vocab)
     beams = spec.decoding.method == "beam" and spec.decoding.beam > 1
-    return (DeviceBeamSearch if beams else DeviceIndependentSearch)(spec, states, vocab)
-
-
-def tokens_per_step(spec: DecodingSpec) -> int:
-    """That a model reads of each row at once."""
-    return 1 if spec.draft is None else int(spec.draft.ahead) + 1
-
-
-def all_addresses(model: Any, spec: DecodingSpec) -> int:
-    """`weight_addresses` of the model, and of its draft if that is another one."""
-    own = weight_addresses(model)
-    return hash((own, weight_addresses(spec.draft.engine.model))) if isinstance(spec.draft, DraftModel) else own
-
-
-def weight_addresses(model: Any) -> int:
-    """A hash of them and of the type. (Going through `model.parameters()` takes a millisecond.)"""
-    found: list[Any] = [next(model.parameters()).dtype]
-    modules = [model]
-    while modules:
-        module = modules.pop()
-        for weight in module._parameters.values():
-            if weight is not None:
-                found.append(weight.data_ptr())
-        modules += [inside for inside in module._modules.values() if inside is not None]
-    return hash(tuple(found))
-
-
-def next_power(size: int, least: int) -> int:
-    """The next power of two: few shapes serve all sizes."""
-    return max(least, 1 << (size - 1).bit_length())
+    return (DeviceBeamSearch if beams else DeviceIndependentSearch)(spec, states, vocab, stops)
 
 
 def rows_in_memory(model: Any, capacity: int) -> int:

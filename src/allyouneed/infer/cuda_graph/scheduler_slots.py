@@ -6,16 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from allyouneed.infer.cuda_graph.runner import (
-    MIN_CAPACITY,
-    GraphBatch,
-    GraphRunnerCache,
-    Shape,
-    all_addresses,
-    next_power,
-    rows_in_memory,
-    tokens_per_step,
-)
+from allyouneed.infer.cuda_graph.runner import MIN_CAPACITY, GraphBatch, GraphRunnerCache, rows_in_memory
+from allyouneed.infer.cuda_graph.shape import Shape, all_addresses, needs_stops, next_power, tokens_per_step
 from allyouneed.infer.decoding.base import RequestState
 from allyouneed.infer.speculative.drafts import Draft
 from allyouneed.nn.states.base import States
@@ -106,7 +98,7 @@ class SchedulerSlots:
         capacity = next_power(len(request.prompt) + state.limit + tokens_per_step(kind) - 1, MIN_CAPACITY)
         sources = next_power(len(request.source), MIN_CAPACITY // 2) if request.source is not None else 0
         slots = max(1, self.rows // kind.decoding.rows)
-        return Shape(kind, slots, capacity, sources, weights)
+        return Shape(kind, slots, capacity, sources, weights, needs_stops(state))
 
     def step(self, fail: Callable[[Sequence[RequestState], Exception], None]) -> None:
         """Of every batch; `fail` gets the requests of one that has failed."""

@@ -45,7 +45,7 @@ class DeviceSpeculation(DeviceSearch):
         if self.options.method == "sample":
             self.uniforms = torch.zeros(states.rows, states.capacity, 3, dtype=torch.double, device=self.device)
         self.drafter = device_drafter(spec.draft, self)
-        self.texts: dict[int, list[SpeculativeRow]] = {}  # of each slot
+        self.drafted: dict[int, list[SpeculativeRow]] = {}  # of each slot
         self.processed = 0  # rounds that the host has read
 
     # --- on the device ------------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class DeviceSpeculation(DeviceSearch):
         super().assign(slots, requests, first_step)
         for slot, state in zip(slots, requests, strict=True):
             prompt = state.request.prompt
-            self.texts[slot] = [SpeculativeRow(list(prompt), len(prompt), state=state) for _ in range(self.group)]
+            self.drafted[slot] = [SpeculativeRow(list(prompt), len(prompt), state=state) for _ in range(self.group)]
         self.drafter.assign(slots, requests)
         if self.uniforms is None:
             return
@@ -141,13 +141,13 @@ class DeviceSpeculation(DeviceSearch):
     def release(self, slots: list[int]) -> None:
         super().release(slots)
         for slot in slots:
-            del self.texts[slot]
+            del self.drafted[slot]
 
     def process(self, first: int, record: NDArray[np.float32]) -> list[int]:
         for number, values in enumerate(record):
             for slot, entry in self.occupied.items():
                 if first + number >= entry.first_step:
-                    for line, row in enumerate(self.texts[slot]):
+                    for line, row in enumerate(self.drafted[slot]):
                         self.extend(row, values[slot * self.group + line])
         self.processed = first + len(record)
         free = [slot for slot, entry in self.occupied.items() if entry.request.finished]
@@ -170,7 +170,7 @@ class DeviceSpeculation(DeviceSearch):
 
     def _left(self, slot: int, now: int) -> int:
         entry = self.occupied[slot]
-        least = min((row.generated for row in self.texts[slot] if not row.finished), default=entry.request.limit)
+        least = min((row.generated for row in self.drafted[slot] if not row.finished), default=entry.request.limit)
         return entry.request.limit - least - (now - max(entry.first_step, self.processed))
 
 

@@ -23,6 +23,8 @@ from allyouneed.infer.decoding.rules import Short, TokenRules, find_short
 from allyouneed.infer.request import Request
 from allyouneed.nn.states.base import concat_rows
 
+LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
+
 WIDTH = 256  # columns for generated tokens at first; they double when needed, for limits can be far larger
 
 
@@ -60,6 +62,11 @@ def any_row_rules(logits: Tensor, tokens: Tensor) -> Tensor:
     raise TypeError("each request has its own rules")
 
 
+def any_processor(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Stands for the logits processor of each request in the specification of a batch."""
+    raise TypeError("each request has its own logits processor")
+
+
 @dataclass(frozen=True)
 class DecodingSpec:
     """How a request is decoded. `extra_eos`: tokens that end a text as `eos` does. `counted_prompt`: prompt tokens that
@@ -73,7 +80,7 @@ class DecodingSpec:
     extra_eos: tuple[int, ...] = ()
     counted_prompt: int = 0
     force_eos: bool = False
-    logits_processor: Callable[[Tensor, Tensor], Tensor] | None = None
+    logits_processor: LogitsProcessor | None = None
     draft: Any = None  # a `Draft`: speculative decoding
 
     @property
@@ -92,8 +99,11 @@ class DecodingSpec:
 
     @property
     def device_key(self) -> DecodingSpec:
-        """`batch_key` of a search on the device, where rows have rules of their own."""
-        return replace(self.batch_key, logits_processor=any_row_rules) if self.row_rules is not None else self.batch_key
+        """`batch_key` of a search on the device, where requests have rules or processors of their own."""
+        if self.logits_processor is None:
+            return self.batch_key
+        processor = any_processor if self.row_rules is None else any_row_rules
+        return replace(self.batch_key, logits_processor=processor)
 
     @property
     def row_rules(self) -> RowRules | None:
@@ -284,29 +294,11 @@ class Search(ABC):
         self._update()
 
     def process_logits(self, logits: Tensor) -> Tensor:
-        """By the processor of the specification. Where it raises, it is called for each request alone, and those for
-        which it still does fail."""
+        """By the processor of the specification."""
         if self.spec.logits_processor is None:
             return logits
-        return self._process(logits, self.tokens[: len(logits), : self.steps], self.requests)
-
-    def _process(self, logits: Tensor, tokens: Tensor, requests: Sequence[RequestState]) -> Tensor:
-        assert self.spec.logits_processor is not None
-        try:
-            found = self.spec.logits_processor(logits, tokens)
-            (rows, vocab), shape = logits.shape, tuple[int, ...](getattr(found, "shape", ()))
-            if len(shape) != 2 or shape[0] != rows or not 0 < shape[1] <= vocab:  # the last tokens may be cut off
-                raise UserError(f"logits_processor: must return ({rows}, {vocab}) logits, not {shape}")
-            return found
-        except Exception as error:
-            if len(requests) == 1:
-                requests[0].fail(error)
-                return logits
-        rows = len(logits) // len(requests)
-        each = zip(logits.split(rows), tokens.split(rows), requests, strict=True)
-        parts = [self._process(own, past, [state]) for own, past, state in each]
-        columns = min(part.shape[1] for part in parts)
-        return torch.cat([part[:, :columns] for part in parts])
+        tokens = self.tokens[: len(logits), : self.steps]
+        return process_logits(self.spec.logits_processor, logits, tokens, self.requests)
 
     def append(self, tokens: Tensor, log_probs: Tensor) -> None:
         """One token per row; both (rows,)."""
@@ -345,6 +337,28 @@ class Search(ABC):
         positions = lengths[:, None] - reach + torch.arange(reach, device=self.device)
         found = self.tokens.gather(1, positions.clamp(0, self.tokens.shape[1] - 1)).tolist()
         return [row[max(0, reach - length) :] for row, length in zip(found, lengths.tolist(), strict=True)]
+
+
+def process_logits(
+    processor: LogitsProcessor, logits: Tensor, tokens: Tensor, requests: Sequence[RequestState]
+) -> Tensor:
+    """Logits (rows, vocab) of these requests, which have generated `tokens` (rows, time), equally many rows each. Where
+    the processor raises, it is called for each request alone, and those for which it still does fail."""
+    try:
+        found = processor(logits, tokens)
+        (rows, vocab), shape = logits.shape, tuple[int, ...](getattr(found, "shape", ()))
+        if len(shape) != 2 or shape[0] != rows or not 0 < shape[1] <= vocab:  # the last tokens may be cut off
+            raise UserError(f"logits_processor: must return ({rows}, {vocab}) logits, not {shape}")
+        return found
+    except Exception as error:
+        if len(requests) == 1:
+            requests[0].fail(error)
+            return logits
+    rows = len(logits) // len(requests)
+    each = zip(logits.split(rows), tokens.split(rows), requests, strict=True)
+    parts = [process_logits(processor, own, past, [state]) for own, past, state in each]
+    columns = min(part.shape[1] for part in parts)
+    return torch.cat([part[:, :columns] for part in parts])
 
 
 def make_hypothesis(

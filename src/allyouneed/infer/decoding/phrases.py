@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,6 +36,15 @@ class Phrase:
         return self.inside, self.alone
 
 
+class Lead(NamedTuple):
+    """Of one hypothesis. `closes`: it has just completed a phrase that ends a word. `following`: the tokens that begin
+    or continue a missing phrase, of which there is one; `only`: no other token may follow."""
+
+    closes: bool
+    following: Sequence[int] = ()
+    only: bool = False
+
+
 @dataclass(frozen=True, eq=False)
 class ForcedPhrases:
     """`limit`: the most tokens of a hypothesis. `decode`: the text of tokens. `joins` (vocab,): True for tokens that
@@ -48,20 +58,36 @@ class ForcedPhrases:
     bonus: float = BONUS
 
     def __call__(self, logits: Tensor, tokens: Tensor) -> Tensor:
-        """logits (rows, vocab), tokens so far (rows, time) -> logits that lead to the phrases."""
-        logits = logits.clone()
-        for row, past in zip(logits, tokens.tolist(), strict=True):
-            self._lead(row, past)
+        """logits (rows, vocab), tokens so far (rows, time) -> logits that lead to the phrases. The tokens are read on
+        the host; what follows from them is applied where the logits are."""
+        leads = [self._lead(past) for past in tokens.tolist()]
+        if not any(lead.closes or lead.following for lead in leads):
+            return logits
+        logits, device = logits.clone(), logits.device
+        if closing := [row for row, lead in enumerate(leads) if lead.closes]:
+            known = len(self.joins)
+            logits[closing, :known] = logits[closing, :known].masked_fill(self.joins.to(device), -torch.inf)
+        led = [(row, token) for row, lead in enumerate(leads) for token in lead.following]
+        if not led:
+            return logits
+        rows, ids = torch.tensor(led, device=device).T  # (n,) each
+        missing, only = torch.tensor([(bool(lead.following), lead.only) for lead in leads], device=device).T[..., None]
+        eos = torch.tensor(list(self.eos), device=device)
+        only = only | (missing & torch.isin(logits.argmax(-1, keepdim=True), eos))  # (rows, 1): it would end
+        logits[:, eos] = logits[:, eos].masked_fill(missing, -torch.inf)
+        values = logits[rows, ids]
+        logits.masked_fill_(only, -torch.inf)
+        # even one that continues a word may be the only one
+        logits[rows, ids] = torch.where(only[rows, 0], values.nan_to_num(neginf=0.0), values + self.bonus)
         return logits
 
-    def _lead(self, row: Tensor, past: list[int]) -> None:
-        """Change the logits (vocab,) of one hypothesis."""
+    def _lead(self, past: list[int]) -> Lead:
+        """What follows from the tokens of one hypothesis."""
         text = self.decode(past)
-        if any(one.closed and self._completes(past, one) for one in self.phrases):
-            row[: len(self.joins)].masked_fill_(self.joins.to(row.device), -torch.inf)
+        closes = any(one.closed and self._completes(past, one) for one in self.phrases)
         missing = [(one, count) for one in self.phrases if (count := one.times - one.count(text)) > 0]
         if not missing:
-            return
+            return Lead(closes)
         needed = sum(count * max(map(len, one.forms)) for one, count in missing)
         begun = [(self._begun(past, form), form) for one, _ in missing for form in one.forms]
         longest = max(size for size, _ in begun)
@@ -71,15 +97,7 @@ class ForcedPhrases:
             after_word, after_space = text[-1:].isalnum(), not text or text[-1].isspace()
             following = {one.inside[0] for one, _ in missing if not after_space}
             following |= {one.alone[0] for one, _ in missing if not after_word}
-        ids = sorted(following)
-        ends = int(row.argmax()) in self.eos or len(past) + needed + 1 >= self.limit
-        row[list(self.eos)] = -torch.inf
-        if longest or ends:
-            kept = row[ids].clone()
-            row.fill_(-torch.inf)
-            row[ids] = kept.nan_to_num(neginf=0.0)  # even one that continues a word
-        else:
-            row[ids] += self.bonus
+        return Lead(closes, sorted(following), longest > 0 or len(past) + needed + 1 >= self.limit)
 
     def _begun(self, past: list[int], form: Tokens) -> int:
         """Tokens of a form that the text ends with, fewer than all; a space alone does not count."""

@@ -14,7 +14,7 @@ from allyouneed.data.languages import resolve
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.errors import UserError, near
 from allyouneed.folder import Folder
-from allyouneed.infer.decoding.base import Hypothesis
+from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.decoding.phrases import ForcedPhrases, Phrase
 from allyouneed.infer.decoding.repetition import has_repeats
@@ -201,15 +201,19 @@ def force_phrases(
     phrases: Sequence[Mapping[str, int]],
 ) -> list[list[Hypothesis]]:
     """As `generate_targets`, but each target contains its phrases, as often as given."""
-    target, found, decoding = vocabularies.target, [], frame.without_forced(decoding)
-    spec = engine.spec(decoding, len(frame.forced))
+    decoding = frame.without_forced(decoding)
+    spec, found = engine.spec(decoding, len(frame.forced)), list[list[Hypothesis]]()
     for source, key, some in zip(sources, keys, phrases, strict=True):
-        given = [_phrase(target, text, times) for text, times in some.items()]
-        limit, eos = decoding.limit(len(source)), sorted(spec.eos_ids)
-        forced = ForcedPhrases(given, eos, limit, target.decode, word_continuations(target))
-        request = Request(frame.begin, limit, key, source)
-        found += engine.decode([request], replace(spec, logits_processor=forced))
+        request = Request(frame.begin, decoding.limit(len(source)), key, source)
+        found += engine.decode([request], phrase_spec(spec, vocabularies.target, request.limit, some))
     return found
+
+
+def phrase_spec(spec: DecodingSpec, target: Tokenizer, limit: int, phrases: Mapping[str, int]) -> DecodingSpec:
+    """The same specification for a request of at most `limit` tokens whose hypotheses contain these phrases."""
+    given = [_phrase(target, text, times) for text, times in phrases.items()]
+    forced = ForcedPhrases(given, sorted(spec.eos_ids), limit, target.decode, word_continuations(target))
+    return replace(spec, logits_processor=forced)
 
 
 def _phrase(tokenizer: Tokenizer, text: str, times: int) -> Phrase:

@@ -1,0 +1,61 @@
+"""The shape of a graph runner (runner.py): what its graphs were captured for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from allyouneed.infer.decoding.base import DecodingSpec, RequestState
+from allyouneed.infer.speculative.drafts import DraftModel
+
+
+class Shape(NamedTuple):
+    """What a runner is made for: a specification, slots, positions of a row and of a source, weights at these
+    addresses, which graphs have captured, and whether stop conditions are checked in every step."""
+
+    kind: DecodingSpec
+    slots: int
+    capacity: int
+    sources: int
+    weights: int
+    stops: bool = False
+
+    def steps_of(self, requests: Sequence[RequestState]) -> int:
+        """About how many these need."""
+        return max(state.limit for state in requests) * -(-len(requests) // self.slots)
+
+
+def tokens_per_step(spec: DecodingSpec) -> int:
+    """That a model reads of each row at once."""
+    return 1 if spec.draft is None else int(spec.draft.ahead) + 1
+
+
+def all_addresses(model: Any, spec: DecodingSpec) -> int:
+    """`weight_addresses` of the model, and of its draft if that is another one."""
+    own = weight_addresses(model)
+    return hash((own, weight_addresses(spec.draft.engine.model))) if isinstance(spec.draft, DraftModel) else own
+
+
+def weight_addresses(model: Any) -> int:
+    """A hash of them and of the type. (Going through `model.parameters()` takes a millisecond.)"""
+    found: list[Any] = [next(model.parameters()).dtype]
+    modules = [model]
+    while modules:
+        module = modules.pop()
+        for weight in module._parameters.values():
+            if weight is not None:
+                found.append(weight.data_ptr())
+        modules += [inside for inside in module._modules.values() if inside is not None]
+    return hash(tuple(found))
+
+
+def next_power(size: int, least: int) -> int:
+    """The next power of two: few shapes serve all sizes."""
+    return max(least, 1 << (size - 1).bit_length())
+
+
+def needs_stops(state: RequestState) -> bool:
+    """Whether its stop condition is checked in every step: where beams compete, a text that has stopped leaves room
+    for another."""
+    options = state.spec.decoding
+    return state.request.stop is not None and options.method == "beam" and options.beam > 1
