@@ -4,6 +4,7 @@ with one message."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import index
 from typing import Any
 
@@ -56,8 +57,8 @@ class RequestValidator:
             if not isinstance(given.draft, Draft):
                 raise UserError(f"draft: must be a Draft, not {type(given.draft).__name__}")
             check_draft_options(given.decoding)
-            if given.logits_processor is not None:
-                raise UserError("draft and logits_processor are exclusive: draft tokens are not processed; set one")
+            if given.logits_processor is not None:  # it sees one token at a time; a draft is only for speed
+                given = replace(given, draft=None)
         self.accepted = given
         return given
 

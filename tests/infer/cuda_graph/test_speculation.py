@@ -4,6 +4,7 @@ On a GPU the same rounds are captured graphs (bench/check_gpu.py)."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from graph_runner import (
     DECODINGS,
     DRAFTED,
     MODELS,
+    Rules,
     decode_in_slots,
     draft_engine,
     drafts_of,
@@ -143,4 +145,13 @@ def test_drafts_of_ones_own_run_on_the_host() -> None:
     engine = engine_of("llama")
     drafts: list[Draft] = [Own(3), DraftModel(engine_of("gpt2", bidirectional_prompt=True), 3)]
     reasons = [refusal(engine, engine.spec(DECODINGS["greedy"], draft=draft)) for draft in drafts]
-    assert reasons == ["Own drafts on the host", "the tokens of a prompt attend to each other"]
+    assert reasons == ["Own drafts on the host", "the tokens of a prompt attend to each other in the draft model"]
+    assert PromptLookup(3) == PromptLookup(3) != PromptLookup(4) and Own(3) != Own(3)
+
+
+def test_a_logits_processor_comes_before_a_draft() -> None:
+    engine = engine_of("llama")
+    requests, spec = make_requests(engine, 3), engine.spec(DECODINGS["greedy"])
+    processed = replace(spec, logits_processor=Rules())
+    found = engine.decode(requests, replace(processed, draft=PromptLookup(3)))
+    assert token_lists(found) == token_lists(engine.decode(requests, processed))

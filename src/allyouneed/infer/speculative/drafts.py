@@ -96,7 +96,7 @@ class PromptLookup(Draft):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        return self.ahead, self.source
+        return (self.ahead, self.source) if type(self) is PromptLookup else super().key
 
     def start(self, requests: Sequence[Request], group: int, rules: PositionRules, vocab: int) -> Drafter:
         sources = [list(request.source or ()) if self.source else [] for request in requests]
@@ -171,7 +171,8 @@ class DraftModel(Draft):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        return self.ahead, id(self.engine.model), self.engine.limit
+        own = (self.ahead, id(self.engine.model), self.engine.limit)
+        return own if type(self) is DraftModel else super().key
 
     def start(self, requests: Sequence[Request], group: int, rules: PositionRules, vocab: int) -> Drafter:
         return ModelDrafter(self.engine, requests, group, rules, vocab)
