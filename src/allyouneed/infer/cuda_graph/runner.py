@@ -26,6 +26,7 @@ from allyouneed.infer.cuda_graph.shape import (
     all_addresses,
     needs_stops,
     next_power,
+    rows_in_memory,
     tokens_per_step,
     weight_addresses,
 )
@@ -392,14 +393,3 @@ def device_search(spec: DecodingSpec, states: StaticStates, vocab: int, stops: b
         return DeviceSpeculation(spec, states, vocab)
     beams = spec.decoding.method == "beam" and spec.decoding.beam > 1
     return (DeviceBeamSearch if beams else DeviceIndependentSearch)(spec, states, vocab, stops)
-
-
-def rows_in_memory(model: Any, capacity: int) -> int:
-    """How many rows of so many positions fit into half of the free device memory."""
-    device = next(model.parameters()).device
-    if device.type != "cuda":
-        return MAX_ROWS
-    free, _ = torch.cuda.mem_get_info(device)
-    cost = model.config.cost(capacity)
-    size = cost.state_bytes(capacity, next(model.parameters()).itemsize, captured=True)
-    return int(free) // 2 // max(1, int(size))

@@ -6,8 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from allyouneed.infer.cuda_graph.runner import MIN_CAPACITY, GraphBatch, GraphRunnerCache, rows_in_memory
-from allyouneed.infer.cuda_graph.shape import Shape, all_addresses, needs_stops, next_power, tokens_per_step
+from allyouneed.infer.cuda_graph.runner import MIN_CAPACITY, GraphBatch, GraphRunnerCache
+from allyouneed.infer.cuda_graph.shape import (
+    Shape,
+    all_addresses,
+    needs_stops,
+    next_power,
+    rows_in_memory,
+    tokens_per_step,
+)
 from allyouneed.infer.decoding.base import RequestState
 from allyouneed.infer.speculative.drafts import Draft
 from allyouneed.nn.states.base import States

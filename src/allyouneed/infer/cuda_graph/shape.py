@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+import torch
 
 from allyouneed.infer.decoding.base import DecodingSpec, RequestState
 from allyouneed.infer.speculative.drafts import DraftModel
@@ -59,3 +62,14 @@ def needs_stops(state: RequestState) -> bool:
     for another."""
     options = state.spec.decoding
     return state.request.stop is not None and options.method == "beam" and options.beam > 1
+
+
+def rows_in_memory(model: Any, capacity: int) -> int:
+    """How many rows of so many positions fit into half of the free device memory; on a CPU, any number."""
+    device = next(model.parameters()).device
+    if device.type != "cuda":
+        return sys.maxsize
+    free, _ = torch.cuda.mem_get_info(device)
+    cost = model.config.cost(capacity)
+    size = cost.state_bytes(capacity, next(model.parameters()).itemsize, captured=True)
+    return int(free) // 2 // max(1, int(size))
