@@ -34,13 +34,15 @@ def test_a_client_that_leaves_frees_its_slot_within_a_step(folders: dict[str, Pa
         loop = running.model("lm").loop
         scheduler = loop.schedulers[False]
         ended: list[tuple[int, int]] = []
-        report = loop._report
+        report, steps = loop._report, []
 
         def watch(exact: bool, scheduler: Any) -> None:
             cancelled = [job for job in loop.jobs[exact] if job.state.cancelled]
             report(exact, scheduler)
             ended.extend((scheduler.steps, len(job.state.tokens)) for job in cancelled)
-            time.sleep(0.005)  # so that the request would last
+            steps.append(scheduler.steps)
+            if len(steps) == 3:  # so that the request lasts until the server knows that its client has left
+                until(lambda: all(job.state.cancelled for job in loop.jobs[exact]), 60)
 
         loop._report = watch
         if stream:
@@ -50,7 +52,7 @@ def test_a_client_that_leaves_frees_its_slot_within_a_step(folders: dict[str, Pa
             with pytest.raises(httpx.ReadTimeout):
                 client.post("/v1/completions", json=LONG, timeout=0.2)
         until(lambda: bool(ended))
-        assert ended[0][1] < 240 and not loop.sequences
+        assert ended[0][0] == steps[2] + 1 and ended[0][1] < 240 and not loop.sequences
         until(lambda: scheduler.idle)
         assert not scheduler.active
         assert running.gate.in_progress == 0

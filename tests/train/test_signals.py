@@ -1,4 +1,4 @@
-"""Ctrl-C works even where the exception gets lost."""
+"""Ctrl-C works even where the exception gets lost, and torchrun ends no process that has something to report."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from allyouneed.train.signals import reraise_lost_interrupt
+from allyouneed.train.signals import StopRequest, reraise_lost_interrupt
 
 
 def press() -> None:
@@ -48,3 +48,18 @@ def test_elsewhere_and_without_a_signal_nothing_happens():
     thread.start()
     thread.join()
     assert not failed
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_after_an_error_a_process_of_several_is_not_ended_before_it_has_reported_it(single: bool):
+    """torchrun sends SIGTERM to the other processes when one has died."""
+    ended, said, interrupt = [], list[str](), signal.getsignal(signal.SIGINT)
+    before = signal.signal(signal.SIGTERM, lambda *_: ended.append(True))
+    try:
+        with pytest.raises(RuntimeError), StopRequest(said.append, single):
+            raise RuntimeError("Connection closed by peer")
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, interrupt)
+    assert ended == [True] * single and not said

@@ -42,7 +42,10 @@ def reraise_lost_interrupt() -> Iterator[None]:
 
 
 class StopRequest:
-    """Inside `with`, signals set `requested`; afterwards the old handlers are restored. Only in the main thread."""
+    """Inside `with`, signals set `requested`; afterwards the old handlers are restored. Only in the main thread.
+
+    After an error in one of several processes (`single=False`) they are not: torchrun sends SIGTERM to the others as
+    soon as one has died, and would end them before they have reported it."""
 
     def __init__(self, report: Callable[[str], None], single: bool = True) -> None:
         self.requested = False
@@ -56,7 +59,9 @@ class StopRequest:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._restore()
+        if self._single or error[0] is None:
+            self._restore()
+        self.requested = True  # signals have nothing left to stop
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._single:
