@@ -30,6 +30,7 @@ from allyouneed.infer.scheduler import Scheduler
 from allyouneed.infer.speculative.drafts import Drafter, PromptLookup
 from allyouneed.nn.states.base import States
 from allyouneed.nn.states.paged import BlockPool
+from graph_runner import admit_as_on_a_gpu
 from toy_models import BOS, EOS, PAD, VOCAB, random_model
 
 GREEDY = Decoding(method="greedy", max_length=12)
@@ -344,8 +345,7 @@ SCHEDULERS: dict[str, Callable[[], tuple[Scheduler, str]]] = {
 @pytest.fixture(params=SCHEDULERS)
 def scheduler_and_kind(request: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Scheduler, str]:
     if request.param == "slots":  # as on a GPU
-        suits = lambda self, some: self.suits(some[0].spec, [state.request for state in some])  # noqa: E731
-        monkeypatch.setattr(GraphRunnerCache, "admits", suits)
+        admit_as_on_a_gpu(monkeypatch)
     return SCHEDULERS[request.param]()
 
 

@@ -13,6 +13,7 @@ from test_scheduler import (
     GREEDY,
     LAYERS,
     build,
+    check,
     decode_alone,
     decoder_model,
     prompts,
@@ -49,14 +50,7 @@ def engine_of(model: Any) -> Engine:
 def test_the_same_answers_from_a_large_and_a_small_pool(layer: str, blocks: int) -> None:
     engine = engine_of(decoder_model(layer))
     scheduler = Scheduler(engine, rows=40, budget=40, pool=BlockPool(blocks, size=4))
-    cases = [(prompt, DECODINGS[n % len(DECODINGS)], n) for n, prompt in enumerate(prompts(18))]
-    states = []
-    for prompt, decoding, key in cases:
-        states.append(submit(scheduler, prompt, decoding, key))
-        scheduler.step()
-    scheduler.run()
-    for state, one in zip(states, cases, strict=True):
-        assert tokens_of(state) == decode_alone(engine, *one)
+    check(engine, scheduler, 18)
     assert is_empty(scheduler)
 
 

@@ -130,8 +130,9 @@ def test_retrieval_models_decode_concurrently(searches: bool) -> None:
     check(engine, Scheduler(engine, rows=9, budget=5))
 
 
-def check(engine: Engine, scheduler: Scheduler) -> None:
-    cases = [(prompt, DECODINGS[n % len(DECODINGS)], n) for n, prompt in enumerate(prompts(8))]
+def check(engine: Engine, scheduler: Scheduler, count: int = 8) -> None:
+    """Requests that arrive one by one get the answers they get alone."""
+    cases = [(prompt, DECODINGS[n % len(DECODINGS)], n) for n, prompt in enumerate(prompts(count))]
     states = []
     for prompt, decoding, key in cases:
         states.append(submit(scheduler, prompt, decoding, key))

@@ -7,9 +7,13 @@ from dataclasses import replace
 from random import Random
 from typing import Any, ClassVar
 
+import pytest
 import torch
 
 from allyouneed.config import override, parse, preset_tree
+from allyouneed.infer.cuda_graph import runner
+from allyouneed.infer.cuda_graph.prefill import PrefillRunner, Size
+from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
 from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
@@ -160,6 +164,36 @@ def decode_in_slots(
             batch.step()
     batch.close()
     return [state.hypotheses for state in states]
+
+
+def few_slots(patch: pytest.MonkeyPatch, rows: int = 8) -> None:
+    """Runners of few rows, so that slots are reused, and of small caches."""
+    patch.setattr(runner, "MAX_ROWS", rows)
+    patch.setattr(runner, "MIN_CAPACITY", 32)
+
+
+def admit_as_on_a_gpu(patch: pytest.MonkeyPatch) -> None:
+    """Graph runners take every request that suits them, though the device is a CPU."""
+    patch.setattr(
+        GraphRunnerCache, "admits", lambda self, some: self.suits(some[0].spec, [state.request for state in some])
+    )
+
+
+def decode_alone(engine: Engine, request: Request, decoding: Decoding) -> list[list[tuple[list[int], bool]]]:
+    """By the plain engine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GraphRunnerCache, "admits", lambda *_: False)
+        return token_lists(engine.decode([request], decoding))
+
+
+def prefill_sizes(patch: pytest.MonkeyPatch) -> list[Size]:
+    """Of the prefills that run as one graph from now on."""
+    found: list[Size] = []
+    fill = PrefillRunner.fill_slots
+    patch.setattr(
+        PrefillRunner, "fill_slots", lambda self, inputs, size: (found.append(size), fill(self, inputs, size))[1]
+    )
+    return found
 
 
 def token_lists(answers: list[list[Hypothesis]]) -> list[list[tuple[list[int], bool]]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from random import Random
 from typing import Any
@@ -12,15 +11,21 @@ import torch
 
 from allyouneed.infer.cuda_graph import paged_prefill
 from allyouneed.infer.cuda_graph.paged_prefill import LENGTHS, SCORES, TOKENS, Chunk, PagedPrefill, Size, plan, split
-from allyouneed.infer.cuda_graph.prefill import PrefillRunner
-from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
 from allyouneed.infer.cuda_graph.slot_loader import SlotLoader
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
 from allyouneed.nn.states.paged import BlockPool
-from graph_runner import DECODINGS, engine_of, make_requests, token_lists
+from graph_runner import (
+    DECODINGS,
+    admit_as_on_a_gpu,
+    decode_alone,
+    engine_of,
+    make_requests,
+    prefill_sizes,
+    token_lists,
+)
 from host_sync import NoHostSync
 
 GREEDY = Decoding(method="greedy", max_length=6)
@@ -37,11 +42,9 @@ def without_the_host(function: Any) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs admit requests, and passes are replayed: on a CPU, computed anew from the inputs of the graph."""
-    monkeypatch.setattr(
-        GraphRunnerCache, "admits", lambda self, some: self.suits(some[0].spec, [state.request for state in some])
-    )
+    admit_as_on_a_gpu(monkeypatch)
     monkeypatch.setattr(PagedPrefill, "enabled", True)
     for owner, name in ((PagedPrefill, "compute"), (SlotLoader, "copy")):
         monkeypatch.setattr(owner, name, without_the_host(getattr(owner, name)))
@@ -50,7 +53,6 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(paged_prefill, "WARM_SUFFIXES", ((16, 64),))
     monkeypatch.setattr(paged_prefill, "FLOOR", 16)
     monkeypatch.setattr(paged_prefill, "MIN_END", 16)
-    yield
 
 
 @pytest.fixture
@@ -80,12 +82,6 @@ def prompts_of(count: int, longest: int, seed: int = 0) -> list[list[int]]:
         same = dice.randint(0, length) if number % 2 else 0
         found.append([*common[:same], *(dice.randrange(5, 30) for _ in range(length - same))])
     return found
-
-
-def decode_alone(engine: Engine, request: Request, decoding: Decoding) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GraphRunnerCache, "admits", lambda *_: False)
-        return token_lists(engine.decode([request], decoding))
 
 
 def serve(scheduler: Scheduler, requests: list[Request], ways: list[Decoding]) -> None:
@@ -241,11 +237,7 @@ def test_a_plan_covers_all_tokens_with_little_padding(monkeypatch: pytest.Monkey
 
 def test_sources_are_read_straight_into_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a pool, as an encoder-decoder is served, a recurring size runs as one graph."""
-    found: list[Any] = []
-    fill = PrefillRunner.fill_slots
-    monkeypatch.setattr(
-        PrefillRunner, "fill_slots", lambda self, inputs, size: (found.append(size), fill(self, inputs, size))[1]
-    )
+    found = prefill_sizes(monkeypatch)
     engine = engine_of("translation")
     scheduler = Scheduler(engine, rows=12, budget=60)
     serve(scheduler, make_requests(engine, 24), [GREEDY, DECODINGS["beam"]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,34 +10,35 @@ from torch import Tensor
 
 from allyouneed.config import parse, preset_tree
 from allyouneed.infer.cuda_graph import prefill as captured_prefill
-from allyouneed.infer.cuda_graph import runner as graph_runners
 from allyouneed.infer.cuda_graph.prefill import FIRST, InputGraph, PrefillRunner, Size, pack_inputs
 from allyouneed.infer.decoding.base import DecodingSpec, RequestState
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.request import Request
 from allyouneed.nn.models.base import Model
 from allyouneed.runtime.cuda.capture import can_capture_prefill
-from graph_runner import DECODINGS, MODELS, decode_in_slots, engine_of, make_requests, token_lists
+from graph_runner import (
+    DECODINGS,
+    MODELS,
+    decode_in_slots,
+    engine_of,
+    few_slots,
+    make_requests,
+    prefill_sizes,
+    token_lists,
+)
 from property_tests import THOROUGH
 from shrink import shrink
 
 
 @pytest.fixture(autouse=True)
-def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(graph_runners, "MAX_ROWS", 8)  # so that slots are reused
-    monkeypatch.setattr(graph_runners, "MIN_CAPACITY", 32)
-    yield
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_slots(monkeypatch)
 
 
 @pytest.fixture
 def sizes(monkeypatch: pytest.MonkeyPatch) -> list[Size]:
     """Sizes of the prefills that ran as one graph."""
-    found: list[Size] = []
-    fill = PrefillRunner.fill_slots
-    monkeypatch.setattr(
-        PrefillRunner, "fill_slots", lambda self, inputs, size: (found.append(size), fill(self, inputs, size))[1]
-    )
-    return found
+    return prefill_sizes(monkeypatch)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -3,7 +3,6 @@ same code runs with kernels and captured graphs (bench/check_kernels.py, bench/c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 
 from allyouneed.config import parse, preset_tree
 from allyouneed.data.tokenizers.base import Tokenizer
-from allyouneed.infer.cuda_graph import runner as graph_runners
 from allyouneed.infer.decoding.base import RequestState
 from allyouneed.infer.decoding.beam_record import BeamRecord
 from allyouneed.infer.decoding.options import Decoding
@@ -29,6 +27,7 @@ from graph_runner import (
     Stop,
     decode_in_slots,
     engine_of,
+    few_slots,
     make_requests,
     token_lists,
 )
@@ -43,10 +42,8 @@ def both(engine: Engine, decoding: Decoding, requests: list[Request]) -> tuple[A
 
 
 @pytest.fixture(autouse=True)
-def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(graph_runners, "MAX_ROWS", 8)  # so that slots are reused
-    monkeypatch.setattr(graph_runners, "MIN_CAPACITY", 32)
-    yield
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_slots(monkeypatch)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 
 from allyouneed.infer.admission import POSTPONED, WORTH
-from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
 from allyouneed.infer.decoding.base import RequestState
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.engine import Engine
 from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
 from allyouneed.nn.states.paged import BlockPool
-from graph_runner import DECODINGS, engine_of, make_requests, token_lists
+from graph_runner import DECODINGS, admit_as_on_a_gpu, decode_alone, engine_of, make_requests, token_lists
 
 
 @pytest.fixture(autouse=True)
-def graphs_admit(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As on a GPU."""
-    monkeypatch.setattr(
-        GraphRunnerCache, "admits", lambda self, some: self.suits(some[0].spec, [state.request for state in some])
-    )
-    yield
-
-
-def decode_alone(engine: Engine, request: Request, decoding: Decoding) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GraphRunnerCache, "admits", lambda *_: False)
-        return token_lists(engine.decode([request], decoding))
+def graphs_admit(monkeypatch: pytest.MonkeyPatch) -> None:
+    admit_as_on_a_gpu(monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["grouped", "translation", "window"])

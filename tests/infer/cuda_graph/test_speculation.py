@@ -3,16 +3,13 @@ On a GPU the same rounds are captured graphs (bench/check_gpu.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from allyouneed.infer.cuda_graph import runner as graph_runners
 from allyouneed.infer.cuda_graph.refusal import refusal
-from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
 from allyouneed.infer.decoding.base import RequestState
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.request import Request
@@ -23,10 +20,12 @@ from graph_runner import (
     DRAFTED,
     MODELS,
     Rules,
+    admit_as_on_a_gpu,
     decode_in_slots,
     draft_engine,
     drafts_of,
     engine_of,
+    few_slots,
     make_requests,
     token_lists,
 )
@@ -38,10 +37,8 @@ QUICK += [("retention", "least")]
 
 
 @pytest.fixture(autouse=True)
-def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(graph_runners, "MAX_ROWS", 16)  # so that slots are reused
-    monkeypatch.setattr(graph_runners, "MIN_CAPACITY", 32)
-    yield
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_slots(monkeypatch, 16)
 
 
 @pytest.mark.parametrize(
@@ -125,9 +122,7 @@ def test_streams_stops_and_cancels() -> None:
 
 
 def test_requests_of_a_scheduler_with_equal_drafts_share_a_runner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        GraphRunnerCache, "admits", lambda self, some: self.suits(some[0].spec, [state.request for state in some])
-    )
+    admit_as_on_a_gpu(monkeypatch)
     engine, decoding = engine_of("llama"), Decoding(method="greedy", max_length=20)
     requests = make_requests(engine, 6)
     plain = [engine.decode([request], decoding)[0] for request in requests]

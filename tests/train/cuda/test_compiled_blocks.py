@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partialmethod
 from typing import Any
 
@@ -48,6 +49,45 @@ def rows(length: int, packed: bool) -> Rows:
     return Rows(tokens, segments=segments)
 
 
+Run = Callable[[Any, Any], Any]
+
+
+def recording(graphs: list[Any], run: Run = lambda graph, inputs: graph) -> Run:
+    """A compiler's backend that notes the graphs it gets."""
+    return lambda graph, inputs: graphs.append(graph) or run(graph, inputs)
+
+
+def compile_blocks(model: Any) -> list[Any]:
+    """The graphs of all blocks, as they are compiled."""
+    graphs: list[Any] = []
+    backend = recording(graphs)  # the same for all: another one would make another graph
+    for module in model.modules():
+        if isinstance(module, Stack):
+            module.plans_ahead = True
+        if isinstance(module, AlibiModule):  # as `prepare` does on a GPU
+            module.device_slopes = torch.tensor(module.slopes)
+        if isinstance(module, Block):
+            module.compile(backend=backend, fullgraph=True, dynamic=False)
+    return graphs
+
+
+def compile_for_training(model: Any, patch: pytest.MonkeyPatch, *run: Run) -> list[Any]:
+    """The same as the training backend compiles them."""
+    graphs: list[Any] = []
+    whole = partialmethod(torch.nn.Module.compile, backend=recording(graphs, *run), fullgraph=True)
+    patch.setattr(torch.nn.Module, "compile", whole)
+    Backend(torch.device("cpu"), bf16=False, compiled=True, summary="").compile_model(model)
+    return graphs
+
+
+def check_equal(model: Any, batches: list[Batch], expected: list[torch.Tensor]) -> None:
+    """Where there are tokens."""
+    for batch, wanted in zip(batches, expected, strict=True):
+        segments = batch.rows.segments
+        real = torch.ones_like(batch.rows.tokens, dtype=torch.bool) if segments is None else segments > 0
+        assert (model(batch) - wanted)[real].abs().max() < 1e-5
+
+
 def as_on_a_gpu(pattern: Any, queries: TokenLayout, keys: TokenLayout, manner: Any, static: bool = False) -> Any:
     """Packed rows by FlexAttention, which torch can also run on CPU."""
     if not queries.packed:
@@ -61,30 +101,16 @@ def test_one_graph_for_all_layers_and_batches(name: str, packed: bool, monkeypat
     torch.manual_seed(0)
     torch._dynamo.reset()
     model: Any = build(name, [*SMALL, *MODELS[name]]).eval()
+    assert all(block.traceable for block in model.modules() if isinstance(block, Block))
     batches = []
     for length in (20, 33, 17):
         source = rows(length + 3, packed) if hasattr(model, "encode") else None
         batches.append(Batch(rows(length, packed), source))
     with torch.no_grad():
         expected = [model(batch) for batch in batches]
-        graphs = []
         monkeypatch.setattr(attention, "select_attention", as_on_a_gpu)
-
-        def counted(graph: Any, inputs: Any) -> Any:
-            graphs.append(graph)
-            return graph
-
-        for module in model.modules():
-            if isinstance(module, Stack):
-                module.plans_ahead = True
-            if isinstance(module, Block):
-                assert module.traceable
-                module.compile(backend=counted, fullgraph=True, dynamic=False)
-        for batch, wanted in zip(batches, expected, strict=True):
-            found = model(batch)
-            segments = batch.rows.segments
-            real = torch.ones_like(batch.rows.tokens, dtype=torch.bool) if segments is None else segments > 0
-            assert (found - wanted)[real].abs().max() < 1e-5
+        graphs = compile_blocks(model)
+        check_equal(model, batches, expected)
     assert len(graphs) == (2 if name == "transformer-base" else 1)
 
 
@@ -128,21 +154,8 @@ def test_one_graph_for_all_layers_of_a_mixer(name: str, monkeypatch: pytest.Monk
         expected = [model(batch) for batch in batches]
         monkeypatch.setattr(attention, "select_attention", flex_on_a_gpu)
         monkeypatch.setattr(LongNetAttention, "select", LongNetAttention.dilated)
-        graphs = []
-
-        def counted(graph: Any, inputs: Any) -> Any:
-            graphs.append(graph)
-            return graph
-
-        for module in model.modules():
-            if isinstance(module, Stack):
-                module.plans_ahead = True
-            if isinstance(module, AlibiModule):  # as `prepare` does on a GPU
-                module.device_slopes = torch.tensor(module.slopes)
-            if isinstance(module, Block):
-                module.compile(backend=counted, fullgraph=True, dynamic=False)
-        for batch, wanted in zip(batches, expected, strict=True):
-            assert (model(batch) - wanted).abs().max() < 1e-5
+        graphs = compile_blocks(model)
+        check_equal(model, batches, expected)
     assert len(graphs) == 1
 
 
@@ -171,16 +184,8 @@ def test_one_graph_for_packed_rows_of_a_recurrence(name: str, monkeypatch: pytes
     monkeypatch.setattr(
         infini, "select_attention", lambda pattern, q, k, mod: attend.dense(pattern, q, k)
     )  # flex has no gradients here
-    graphs = []
-
-    def counted(graph: Any, inputs: Any) -> Any:
-        graphs.append(graph)
-        return aot_eager(graph, inputs)
-
-    plain = torch.nn.Module.compile
-    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(plain, backend=counted, fullgraph=True))
     monkeypatch.setattr(type(model.decoder.blocks[0].sublayers["mixer"]), "traceable", True)  # by its kernel
-    Backend(torch.device("cpu"), bf16=False, compiled=True, summary="").compile_model(model)
+    graphs = compile_for_training(model, monkeypatch, aot_eager)
     for batch, wanted in zip(batches, expected, strict=True):
         for found, alone in zip(run(batch), wanted, strict=True):
             torch.testing.assert_close(found, alone, atol=1e-4, rtol=1e-5)
@@ -193,21 +198,10 @@ def test_rows_to_unpack_run_eagerly(monkeypatch: pytest.MonkeyPatch):
     layer = {"repeat": 2, "mixer": {"kind": "performer", "heads": 2}, "channel": {"kind": "ffn", "hidden": 32}}
     model: Any = build({"kind": "decoder", "vocab": 50, "width": 32, "decoder": [layer]}).eval()
     batches = [Batch(rows(length, packed)) for length, packed in ((20, True), (0, False), (33, True), (17, True))]
-    graphs = []
-
-    def counted(graph: Any, inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph
-
-    plain = torch.nn.Module.compile
-    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(plain, backend=counted, fullgraph=True))
     with torch.no_grad():
         expected = [model(batch) for batch in batches]
-        Backend(torch.device("cpu"), bf16=False, compiled=True, summary="").compile_model(model)
-        for batch, wanted in zip(batches, expected, strict=True):
-            segments = batch.rows.segments
-            real = torch.ones_like(batch.rows.tokens, dtype=torch.bool) if segments is None else segments > 0
-            assert (model(batch) - wanted)[real].abs().max() < 1e-5
+        graphs = compile_for_training(model, monkeypatch)
+        check_equal(model, batches, expected)
     assert len(graphs) == 2  # the channel, and the block with whole rows
 
 
@@ -225,17 +219,10 @@ def test_losses_of_layers_do_not_make_other_graphs(monkeypatch: pytest.MonkeyPat
     model: Any = build({"kind": "decoder", "vocab": 50, "width": 32, "decoder": [layer]}).train()
     for block in model.decoder.blocks:
         block.sublayers["channel"] = _AddsLoss()
-    graphs = []
-    plain = torch.nn.Module.compile
-    monkeypatch.setattr(
-        torch.nn.Module,
-        "compile",
-        partialmethod(plain, backend=lambda graph, inputs: graphs.append(graph) or graph, fullgraph=True),
-    )
     batch = Batch(rows(0, False))
     expected: list[torch.Tensor] = []
     model(batch, expected)
-    Backend(torch.device("cpu"), bf16=False, compiled=True, summary="").compile_model(model)
+    graphs = compile_for_training(model, monkeypatch)
     found: list[torch.Tensor] = []
     model(batch, found)
     assert len(graphs) == 1
