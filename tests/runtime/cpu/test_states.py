@@ -147,3 +147,40 @@ def test_copied_rows_do_not_change_with_the_original(monkeypatch: pytest.MonkeyP
     for tokens in ([[2], [1]], [[4], [3]]):
         executor.advance(Rows.of(tokens), again)
     torch.testing.assert_close(found, executor.advance(Rows.of([[7], [8]]), again), rtol=1e-5, atol=1e-5)
+
+
+def test_a_long_text_is_never_folded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Snapshots come from carries that the interpreter passes by; rows reach them at different times. Then tokens can
+    be trimmed as ever."""
+    layers = [
+        {"wiring": "pre-norm", "mixer": mixer, "channel": {"kind": "ffn", "hidden": 8}}
+        for mixer in MIXERS[:5] + MIXERS[7:11]
+    ]
+    torch.manual_seed(0)
+    model: Any = parse(Model, {"kind": "decoder", "vocab": 31, "width": 24, "decoder": layers}).build().eval()  # type: ignore[type-abstract]
+    executor = cpu_executor(model)
+    if not isinstance(executor, CpuExecutor):
+        return
+    lengths, steps = [70, 3], 2 * TAIL + 5
+    text = torch.arange(90 + steps)[None] * torch.tensor([[3], [5]]) % 31
+    states = executor.start(2)
+    for layer in states.layers:
+        for state in layer.values():
+            monkeypatch.setattr(state, "fold", None)
+    executor.advance(Rows(text[:, :70], torch.tensor(lengths)), states)
+    for step in range(steps):
+        new = torch.stack([row[length + step] for row, length in zip(text, lengths, strict=True)])
+        found = executor.advance(Rows(new[:, None]), states)[:, -1]
+    ends = [length + steps for length in lengths]
+
+    def whole(row: int, end: int) -> Tensor:
+        return model.advance(Rows(text[row : row + 1, :end]), model.start(1))[0, -1]
+
+    for row, end in enumerate(ends):
+        torch.testing.assert_close(found[row], whole(row, end), rtol=1e-4, atol=1e-4)
+    monkeypatch.undo()
+    states.trim([end - 9 for end in ends])
+    new = torch.stack([row[end - 9] for row, end in zip(text, ends, strict=True)])
+    found = executor.advance(Rows(new[:, None]), states)[:, -1]
+    for row, end in enumerate(ends):
+        torch.testing.assert_close(found[row], whole(row, end - 8), rtol=1e-4, atol=1e-4)

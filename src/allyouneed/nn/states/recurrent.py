@@ -4,8 +4,8 @@ A carry cannot be run backwards, so trimming runs it forwards again: from a snap
 of each row, over the inputs since then. There are at most `TAIL` of those; when there would be more, all but the last
 `MAX_TRIM` are folded into the snapshot.
 
-An executor that runs one token after another need not fold twice: it keeps the carry `MAX_TRIM` inputs after the
-snapshot as it passes by (`pending`), and `make_room` makes it the next snapshot.
+An executor that runs one token after another need not fold: it keeps the carry `MAX_TRIM` inputs after the snapshot as
+it passes by (`pending`), and `make_room` makes it the next snapshot.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Recurrent(State):
         next snapshot: no input is folded twice."""
         (batch, time, _), real = inputs.shape, context.queries.real
         carry = self.carry(batch, inputs)
-        if time <= MAX_TRIM or self.most + time <= TAIL or is_observed():
+        if time <= MAX_TRIM or is_observed():
             y, carry = run(inputs, carry, real, *others)
             self.update(inputs, carry, context)
             return y
@@ -101,7 +101,7 @@ class Recurrent(State):
         if self.tail is None or self.since is None or self.lengths is None:
             self.tail = inputs.new_zeros(batch, TAIL + 1, features)
             self.since = self.lengths = torch.zeros(batch, dtype=torch.long, device=inputs.device)
-        room = TAIL if self.most + time <= TAIL else TAIL + time
+        room = TAIL if between is None and self.most + time <= TAIL else TAIL + time
         joint = self.tail if room == TAIL else nn.functional.pad(self.tail, (0, 0, 0, time))
         slots = (self.lengths - self.since)[:, None] + torch.arange(time, device=inputs.device)  # (batch, time)
         slots = slots if real is None else slots.where(real, room)
@@ -128,24 +128,27 @@ class Recurrent(State):
         self.since, self.most = self.since + old[:, 0], MAX_TRIM
 
     def make_room(self) -> None:
-        """Shorten the tails that are full, by the pending carries where they are known, else by folding."""
+        """Shorten the tails that are full, in place: for an executor, whose tensors are this state's alone. The pending
+        carry becomes the snapshot, and the carry of now the next pending one, since it is MAX_TRIM inputs after that.
+        Rows whose pending carry is not known are folded."""
         assert self.tail is not None and self.since is not None and self.lengths is not None
         count = self.lengths - self.since
-        full = count >= TAIL
-        known = None if self.pending_at is None else (self.pending_at == self.since + MAX_TRIM) | ~full
-        if known is not None and bool(known.all()):
-            old = full * MAX_TRIM
-            self.snapshot = tuple(
-                torch.where(full.view(-1, *(1,) * (was.dim() - 1)), new.to(was.dtype), was)
-                for new, was in zip(self.pending, self.snapshot, strict=True)
-            )
+        rows = (count >= TAIL).nonzero()[:, 0]
+        if self.pending_at is None or bool((self.pending_at != self.since + MAX_TRIM)[rows].any()):
+            rows = (count > MAX_TRIM).nonzero()[:, 0]
+            inside = torch.arange(TAIL + 1, device=count.device) < (count - MAX_TRIM)[:, None]
+            parts = self.fold(self.snapshot, self.tail, inside)
         else:
-            old = (count - MAX_TRIM).clamp(min=0)
-            inside = torch.arange(TAIL + 1, device=old.device) < old[:, None]
-            self.snapshot = self.fold(self.snapshot, self.tail, inside)
-        left = (old[:, None] + torch.arange(TAIL + 1, device=old.device)).clamp(max=TAIL)  # (batch, TAIL + 1)
-        self.tail = self.tail.gather(1, left[..., None].expand(-1, -1, self.tail.shape[2]))
-        self.since, self.most = self.since + old, int((count - old).max())
+            parts = self.pending
+        assert self.now is not None
+        _write(self.snapshot, parts, rows)
+        left = (count[rows] - MAX_TRIM)[:, None] + torch.arange(MAX_TRIM, device=count.device)  # (rows, MAX_TRIM)
+        self.tail[rows, :MAX_TRIM] = self.tail[rows[:, None], left]
+        self.since[rows] = self.lengths[rows] - MAX_TRIM
+        if self.pending_at is not None:
+            _write(self.pending, self.now, rows)
+            self.pending_at[rows] = self.lengths[rows]
+        self.most = int((self.lengths - self.since).max())
 
     def join(self, other: Self) -> None:
         if (self.pending_at is None) != (other.pending_at is None):
@@ -185,6 +188,14 @@ class Recurrent(State):
             return 0
         tensors = (*self.now, *self.snapshot, *self.pending, self.tail[:, :TAIL])
         return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+
+
+def _write(into: Carry, parts: Carry, rows: Tensor) -> None:
+    for to, part in zip(into, parts, strict=True):
+        if len(rows) == len(to):
+            to.copy_(part)
+        else:
+            to[rows] = part[rows].to(to.dtype)
 
 
 def _each(change: Callable[..., Tensor], first: Outputs, second: Outputs) -> Outputs:

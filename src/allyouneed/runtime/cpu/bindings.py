@@ -223,6 +223,7 @@ class RecurrentBinding:
     def __init__(self, state: Recurrent, features: int, memory: Any) -> None:
         self.state, self.features, self.memory = state, features, memory
         self.known: tuple[Any, ...] = ()  # what the addresses belong to
+        self.snapshot: Any = None  # that is this state's alone
         self.passes = 0  # since the carry was copied
 
     def prepare(self, rows: int, like: Tensor) -> bool:
@@ -230,6 +231,10 @@ class RecurrentBinding:
         if state.now is not None and state.lengths is not None and len(state.lengths) != rows:
             return False
         if state.most + 1 > TAIL:
+            if not unchanged(self.known, self.tensors()):
+                self.bind(rows, like)
+            if state.snapshot is not self.snapshot:
+                state.snapshot = self.snapshot = tuple(part.clone() for part in state.snapshot)
             state.make_room()
         if self.passes == SETTLED or not unchanged(self.known, self.tensors()):
             self.bind(rows, like)
@@ -252,8 +257,8 @@ class RecurrentBinding:
             state.since, state.lengths = torch.zeros(rows, dtype=torch.long), torch.zeros(rows, dtype=torch.long)
         state.tail = state.tail.detach().contiguous()
         if state.pending_at is None:
-            state.pending = tuple(torch.empty_like(part) for part in now)
-            state.pending_at = torch.full((rows,), -1)
+            state.pending = now
+            state.pending_at = state.lengths.where(state.lengths - state.since == MAX_TRIM, -1)
         state.now, state.lengths, state.since = now, state.lengths.clone(), state.since.clone()
         pending = tuple(part.clone() for part in state.pending)
         state.pending, state.pending_at = pending, state.pending_at.clone()
