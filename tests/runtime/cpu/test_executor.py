@@ -113,14 +113,14 @@ def test_results_are_bit_identical_across_batches_and_thread_counts() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 8])
-@pytest.mark.parametrize("mixer", [None, "mla", "gau", "lsra", "location"])
+@pytest.mark.parametrize("mixer", [None, "mla", "gau", "lsra", "location", "turned"])
 def test_paged_caches_give_the_same_numbers(size: int, mixer: str | None) -> None:
     """Rows that share blocks, write to them and change places: the same bits, also where torch computes a part."""
     model: Any = language_model() if mixer is None else mixed_model(mixer)
     executor = cpu_executor(model)
     if not isinstance(executor, CpuExecutor):
         return
-    assert bool(executor.decoder.calls) == (mixer == "location")
+    assert bool(executor.decoder.calls) == (mixer == "turned")
     pool = BlockPool(60, size)
     plain = executor.start(3)
     paged = PagedStates(executor.start(3), pool)
@@ -142,7 +142,8 @@ MIXED = {
     "gau": {"kind": "gau", "key_width": 6},  # keys and values of different widths
     "lsra": {"kind": "lsra", "heads": 4, "size": 3},  # a cache inside another state is not paged
     "synthesizer": {"kind": "synthesizer", "heads": 4, "length": 6},
-    "location": {"kind": "attention", "heads": 4, "scores": {"kind": "location", "length": 20}},  # torch computes it
+    "location": {"kind": "attention", "heads": 4, "scores": {"kind": "location", "length": 20}},
+    "turned": {"kind": "attention", "heads": 4, "positions": {"kind": "rotary", "values": True}},  # torch computes it
 }
 
 

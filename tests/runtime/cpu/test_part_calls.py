@@ -90,10 +90,11 @@ def with_one_other_mixer(mixer: dict) -> nn.Module:
     return parse(Model, tree).build().eval()  # type: ignore[type-abstract]
 
 
+ROTATED = {"kind": "attention", "heads": 4, "pattern": "causal", "positions": {"kind": "rotary", "values": True}}
 CALLED = {
     "cached hidden states": {"kind": "attention", "heads": 4, "pattern": "causal", "cache": "hidden"},
-    "location": {"kind": "attention", "heads": 4, "pattern": "causal", "scores": {"kind": "location", "length": 9}},
-    "gru": {"kind": "gru", "reset": "before"},
+    "rotated values": ROTATED,
+    "mixed chunk": {"kind": "mixed-chunk", "chunk": 3},
 }
 
 

@@ -24,6 +24,7 @@ MIXERS: list[dict[str, Any]] = [
     {"kind": "rwkv"},
     {"kind": "gru"},
     {"kind": "lstm", "bias": False},
+    {"kind": "gru", "reset": "before"},
     {"kind": "convolution", "size": 3, "sees": "past", "gated": True, "activation": "sigmoid"},
     {"kind": "dynamic-convolution", "heads": 3, "size": 4, "sees": "past"},
     {"kind": "mamba", "hidden": 37, "state": 5},
@@ -36,6 +37,8 @@ MIXERS: list[dict[str, Any]] = [
 ]
 
 
+LOCATION = {"kind": "location", "length": 130}
+FACTORISED: dict[str, Any] = {"kind": "synthesizer", "heads": 3, "length": 130, "pattern": "causal"}
 ATTENTIVE: list[dict[str, Any]] = [
     {"kind": "attention", "heads": 3, "pattern": "causal", "positions": {"kind": "transformer-xl", "clamp": 20}},
     {"kind": "attention", "heads": 4, "kv_heads": 2, "pattern": "causal", "scores": "additive"},
@@ -54,7 +57,32 @@ ATTENTIVE: list[dict[str, Any]] = [
     },
     {"kind": "synthesizer", "heads": 3, "length": 130, "pattern": "causal & strided(2)", "dot": True},
     {"kind": "synthesizer", "heads": 4, "length": 130, "pattern": "causal & window(9)", "synthesis": "random"},
+    {"kind": "synthesizer", "heads": 3, "length": 130, "pattern": "causal", "synthesis": "factorised-dense"},
+    {
+        "kind": "synthesizer",
+        "heads": 3,
+        "length": 130,
+        "pattern": "causal & window(9)",
+        "synthesis": "factorised-dense",
+        "dot": True,
+    },
+    {
+        "kind": "synthesizer",
+        "heads": 3,
+        "length": 130,
+        "pattern": "causal",
+        "synthesis": "factorised-random",
+        "dot": True,
+    },
     {"kind": "tensorized", "rank": 5, "length": 130, "pattern": "causal & strided(3)"},
+    {"kind": "tensorized", "rank": 5, "length": 130, "pattern": "causal & window(6)"},
+    {
+        "kind": "attention",
+        "heads": 4,
+        "kv_heads": 2,
+        "pattern": "causal",
+        "scores": {"kind": "location", "length": 130},
+    },
 ]
 HASHED: list[dict[str, Any]] = [  # rounding decides about buckets, and these about much
     {"kind": "lsh", "heads": 3, "buckets": 4, "rounds": 2, "whole": 59},
@@ -154,7 +182,7 @@ def test_a_long_text_is_never_folded_again(monkeypatch: pytest.MonkeyPatch) -> N
     be trimmed as ever."""
     layers = [
         {"wiring": "pre-norm", "mixer": mixer, "channel": {"kind": "ffn", "hidden": 8}}
-        for mixer in MIXERS[:5] + MIXERS[7:11]
+        for mixer in MIXERS[:6] + MIXERS[8:12]
     ]
     torch.manual_seed(0)
     model: Any = parse(Model, {"kind": "decoder", "vocab": 31, "width": 24, "decoder": layers}).build().eval()  # type: ignore[type-abstract]

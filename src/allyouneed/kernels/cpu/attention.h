@@ -49,11 +49,12 @@ struct ScoreTerms {
     const float *relative_keys = nullptr, *relative_values = nullptr;
     const float* vectors = nullptr;   // by distance
     const float *placed = nullptr, *place_bias = nullptr;  // by key position
+    const float* factors = nullptr;   // of scores by key position: `rows`, then `columns`
     const float* additive = nullptr;  // instead of q·k
-    int distance = 0, position = 0, ahead = 0;
+    int distance = 0, position = 0, ahead = 0, rows = 0, columns = 0;
     float cap = 0;
     bool squared = false;  // and after it
-    bool any() const { return bias || mask || relative_keys || vectors || placed || place_bias || cap != 0; }
+    bool any() const { return bias || mask || relative_keys || vectors || placed || place_bias || factors || cap != 0; }
     bool allows(int64_t p) const { return !(bias && bias[p] == -INFINITY) && !(mask && !mask[p]); }
     int vector_of(int64_t p) const {
         return int(std::clamp<int64_t>(p - position, -distance, distance)) + distance;
@@ -96,6 +97,11 @@ void add_terms(const ScoreTerms& terms, const Seen& seen, const float* q, int wi
     }
     if (terms.place_bias)
         for (int i = 0; i < seen.count; i++) scores[i] += terms.place_bias[seen(i)];
+    if (terms.factors)
+        for (int i = 0; i < seen.count; i++) {
+            const int p = int(seen(i));
+            scores[i] += terms.factors[p / terms.columns] * terms.factors[terms.rows + p % terms.columns];
+        }
     if (terms.bias)
         for (int i = 0; i < seen.count; i++) scores[i] += terms.bias[seen(i)];
     if (terms.cap != 0)
@@ -287,7 +293,7 @@ void attend_row(const Instruction& o, const Pass& pass, const Place& at, int row
     ScoreTerms terms;
     terms.squared = args.squared, terms.ahead = args.ahead;
     terms.relative_keys = args.relative_keys, terms.relative_values = args.relative_values;
-    terms.distance = args.distance, terms.cap = args.cap;
+    terms.distance = args.distance, terms.cap = args.cap, terms.rows = args.factors, terms.columns = args.columns;
     if (args.mask >= 0) terms.mask = pass.masks[args.mask].allowed + row * pass.masks[args.mask].row;
     for (int i = 0; i < pass.time; i++) {
         const int64_t t = int64_t(row) * pass.time + i;
@@ -312,6 +318,7 @@ void attend_row(const Instruction& o, const Pass& pass, const Place& at, int row
             if (args.placed) terms.placed = args.placed + int64_t(h) * args.length * args.ahead;
             if (args.place_bias)
                 terms.place_bias = args.place_bias + h * args.place_head + position * args.place_query;
+            if (args.columns) terms.factors = other_of(o, pass, t) + h * (args.factors + args.columns);
             if (args.additive) terms.additive = args.additive + int64_t(h) * width;
             if (args.vectors >= 0) terms.vectors = pass.tables[args.vectors] + int64_t(h) * pass.positions * width;
             if (args.bias >= 0)

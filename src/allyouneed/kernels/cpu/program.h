@@ -119,6 +119,9 @@ struct AttentionArgs {
     int32_t whole;     // LSH: queries at positions below it see all earlier keys
     int32_t ahead;     // features of a query before those that are multiplied with the key, which has so many fewer
     int32_t length;    // positions that `placed`, `place_bias` and `pairs` have; 0: any number
+    int32_t columns;   // of a score by position p: factor p div columns times factor `factors` + p mod columns, both of the
+                       // head's ones in register `other`, is added; 0: none
+    int32_t factors;   // of the first kind; the others are `columns`
     int32_t pairs;     // the result is Σ q k v of every two keys (length, length), 0 where one is not seen
     float scale;       // 0: 1 / keys that are seen
     float cap;                    // of scores; 0: none

@@ -139,6 +139,7 @@ class CpuExecutor:
         self.encoder = None if lowered.encoder is None else NativeProgram(lowered.encoder, library, arena)
         self.crosses, self.int8 = lowered.crosses, is_int8(model)
         self.limit = least(model.embed.limit, lowered.decoder.limit)
+        self.read_limit = lowered.decoder.source_limit  # of sources that it reads
         self.source_embed: Any = getattr(model, "source_embed", None) or model.embed
         reader = lowered.encoder
         self.source_limit = least(self.source_embed.limit, None if reader is None else reader.limit)
@@ -245,6 +246,7 @@ class CpuExecutor:
             and not (self.decoder.single and new.lengths is not None and bool((new.lengths != 1).any()))
             and not torch.is_grad_enabled()
             and (self.limit is None or end <= self.limit)
+            and (self.read_limit is None or states.memory is None or states.memory.layout.time <= self.read_limit)
         )
 
     def supports_pages(self, states: States) -> bool:

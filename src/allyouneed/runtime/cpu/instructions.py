@@ -72,8 +72,8 @@ class PartCall:
 class Instructions:
     """`steps`: instructions and part calls in order. `caches`: what ATTENTION reads; `masks`: patterns that depend on
     more than the distance. `memories`: other states. `tables`: functions that make a table of that many positions.
-    `kept`: tensors that instructions point to. `outputs`: registers read afterwards. `limit`: positions of a text that
-    its parts have weights for; None: any number."""
+    `kept`: tensors that instructions point to. `outputs`: registers read afterwards. `limit`, `source_limit`: positions
+    of a text and of its source that parts have weights for; None: any number."""
 
     def __init__(self) -> None:
         self.steps: list[Instruction | PartCall] = []
@@ -85,9 +85,13 @@ class Instructions:
         self.kept: list[Tensor] = []
         self.outputs: list[Register] = []
         self.limit: int | None = None
+        self.source_limit: int | None = None
 
     def limit_positions(self, count: int) -> None:
         self.limit = count if self.limit is None else min(count, self.limit)
+
+    def limit_sources(self, count: int) -> None:
+        self.source_limit = count if self.source_limit is None else min(count, self.source_limit)
 
     @property
     def calls(self) -> list[PartCall]:

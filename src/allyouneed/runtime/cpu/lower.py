@@ -20,7 +20,7 @@ from allyouneed.nn.linear.bitlinear import BitLinear, quantize_ternary
 from allyouneed.nn.linear.dense import MergedLinear
 from allyouneed.nn.linear.int8 import Int8Linear, Int8Table
 from allyouneed.nn.linear.ternary import PackedBitLinear, unpack_weights
-from allyouneed.nn.norms import LayerNormModule, RMSNormModule
+from allyouneed.nn.norms import BatchNormModule, LayerNormModule, RMSNormModule, ScaleNormModule
 from allyouneed.nn.positions.absolute import NoPositionsModule
 from allyouneed.runtime.cpu.instructions import FORMATS, Instructions, Register
 from allyouneed.runtime.program import Add, Call, Function, Op, Program, Scale, Unsupported
@@ -179,9 +179,20 @@ def _layer_norm(part: LayerNormModule, x: Register, code: Instructions, state: N
     return emit_norm(part, x, code)
 
 
-@lower.register(RMSNormModule)
-def _rms_norm(part: RMSNormModule, x: Register, code: Instructions, state: None = None) -> Register:
+@lower.register(RMSNormModule, ScaleNormModule)
+def _rms_norm(part: RMSNormModule | ScaleNormModule, x: Register, code: Instructions, state: None = None) -> Register:
     return emit_norm(part, x, code)
+
+
+@lower.register(BatchNormModule)
+def _batch_norm(part: BatchNormModule, x: Register, code: Instructions, state: None = None) -> Register:
+    """Of moving averages: a factor and a summand of each feature."""
+    if part.training:
+        raise Unsupported("batch norm in training has no native instruction")
+    assert part.weight is not None and part.bias is not None
+    factors = part.weight.detach().float() * torch.rsqrt(part.running_var.float() + part.eps)
+    added = part.bias.detach().float() - part.running_mean.float() * factors
+    return code.emit(Kind.SCALE, x.width, x, factors=factors, added=added)
 
 
 def emit_norm(
@@ -193,6 +204,11 @@ def emit_norm(
         arguments |= {"centred": 1, "eps": part.eps, "weight": part.weight, "bias": part.bias}
     elif type(part) is RMSNormModule:
         arguments |= {"centred": 0, "eps": part.eps, "weight": part.weight, "offset": part.offset}
+    elif type(part) is ScaleNormModule:  # x / ‖x‖ is RMSNorm's result over √width
+        width = x.width // groups
+        assert part.weight is not None
+        weight = (part.weight.detach().float() * width**-0.5).expand(width)
+        arguments |= {"centred": 0, "eps": part.eps**2 / width, "weight": weight}
     else:
         raise Unsupported(f"{type(part).__name__} has no native instruction")
     return code.emit(Kind.NORM, x.width, x, into=into, **arguments)

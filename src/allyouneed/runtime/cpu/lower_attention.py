@@ -13,7 +13,7 @@ from allyouneed.nn.linear.dense import MergedLinear
 from allyouneed.nn.linear.int8 import Int8Linear
 from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttention, SoftmaxAttention, kv_window
 from allyouneed.nn.mixers.attention.mla import LatentAttentionModule
-from allyouneed.nn.mixers.attention.scores import AdditiveModule, GeneralModule, ScoresModule
+from allyouneed.nn.mixers.attention.scores import AdditiveModule, GeneralModule, LocationModule, ScoresModule
 from allyouneed.nn.patterns.core import And, Causal, Full, KVWindow, Not, Or, Pattern, TokenFields, Window
 from allyouneed.nn.patterns.sparse import Dilated, Self, Strided
 from allyouneed.nn.positions.alibi import AlibiModule
@@ -24,7 +24,7 @@ from allyouneed.nn.positions.t5_bias import BucketsModule
 from allyouneed.nn.positions.transformer_xl import TransformerXLModule
 from allyouneed.nn.states.window import MAX_TRIM
 from allyouneed.runtime.cpu.instructions import CacheSlot, Instructions, Register
-from allyouneed.runtime.cpu.lower import emit_norm, emit_product, lower, weight_format
+from allyouneed.runtime.cpu.lower import emit_joined, emit_norm, emit_product, lower, weight_format
 from allyouneed.runtime.program import StateSlot, Unsupported
 
 BIASES = (AlibiModule, BucketsModule, TransformerXLModule)  # that depend on head and distance; of the last one, a part
@@ -43,13 +43,18 @@ def score_scale(part: SoftmaxAttention) -> float:
 def score_arguments(part: SoftmaxAttention, code: Instructions) -> dict[str, Any]:
     """What ATTENTION adds to q·k · scale, apart from the pattern. Queries and keys are rotated before."""
     relative = part.relative
-    if type(part.scores) not in (ScoresModule, GeneralModule, AdditiveModule):
+    if type(part.scores) not in (ScoresModule, GeneralModule, AdditiveModule, LocationModule):
         raise Unsupported(f"{type(part.scores).__name__} has no native instruction")
     if type(relative) not in (RelativeModule, RotaryModule, ShawModule, *BIASES):
         raise Unsupported(f"{type(relative).__name__} has no native instruction")
     found: dict[str, Any] = {"scale": score_scale(part), "cap": part.soft_cap or 0.0, "vectors": -1}
     if isinstance(part.scores, AdditiveModule):
         found |= {"scale": 1.0, "additive": part.scores.weight.detach().float()}
+    if isinstance(part.scores, LocationModule):  # a vector of each position, which is multiplied with the query
+        if type(relative) is not RelativeModule:
+            raise Unsupported("location scores with relative positions have no native instruction")
+        placed = part.scores.weight.detach().float().transpose(1, 2).contiguous()  # (heads, length, head_width)
+        found |= {"placed": placed, "length": placed.shape[1], "ahead": placed.shape[2]}
     if isinstance(relative, ShawModule):
         if relative.adds_key_bias or relative.distance > CONSTANTS["MAX_DISTANCE"]:
             raise Unsupported("relative vectors of keys, or of large distances, have no native instruction")
@@ -184,17 +189,14 @@ def emit_heads(
     code: Instructions,
     into: Register | None = None,
     output_step: int | None = None,
+    bias: Tensor | None = None,
 ) -> Register:
-    """A linear map of each head: weight (heads, outputs, inputs); the inputs of a head stand `step` features after
-    those of the one before."""
+    """A linear map of each head: weight (heads, outputs, inputs), bias (heads · outputs). The inputs of a head stand
+    `step` features after those of the one before."""
     heads, outputs, inputs = weight.shape
     after = outputs if output_step is None else output_step
-    sizes: dict[str, Any] = {
-        "inputs": inputs,
-        "outputs": outputs,
-        "format": weight_format(weight, None),
-        "groups": heads,
-    }
+    sizes: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "format": weight_format(weight, None)}
+    sizes |= {"groups": heads, "bias": bias}
     source = x
     if into is not None and into.number == x.number:  # a product does not work in place
         source = code.emit(Kind.COPY, x.width, x)
@@ -224,6 +226,9 @@ def emit_self_attention(
     emit_positions(part, both, code)
     scale, decoding = score_scale(part), state is not None
     arguments |= pattern_arguments(pattern, part.relative, part.heads, scale, code, decoding) | chosen
+    if isinstance(part.scores, LocationModule):  # keys are not read
+        code.limit_positions(part.scores.position_limit)
+        both = emit_joined([both.part(0, part.inner), both.part(part.inner + part.kv_width, part.kv_width)], code)
     if state is None:
         return emit_attention(part, both, code, keys=Keys.SELF, **arguments)
     arguments |= {"keys": Keys.CACHED, "cache": len(code.caches)}
@@ -251,6 +256,8 @@ def _cross_attention(part: CrossAttention, x: Register, code: Instructions, stat
         emit_norm(part.q_norm, q, code, part.heads, into=q)
     if type(part.scores) is GeneralModule:
         emit_heads(part.scores.weight.detach().transpose(1, 2).contiguous(), q, part.head_width, code, into=q)
+    if isinstance(part.scores, LocationModule):
+        code.limit_sources(part.scores.position_limit)
     code.caches.append(CacheSlot(state, part.kv_heads, part.head_width, part.head_width))
     return emit_attention(part, q, code, keys=Keys.SOURCE, cache=len(code.caches) - 1, **(PLAIN | arguments))
 

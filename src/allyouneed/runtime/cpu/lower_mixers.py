@@ -18,6 +18,7 @@ from allyouneed.nn.mixers.branches import BranchesModule
 from allyouneed.nn.mixers.crate import ISTAModule, MSSAModule
 from allyouneed.nn.mixers.gau import GAUModule
 from allyouneed.nn.mixers.lsra import LSRAModule
+from allyouneed.nn.mixers.metaformer import IdentityModule
 from allyouneed.nn.patterns.core import Causal
 from allyouneed.nn.positions.relative import RelativeModule
 from allyouneed.runtime.cpu.instructions import CacheSlot, Instructions, Register, nested
@@ -33,6 +34,8 @@ from allyouneed.runtime.cpu.lower_attention import (
     window_arguments,
 )
 from allyouneed.runtime.program import StateSlot, Unsupported
+
+MAX_PRODUCT = 1 << 24  # numbers of a table that a synthesizer stores as two factors
 
 
 def require_state(state: StateSlot | None) -> StateSlot:
@@ -156,19 +159,28 @@ def _synthesizer(part: SynthesizerModule, x: Register, code: Instructions, state
         return table if table.is_meta or mixture is None else table * shares[0]
 
     arguments: dict[str, Any] = {"length": length, "scale": shares[1] * width**-0.5}
-    if isinstance(synthesis, DenseSynthesis) and len(synthesis.maps) == 1:
+    factorised = isinstance(synthesis, DenseSynthesis) and len(synthesis.maps) > 1
+    if factorised:
+        arguments |= {"factors": synthesis.outputs[0], "columns": synthesis.outputs[1]}
+    elif isinstance(synthesis, DenseSynthesis):
         arguments |= {"ahead": width, "placed": share_of(synthesis.maps[0]).transpose(1, 2).contiguous()}
         if len(synthesis.shifts):
             arguments |= {"place_bias": share_of(synthesis.shifts[0]), "place_head": length}
-    elif isinstance(synthesis, RandomSynthesis) and not synthesis.factorised:
-        arguments |= {"place_bias": share_of(synthesis.table), "place_head": length**2, "place_query": length}
     else:
-        raise Unsupported("factorised scores of a synthesizer have no native instruction")
+        assert isinstance(synthesis, RandomSynthesis)
+        if synthesis.factorised and heads * length**2 > MAX_PRODUCT:
+            raise Unsupported("factorised scores of so many positions have no native instruction")
+        table = synthesis.left @ synthesis.right.mT if synthesis.factorised else synthesis.table
+        arguments |= {"place_bias": share_of(table), "place_head": length**2, "place_query": length}
     dense, dot = part.hidden is not None, mixture is not None
     both = emit_product([one for one in (part.hidden, part.q, part.k, part.v) if one is not None], x, code)
     inner = heads * width
     if dense:
         code.emit(Kind.ACTIVATE, inner, both.part(0, inner), into=both.part(0, inner), activation=Activation.RELU)
+    products = None
+    if factorised:  # of each head, instead of the features that they are computed from
+        products = emit_factors(synthesis, both.part(0, inner), shares[0], code)
+        both, dense = both.part(inner, both.width - inner), False
     if dense and dot:  # both kinds of features of each head, side by side
         starts = [at + head * width for head in range(heads) for at in (0, inner)]
         both = emit_joined([*(both.part(at, width) for at in starts), both.part(2 * inner, 2 * inner)], code)
@@ -181,7 +193,21 @@ def _synthesizer(part: SynthesizerModule, x: Register, code: Instructions, state
         arguments |= {"keys": Keys.CACHED, "cache": len(code.caches)}
         code.caches.append(CacheSlot(state, heads, dot * width, width, "ring" in arguments))
     code.limit_positions(length)
-    found: Register = lower(part.out, code.emit(Kind.ATTENTION, inner, both, **arguments), code)
+    found: Register = lower(part.out, code.emit(Kind.ATTENTION, inner, both, products, **arguments), code)
+    return found
+
+
+def emit_factors(synthesis: DenseSynthesis, hidden: Register, share: float, code: Instructions) -> Register:
+    """Both factors of each head's scores, side by side; the first ones are multiplied by `share`."""
+    heads, width, size = len(synthesis.maps[0]), synthesis.maps[0].shape[1], sum(synthesis.outputs)
+    found, at = code.register(heads * size), 0
+    for number, (table, outputs) in enumerate(zip(synthesis.maps, synthesis.outputs, strict=True)):
+        factor = 1.0 if number else share
+        shift = synthesis.shifts[number].detach().float().flatten() * factor if len(synthesis.shifts) else None
+        weight = (table.detach().float() * factor).transpose(1, 2).contiguous()  # (heads, outputs, head_width)
+        into = found.part(at, found.width - at)
+        emit_heads(weight, hidden, width, code, into=into, output_step=size, bias=shift)
+        at += outputs
     return found
 
 
@@ -192,14 +218,18 @@ def _tensorized(part: TensorizedModule, x: Register, code: Instructions, state: 
     core = cores[0] if cores.is_meta else cores.float().mean(0)
     code.emit(Kind.SCALE, rank, query, into=query, factors=core)
     arguments = PLAIN | pattern_arguments(part.pattern, RelativeModule(), 1, 1.0, code, True)
-    if "ring" in arguments:
-        raise Unsupported("tensorised attention with a window has no native instruction")
+    arguments.pop("ring", None)  # its cache has all keys, of which a window sees the recent ones
     arguments |= {"heads": 1, "kv_heads": 1, "head_width": rank, "value_width": rank, "scale": 1.0}
     arguments |= {"keys": Keys.CACHED, "cache": len(code.caches), "pairs": 1, "length": part.length}
     code.caches.append(CacheSlot(slot, 1, rank, rank))
     code.limit_positions(part.length)
     found: Register = lower(part.out, code.emit(Kind.ATTENTION, part.length**2, both, **arguments), code)
     return found
+
+
+@lower.register(IdentityModule)
+def _identity(part: IdentityModule, x: Register, code: Instructions, state: StateSlot | None) -> Register:
+    return code.emit(Kind.COPY, x.width, x)
 
 
 # --- two mixers side by side ------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from allyouneed.nn.linear.int8 import Int8Codes
 from allyouneed.nn.mixers.convolution import ConvolutionModule
 from allyouneed.nn.mixers.lightweight import DynamicModule, LightweightModule
 from allyouneed.nn.mixers.retention import GatedRetentionModule, MultiScaleRetentionModule, RetentionModule
-from allyouneed.nn.mixers.rnn import Int8RNN, RNNModule
+from allyouneed.nn.mixers.rnn import Int8RNN, ResetBeforeModule, RNNModule
 from allyouneed.nn.mixers.rwkv import RWKVChannelModule, RWKVModule
 from allyouneed.nn.states.window import MAX_TRIM
 from allyouneed.runtime.cpu.instructions import Instructions, Register
@@ -100,13 +100,16 @@ def _rwkv_channel(part: RWKVChannelModule, x: Register, code: Instructions, stat
 # --- LSTM and GRU -----------------------------------------------------------------------------------------------------
 
 
-def emit_precise(weight: Tensor | Int8Codes, bias: Tensor | None, x: Register, code: Instructions) -> Register:
-    """A product of float activations; with int8 weights, of activations of 16 bits."""
+def emit_precise(
+    weight: Tensor | Int8Codes, bias: Tensor | None, x: Register, code: Instructions, outputs: slice = slice(None)
+) -> Register:
+    """A product of float activations; with int8 weights, of activations of 16 bits. `outputs`: some rows of weights."""
     if not isinstance(weight, Int8Codes):
-        return emit_matmul(weight.detach(), None, bias, x, code)
-    count = len(weight.codes)
+        return emit_matmul(weight.detach()[outputs], None, bias, x, code)
+    codes, step = weight.codes[outputs], weight.step[outputs]
+    count = len(codes)
     halves, half = code.register(2 * count), None if bias is None else bias / 2
-    emit_matmul(weight.codes, weight.step, half, x, code, into=halves, digits=2)
+    emit_matmul(codes, step, half, x, code, into=halves, digits=2)
     return code.emit(Kind.ADD, count, halves.part(0, count), halves.part(count, count))
 
 
@@ -125,6 +128,33 @@ def _rnn(part: RNNModule, x: Register, code: Instructions, state: StateSlot | No
         found = code.emit(Kind.LSTM, part.hidden, gates, memory=memory)
     else:
         found = code.emit(Kind.GRU, part.hidden, new, old, memory=memory)
+    commit(x, memory, code)
+    return found
+
+
+@lower.register(ResetBeforeModule)
+def _gru_reset_before(part: ResetBeforeModule, x: Register, code: Instructions, state: StateSlot | None) -> Register:
+    """h ← z h + (1 − z) c; the candidate c is computed from r h."""
+    if part.bidirectional:
+        raise Unsupported("a bidirectional RNN has no native instruction")
+    rnn: Any = part.rnn
+    hidden = part.hidden
+    memory = code.memory(require_state(state), x.width)
+    before = code.emit(Kind.LOAD, hidden, memory=memory, part=0)
+    bias = rnn.bias_ih_l0.detach().float() + rnn.bias_hh_l0.detach().float() if rnn.bias else None
+    seen = emit_precise(rnn.weight_ih_l0, bias, x, code)  # r, z, c
+    gates = seen.part(0, 2 * hidden)
+    own = emit_precise(rnn.weight_hh_l0, None, before, code, slice(2 * hidden))
+    code.emit(Kind.ADD, 2 * hidden, gates, own, into=gates)
+    r, z, c = (seen.part(n * hidden, hidden) for n in range(3))
+    reset = code.emit(Kind.GATE, hidden, r, before, activation=Activation.SIGMOID)
+    code.emit(Kind.ADD, hidden, c, emit_precise(rnn.weight_hh_l0, None, reset, code, slice(2 * hidden, None)), into=c)
+    code.emit(Kind.ACTIVATE, hidden, c, into=c, activation=Activation.TANH)
+    kept = code.emit(Kind.GATE, hidden, z, before, activation=Activation.SIGMOID)
+    code.emit(Kind.SCALE, hidden, z, into=z, factor=-1.0)  # 1 − σ(z) = σ(−z)
+    new = code.emit(Kind.GATE, hidden, z, c, activation=Activation.SIGMOID)
+    found = code.emit(Kind.ADD, hidden, kept, new)
+    code.emit(Kind.STORE, hidden, found, into=found, memory=memory, part=0)
     commit(x, memory, code)
     return found
 
