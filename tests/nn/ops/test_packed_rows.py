@@ -7,10 +7,10 @@ import torch
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
-from allyouneed.nn.mixers.attention import infini
+from allyouneed.nn.mixers.attention import attention, infini
 from allyouneed.nn.ops import linear_attention, retention, selective_scan, ssd, unpack, wkv
 from allyouneed.nn.ops.attention.select import dense
-from allyouneed.nn.sublayer import Mixer
+from allyouneed.nn.sublayer import Channel, Mixer
 from any_part import WIDTH, describe_part, variants
 from host_sync import NoHostSync
 
@@ -31,19 +31,22 @@ def packed_rows():
     return segments, places
 
 
-CASES = {describe_part(part): part for part in variants(Mixer) if part.supports_self and not part.problems(COMMON)}
-RESTARTING = [name for name, part in CASES.items() if part.build(COMMON).unpacks]
+PARTS = [part for part in variants(Mixer) if part.supports_self] + variants(Channel)
+CASES = {describe_part(part): part for part in PARTS if not part.problems(COMMON)}
+# experts without a kernel read their tokens on the host
+RESTARTING = [name for name, part in CASES.items() if part.build(COMMON).unpacks and "moe" not in name]
 
 
-def dense_attention(pattern, queries, keys, score_mod):
+def dense_attention(pattern, queries, keys, score_mod, static=False):
     """On a GPU a kernel that searches no blocks on the host."""
     return dense(pattern, queries, keys)
 
 
-@pytest.mark.parametrize("name", RESTARTING)
+@pytest.mark.parametrize("name", RESTARTING, ids=str)
 def test_a_sentence_of_a_packed_row_is_alone(name, monkeypatch):
     monkeypatch.setattr(unpack, "stays_packed", lambda layout: True)
-    monkeypatch.setattr(infini, "select_attention", dense_attention)
+    for user in (infini, attention):
+        monkeypatch.setattr(user, "select_attention", dense_attention)
     for op in (retention, ssd, linear_attention):
         monkeypatch.setattr(op, "CHUNK", 4)
     monkeypatch.setattr(wkv, "SEGMENT", 4)
@@ -56,7 +59,7 @@ def test_a_sentence_of_a_packed_row_is_alone(name, monkeypatch):
         torch.nn.init.normal_(parameter, std=0.4)
     segments, places = packed_rows()
     x = torch.randn(*segments.shape, WIDTH, dtype=torch.double, requires_grad=True)
-    slope = torch.randn_like(x)
+    slope = torch.randn(*segments.shape, CASES[name].outputs(COMMON), dtype=torch.double)
     leaves = [x, *module.parameters()]
     layout = TokenLayout.of(Rows(torch.zeros_like(segments), segments=segments))
     with NoHostSync():
@@ -81,4 +84,6 @@ def test_a_sentence_of_a_packed_row_is_alone(name, monkeypatch):
 def test_the_kinds_that_restart():
     """A list, so that none is lost by mistake."""
     found = {CASES[name].kind for name in RESTARTING}
-    assert found == {"retention", "gated-retention", "rwkv", "mamba", "mamba2", "performer", "infini"}
+    recurrent = {"retention", "gated-retention", "rwkv", "mamba", "mamba2", "performer", "infini"}
+    sliding = {"convolution", "lightweight-convolution", "dynamic-convolution", "pooling", "conv-ffn"}
+    assert found == recurrent | sliding | {"lsra", "branches"}  # those hold convolutions

@@ -159,7 +159,14 @@ def test_one_graph_for_all_layers_of_a_mixer(name: str, monkeypatch: pytest.Monk
     assert len(graphs) == 1
 
 
-RESTARTING = ("retention", "gated-retention", "rwkv", "mamba2", "performer", "infini")
+SLIDING = {"size": 3, "sees": "past"}
+CONVOLUTIONS: dict[str, dict[str, Any]] = {
+    "convolution": SLIDING,
+    "lightweight-convolution": SLIDING | HEADS,
+    "dynamic-convolution": SLIDING | HEADS,
+    "branches": {"left": {"kind": "convolution"} | SLIDING, "right": {"kind": "rwkv-channel", "hidden": 32}},
+}
+RESTARTING = ("retention", "gated-retention", "rwkv", "mamba2", "performer", "infini", *CONVOLUTIONS)
 QUICK = ("performer",)
 
 
@@ -170,7 +177,8 @@ def test_one_graph_for_packed_rows_of_a_recurrence(name: str, monkeypatch: pytes
     """As on a GPU, forward and backward: rows stay packed, so that their shapes are those of all batches."""
     torch.manual_seed(0)
     torch._dynamo.reset()
-    layer = {"repeat": 2, "mixer": {"kind": name} | MIXERS[name], "channel": {"kind": "rwkv-channel", "hidden": 32}}
+    keys, channel = (MIXERS | CONVOLUTIONS)[name], {"kind": "rwkv-channel", "hidden": 32}
+    layer = {"repeat": 2, "mixer": {"kind": name} | keys, "channel": channel}
     model: Any = build({"kind": "decoder", "vocab": 50, "width": 32, "decoder": [layer]})
     batches, parameters = [Batch(rows(length, True)) for length in (20, 33, 170)], list(model.parameters())
 

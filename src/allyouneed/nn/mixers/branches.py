@@ -110,6 +110,18 @@ class BranchesModule(SubLayer):
         self.dropout = Dropout(common.dropout)
         self.norm = common.norm.build(config.joined(common).width) if config.norm else None
 
+    @property
+    def traceable(self) -> bool:  # type: ignore[override]  # per instance, not per class
+        return all(part.traceable for part in self.pieces.values())
+
+    @property
+    def unpacks(self) -> bool:  # type: ignore[override]
+        return any(part.unpacks for part in self.pieces.values())
+
+    def prepare(self, context: Context, rows: int) -> None:
+        for part in self.pieces.values():
+            part.prepare(context, rows)  # type: ignore[operator]
+
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         states = state.parts if isinstance(state, NestedStates) else {}
         branches = [

@@ -57,9 +57,15 @@ class ConvolutionalFFN(Channel):
 
 
 class ConvolutionalFFNModule(SubLayer):
+    traceable = unpacks = True
+
     def __init__(self, config: ConvolutionalFFN, common: Common) -> None:
         super().__init__()
         self.up, self.down = (part.build(its) for part, its in config.parts(common))
+
+    def prepare(self, context: Context, rows: int) -> None:
+        for part in (self.up, self.down):
+            part.prepare(context, rows)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         kept = state.parts if isinstance(state, NestedStates) else {}

@@ -19,6 +19,7 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.observe import observe
+from allyouneed.nn.ops.unpack import window_mask
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.window import MAX_TRIM
 from allyouneed.nn.sublayer import Mixer, SubLayer
@@ -91,6 +92,8 @@ def recent_cost(width: int, back: int) -> Cost:
 
 
 class ConvolutionModule(SubLayer):
+    traceable = unpacks = True
+
     def __init__(self, config: Convolution, common: Common) -> None:
         super().__init__()
         self.size, self.reach = config.size, config.reach
@@ -137,8 +140,16 @@ class ConvolutionModule(SubLayer):
             return nn.functional.conv1d(x.transpose(1, 2), taps, groups=len(taps)).transpose(1, 2)
         return x.unfold(1, self.size, 1).flatten(2)  # `size` positions per feature
 
+    def prepare(self, context: Context, rows: int) -> None:
+        window_mask(context, self.reach)
+
     def over_sentences(self, x: Tensor, context: Context) -> Tensor:
         """Whole sentences, each padded with zeros, whatever follows it in the row."""
+        if (mask := window_mask(context, self.reach)) is not None:
+            if self.taps is not None:
+                return masked_convolution(x, self.taps.to(x.dtype), self.reach, mask)
+            windows = nn.functional.pad(x, (0, 0, *self.reach)).unfold(1, self.size, 1)  # (batch, time, width, size)
+            return (windows * mask[:, :, None]).flatten(2)
         padded, starts = pad_sentences(x, context, self.reach)
         seen = self.gather(padded)
         return seen if starts is None else seen.gather(1, starts.expand(-1, -1, seen.shape[2]))
@@ -147,6 +158,15 @@ class ConvolutionModule(SubLayer):
         if self.reach[1]:
             raise ValueError("a convolution over later tokens cannot decode; set sees: past")
         return RecentTokens(self.size - 1) if self.size > 1 else None
+
+
+def masked_convolution(x: Tensor, taps: Tensor, reach: tuple[int, int], mask: Tensor) -> Tensor:
+    """Σ_j w_j ⊙ x_{t+j} over the positions of each window (batch, time, size) that are not masked; taps (width, size),
+    or (batch, time, width, size)."""
+    padded, y = nn.functional.pad(x, (0, 0, *reach)), torch.zeros_like(x)
+    for number, tap in enumerate(taps.unbind(-1)):  # per position, so that windows are never materialised
+        y = y + tap * padded[:, number : number + x.shape[1]] * mask[:, :, number, None]
+    return y
 
 
 def pad_sentences(x: Tensor, context: Context, reach: tuple[int, int]) -> tuple[Tensor, Tensor | None]:

@@ -16,8 +16,9 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.dropout import Dropout
-from allyouneed.nn.mixers.convolution import RecentTokens, SlidingMixer, pad_sentences, recent_cost
+from allyouneed.nn.mixers.convolution import RecentTokens, SlidingMixer, masked_convolution, pad_sentences, recent_cost
 from allyouneed.nn.observe import observe
+from allyouneed.nn.ops.unpack import window_mask
 from allyouneed.nn.states.base import State
 from allyouneed.nn.sublayer import SubLayer
 
@@ -80,6 +81,8 @@ class DynamicConvolution(SoftmaxConvolution):
 
 
 class SoftmaxConvolutionModule(SubLayer):
+    traceable = unpacks = True
+
     def __init__(self, config: SoftmaxConvolution, common: Common) -> None:
         super().__init__()
         self.size, self.heads, self.reach, self.gated = config.size, config.heads, config.reach, config.gated
@@ -102,6 +105,13 @@ class SoftmaxConvolutionModule(SubLayer):
         """The filter of each token (time, width): (time, heads, size), or (1, heads, size) expanded."""
 
     @abstractmethod
+    def taps_of(self, x: Tensor) -> Tensor:
+        """The filter of each feature (width, size), or (batch, time, width, size); with dropout."""
+
+    def prepare(self, context: Context, rows: int) -> None:
+        window_mask(context, self.reach)
+
+    @abstractmethod
     def convolve(self, x: Tensor, padded: Tensor, starts: Tensor | None) -> Tensor:
         """`padded` holds the windows of all tokens; token t's starts at starts[t], or at t if `starts` is None."""
 
@@ -111,12 +121,13 @@ class SoftmaxConvolutionModule(SubLayer):
             values, gates = x.chunk(2, -1)
             x = values * gates.sigmoid()
         x = observe(self, "v", x)
-        padded, starts = (
-            (state.append(x, context), None)
-            if isinstance(state, RecentTokens)
-            else pad_sentences(x, context, self.reach)
-        )
-        mixed: Tensor = self.out(observe(self, "heads", self.convolve(x, padded, starts)))
+        if isinstance(state, RecentTokens):
+            seen = self.convolve(x, state.append(x, context), None)
+        elif (mask := window_mask(context, self.reach)) is not None:
+            seen = masked_convolution(x, self.taps_of(x), self.reach, mask)
+        else:
+            seen = self.convolve(x, *pad_sentences(x, context, self.reach))
+        mixed: Tensor = self.out(observe(self, "heads", seen))
         return mixed
 
     def new_state(self) -> State | None:
@@ -138,10 +149,13 @@ class LightweightModule(SoftmaxConvolutionModule):
     def filters_of(self, x: Tensor) -> Tensor:
         return self.taps.softmax(-1).expand(len(x), -1, -1)
 
+    def taps_of(self, x: Tensor) -> Tensor:
+        taps = self.dropout(self.taps.softmax(-1)).to(x.dtype)
+        return taps.repeat_interleave(x.shape[2] // self.heads, 0)
+
     def convolve(self, x: Tensor, padded: Tensor, starts: Tensor | None) -> Tensor:
-        width = x.shape[2]
-        taps = self.dropout(self.taps.softmax(-1)).to(x.dtype).repeat_interleave(width // self.heads, 0)
-        seen = nn.functional.conv1d(padded.transpose(1, 2), taps[:, None], groups=width).transpose(1, 2)
+        taps = self.taps_of(x)
+        seen = nn.functional.conv1d(padded.transpose(1, 2), taps[:, None], groups=len(taps)).transpose(1, 2)
         return seen if starts is None else seen.gather(1, starts.expand_as(x))
 
 
@@ -153,6 +167,10 @@ class DynamicModule(SoftmaxConvolutionModule):
     def filters_of(self, x: Tensor) -> Tensor:
         weights: Tensor = self.filters(x).unflatten(-1, (self.heads, self.size)).softmax(-1)
         return weights
+
+    def taps_of(self, x: Tensor) -> Tensor:
+        weights = self.dropout(self.filters_of(x))[:, :, :, None]  # (batch, time, heads, 1, size)
+        return weights.expand(-1, -1, -1, x.shape[2] // self.heads, -1).flatten(2, 3)
 
     def convolve(self, x: Tensor, padded: Tensor, starts: Tensor | None) -> Tensor:
         weights = self.filters_of(x)

@@ -85,11 +85,21 @@ class LSRA(AttendsByPattern, Mixer):
 
 
 class LSRAModule(SubLayer):
+    unpacks = True
+
     def __init__(self, config: LSRA, common: Common) -> None:
         super().__init__()
         halves, commons = config.halves, config.commons(common)
         self.widths = config.widths(common)
         self.far, self.near = (halves[name].build(commons[name]) for name in ("far", "near"))
+
+    @property
+    def traceable(self) -> bool:  # type: ignore[override]  # per instance, not per class
+        return self.far.traceable and self.near.traceable
+
+    def prepare(self, context: Context, rows: int) -> None:
+        self.far.prepare(context, rows)
+        self.near.prepare(context, rows)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         left, right = x.split(self.widths, -1)

@@ -13,8 +13,9 @@ from allyouneed.errors import UserError
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
+from allyouneed.nn.mixers.convolution import masked_convolution
 from allyouneed.nn.observe import observe
-from allyouneed.nn.ops.unpack import unpack_rows
+from allyouneed.nn.ops.unpack import unpack_rows, window_mask
 from allyouneed.nn.states.base import State
 from allyouneed.nn.sublayer import Mixer, SubLayer
 
@@ -84,11 +85,28 @@ class Pooling(_Around):
 
 
 class PoolingModule(_AroundModule):
+    unpacks = True
+
     def __init__(self, config: Pooling) -> None:
         super().__init__()
         self.size, self.grid = config.size, config.grid
 
+    @property
+    def traceable(self) -> bool:  # type: ignore[override]  # per instance, not per class
+        return self.grid is None
+
+    def windows(self, context: Context) -> Tensor | None:
+        """Which neighbours belong to the sentence, in packed rows that stay packed; images are not packed."""
+        return None if self.grid is not None else window_mask(context, (self.size // 2, self.size // 2))
+
+    def prepare(self, context: Context, rows: int) -> None:
+        self.windows(context)
+
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
+        if (mask := self.windows(context)) is not None:
+            x = observe(self, "v", x[:, None])[:, 0]
+            sums = masked_convolution(x, x.new_ones(1, self.size), (self.size // 2, self.size // 2), mask)
+            return observe(self, "heads", (sums / mask.sum(-1, keepdim=True) - x)[:, None])[:, 0]
         unpacked = unpack_rows(context)
         rows = observe(self, "v", unpacked.gather(x)[:, None])[:, 0]
         real = torch.ones_like(rows[..., :1]) if unpacked.real is None else unpacked.real[..., None].to(rows.dtype)

@@ -80,6 +80,22 @@ def stays_packed(layout: TokenLayout) -> bool:
     return layout.device.type == "cuda"
 
 
+def window_mask(context: Context, reach: tuple[int, int]) -> Tensor | None:
+    """(batch, time, size) bool: which positions of the window around each token, `reach` to the left and to the right,
+    belong to its sentence, in packed rows that stay packed; None for others."""
+    if not context.queries.packed or (starts := unpack_rows(context, restarts=True).starts) is None:
+        return None
+
+    def make() -> Tensor:
+        time, (left, right) = starts.shape[1], reach
+        at = torch.arange(time, device=starts.device)
+        ends = time - 1 - flip_starts(starts).flip(1)
+        there = at[:, None] + torch.arange(-left, right + 1, device=starts.device)  # (time, size)
+        return (there >= starts[..., None]) & (there <= ends[..., None])
+
+    return context.memoize(("window", *reach), make)
+
+
 def sentence_starts(layout: TokenLayout) -> Tensor:
     """Index of the first token of each token's sentence (batch, time), int32."""
     segments = layout.segments

@@ -25,6 +25,7 @@ from allyouneed.nn.positions.rotary import RotaryModule
 from allyouneed.nn.positions.t5_bias import BucketsModule
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.kv_cache import CrossKVCache, KVCache
+from allyouneed.nn.sublayer import SubLayer
 from allyouneed.runtime.cuda import constant_states, window_cache
 from allyouneed.runtime.cuda.static_cache import make_static_state, plain_state, step_layers, step_stacks
 from allyouneed.runtime.program import Unsupported
@@ -152,7 +153,8 @@ def _prefills_on_device(part: Any) -> bool:
     if type(part) in (SelfAttention, CrossAttention, LatentAttentionModule):
         own = part.own_score or part.relative.adds_key_bias or getattr(part, "caches_hidden", False)
         return not own and type(part.relative) in POSITIONS and _is_arithmetic(part.pattern)
-    return bool(part.traceable)
+    inside = [one for one in part.modules() if one is not part and isinstance(one, SubLayer)]  # of branches, of LSRA
+    return bool(part.traceable) and all(map(_prefills_on_device, inside))
 
 
 def _is_arithmetic(pattern: Pattern) -> bool:
