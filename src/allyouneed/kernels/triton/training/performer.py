@@ -20,24 +20,10 @@ import triton.language as tl
 from torch import Tensor
 
 from allyouneed.kernels import launches
+from allyouneed.kernels.triton.retention import _contiguous_features, _load_tile, _store_tile
 
 SIDE = 64  # tokens of a chunk, features of a tile
 FEATURES_AT_ONCE = 256  # exponents that a program holds
-
-
-@triton.jit
-def _load(x, start, time, stride, first, WIDTH: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr):
-    """(CHUNK, TILE) of tokens and features."""
-    at, f = start + tl.arange(0, CHUNK), first + tl.arange(0, TILE)
-    inside = (at < time)[:, None] & (f < WIDTH)[None, :]
-    return tl.load(x + at[:, None].to(tl.int64) * stride + f[None, :], mask=inside, other=0.0)
-
-
-@triton.jit
-def _store(x, value, start, time, stride, first, WIDTH: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr):
-    at, f = start + tl.arange(0, CHUNK), first + tl.arange(0, TILE)
-    inside = (at < time)[:, None] & (f < WIDTH)[None, :]
-    tl.store(x + at[:, None].to(tl.int64) * stride + f[None, :], value.to(x.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -74,7 +60,7 @@ def _features(
     place = tl.program_id(0).to(tl.int64)
     line, chunk = place // chunks, (place % chunks).to(tl.int32)
     row, head, start = line // heads, line % heads, chunk * CHUNK
-    x = _load(x + row * x_row + head * x_head, start, time, x_time, 0, D, CHUNK, WIDTH).to(tl.float32)
+    x = _load_tile(x + row * x_row + head * x_head, start, time, x_time, 0, D, CHUNK, WIDTH).to(tl.float32)
     norm = tl.sum(x * x, 1) * (0.5 * scale * scale)
     at = start + tl.arange(0, CHUNK)
     known = at < time
@@ -92,10 +78,10 @@ def _features(
             highest = tl.max(tl.where(known, top, float("-inf")), 0)
             tl.store(tops + place, highest)
             top = tl.zeros((CHUNK,), tl.float32) + tl.where(highest > float("-inf"), highest, 0.0)
-    _store(out, _finish(begun, top, known, floor, RELU, KEYS), start, time, M, 0, M, CHUNK, TILE)
+    _store_tile(out, _finish(begun, top, known, floor, RELU, KEYS), start, time, M, 0, M, CHUNK, TILE)
     for first in range(TILE, M, TILE):
         more = _exponents(x, norm, omega, first, scale, M, D, WIDTH, TILE, RELU, PRECISION)
-        _store(out, _finish(more, top, known, floor, RELU, KEYS), start, time, M, first, M, CHUNK, TILE)
+        _store_tile(out, _finish(more, top, known, floor, RELU, KEYS), start, time, M, first, M, CHUNK, TILE)
 
 
 @triton.jit
@@ -119,8 +105,8 @@ def _walk(
         start = chunk * CHUNK
         tl.store(near + here * (M * V) + f[:, None] * V + value[None, :], s.to(near.dtype.element_ty), mask=inside)
         tl.store(rows + here * M + f, z, mask=f < M)
-        a = _load(x, start, time, M, i, M, CHUNK, TILE)
-        b = _load(y, start, time, y_time, 0, V, CHUNK, VALUES)
+        a = _load_tile(x, start, time, M, i, M, CHUNK, TILE)
+        b = _load_tile(y, start, time, y_time, 0, V, CHUNK, VALUES)
         if BACK:
             at = start + tl.arange(0, CHUNK)
             e = tl.load(extra + line * time + at, mask=at < time, other=0.0)
@@ -159,7 +145,7 @@ def _outputs(
     scores, out = tl.zeros((CHUNK, CHUNK), tl.float32), tl.zeros((CHUNK, VALUES), tl.float32)
     total = tl.zeros((CHUNK,), tl.float32)
     for i in range(0, M, TILE):
-        a, b = _load(q, start, time, M, i, M, CHUNK, TILE), _load(k, start, time, M, i, M, CHUNK, TILE)
+        a, b = _load_tile(q, start, time, M, i, M, CHUNK, TILE), _load_tile(k, start, time, M, i, M, CHUNK, TILE)
         s, z = _state(near + place * (M * V), i, M, V, TILE, VALUES), _row(rows + place * M, i, M, TILE)
         scores = tl.dot(a, tl.trans(b), scores, input_precision=PRECISION)
         out = tl.dot(a, s, out, input_precision=PRECISION)
@@ -167,10 +153,10 @@ def _outputs(
     step = tl.arange(0, CHUNK)
     scores = tl.where(step[:, None] >= step[None, :], scores * tl.load(fades + place), 0.0)
     total += tl.sum(scores, 1)
-    c = _load(v + row * v_row + head * v_head, start, time, v_time, 0, V, CHUNK, VALUES)
+    c = _load_tile(v + row * v_row + head * v_head, start, time, v_time, 0, V, CHUNK, VALUES)
     out = tl.dot(scores.to(c.dtype), c, out, input_precision=PRECISION)
     out = out / tl.maximum(total, least)[:, None]
-    _store(y + row * y_row + head * y_head, out, start, time, y_time, 0, V, CHUNK, VALUES)
+    _store_tile(y + row * y_row + head * y_head, out, start, time, y_time, 0, V, CHUNK, VALUES)
     tl.store(r + line * time + start + step, total, mask=start + step < time)
 
 
@@ -184,11 +170,11 @@ def _divide(
     line, chunk = place // chunks, (place % chunks).to(tl.int32)
     row, head, start = line // heads, line % heads, chunk * CHUNK
     at = start + tl.arange(0, CHUNK)
-    a = _load(dy + row * g_row + head * g_head, start, time, g_time, 0, V, CHUNK, VALUES).to(tl.float32)
-    b = _load(y + row * y_row + head * y_head, start, time, y_time, 0, V, CHUNK, VALUES).to(tl.float32)
+    a = _load_tile(dy + row * g_row + head * g_head, start, time, g_time, 0, V, CHUNK, VALUES).to(tl.float32)
+    b = _load_tile(y + row * y_row + head * y_head, start, time, y_time, 0, V, CHUNK, VALUES).to(tl.float32)
     total = tl.load(r + line * time + at, mask=at < time, other=1.0)
     whole = tl.maximum(total, least)
-    _store(h + row * y_row + head * y_head, a / whole[:, None], start, time, y_time, 0, V, CHUNK, VALUES)
+    _store_tile(h + row * y_row + head * y_head, a / whole[:, None], start, time, y_time, 0, V, CHUNK, VALUES)
     tl.store(e + line * time + at, tl.where(total < least, 0.0, -tl.sum(a * b, 1) / whole), mask=at < time)
 
 
@@ -213,14 +199,14 @@ def _slopes_q(
     q += line * time * M
     k += line * time * M
     step = tl.arange(0, CHUNK)
-    g = _load(h + row * h_row + head * h_head, start, time, h_time, 0, V, CHUNK, VALUES)
-    c = _load(v + row * v_row + head * v_head, start, time, v_time, 0, V, CHUNK, VALUES)
+    g = _load_tile(h + row * h_row + head * h_head, start, time, h_time, 0, V, CHUNK, VALUES)
+    c = _load_tile(v + row * v_row + head * v_head, start, time, v_time, 0, V, CHUNK, VALUES)
     extra = tl.load(e + line * time + start + step, mask=start + step < time, other=0.0)
     weights = tl.dot(g, tl.trans(c), input_precision=PRECISION) + extra[:, None]
     weights = tl.where(step[:, None] >= step[None, :], weights * tl.load(fades + place), 0.0).to(g.dtype)
     found, total = tl.zeros((CHUNK, WIDTH), tl.float32), tl.zeros((CHUNK,), tl.float32)
     for i in range(0, M, TILE):
-        a, b = _load(q, start, time, M, i, M, CHUNK, TILE), _load(k, start, time, M, i, M, CHUNK, TILE)
+        a, b = _load_tile(q, start, time, M, i, M, CHUNK, TILE), _load_tile(k, start, time, M, i, M, CHUNK, TILE)
         s, z = _state(near + place * (M * V), i, M, V, TILE, VALUES), _row(rows + place * M, i, M, TILE)
         slope = tl.dot(g, tl.trans(s), input_precision=PRECISION) + extra[:, None] * z[None, :]
         slope = tl.dot(weights, b, slope, input_precision=PRECISION)
@@ -233,9 +219,9 @@ def _slopes_q(
         found = tl.dot(slope.to(a.dtype), w, found, input_precision=PRECISION)
     found *= scale
     if not RELU:
-        own = _load(x + row * x_row + head * x_head, start, time, x_time, 0, D, CHUNK, WIDTH).to(tl.float32)
+        own = _load_tile(x + row * x_row + head * x_head, start, time, x_time, 0, D, CHUNK, WIDTH).to(tl.float32)
         found -= own * total[:, None] * (scale * scale)
-    _store(dx + row * d_row + head * d_head, found, start, time, d_time, 0, D, CHUNK, WIDTH)
+    _store_tile(dx + row * d_row + head * d_head, found, start, time, d_time, 0, D, CHUNK, WIDTH)
 
 
 @triton.jit
@@ -255,15 +241,15 @@ def _slopes_kv(
     step = tl.arange(0, CHUNK)
     later = step[:, None] <= step[None, :]
     fade = tl.load(fades + place)
-    g = _load(h + row * h_row + head * h_head, start, time, h_time, 0, V, CHUNK, VALUES)
-    c = _load(v + row * v_row + head * v_head, start, time, v_time, 0, V, CHUNK, VALUES)
+    g = _load_tile(h + row * h_row + head * h_head, start, time, h_time, 0, V, CHUNK, VALUES)
+    c = _load_tile(v + row * v_row + head * v_head, start, time, v_time, 0, V, CHUNK, VALUES)
     extra = tl.load(e + line * time + start + step, mask=start + step < time, other=0.0)
     weights = tl.dot(c, tl.trans(g), input_precision=PRECISION) + extra[None, :]
     weights = tl.where(later, weights, 0.0).to(g.dtype)
     found, total = tl.zeros((CHUNK, WIDTH), tl.float32), tl.zeros((CHUNK,), tl.float32)
     scores, for_v = tl.zeros((CHUNK, CHUNK), tl.float32), tl.zeros((CHUNK, VALUES), tl.float32)
     for i in range(0, M, TILE):
-        a, b = _load(q, start, time, M, i, M, CHUNK, TILE), _load(k, start, time, M, i, M, CHUNK, TILE)
+        a, b = _load_tile(q, start, time, M, i, M, CHUNK, TILE), _load_tile(k, start, time, M, i, M, CHUNK, TILE)
         s, z = _state(d_near + place * (M * V), i, M, V, TILE, VALUES), _row(d_rows + place * M, i, M, TILE)
         scores = tl.dot(b, tl.trans(a), scores, input_precision=PRECISION)
         for_v = tl.dot(b, s, for_v, input_precision=PRECISION)
@@ -278,12 +264,12 @@ def _slopes_kv(
         found = tl.dot(slope.to(a.dtype), w, found, input_precision=PRECISION)
     found *= scale
     if not RELU:
-        own = _load(x + row * x_row + head * x_head, start, time, x_time, 0, D, CHUNK, WIDTH).to(tl.float32)
+        own = _load_tile(x + row * x_row + head * x_head, start, time, x_time, 0, D, CHUNK, WIDTH).to(tl.float32)
         found -= own * total[:, None] * (scale * scale)
-    _store(dx + row * d_row + head * d_head, found, start, time, d_time, 0, D, CHUNK, WIDTH)
+    _store_tile(dx + row * d_row + head * d_head, found, start, time, d_time, 0, D, CHUNK, WIDTH)
     scores = tl.where(later, scores, 0.0).to(g.dtype)
     for_v = tl.dot(scores, g, for_v, input_precision=PRECISION) * fade
-    _store(dv + row * dv_row + head * dv_head, for_v, start, time, dv_time, 0, V, CHUNK, VALUES)
+    _store_tile(dv + row * dv_row + head * dv_head, for_v, start, time, dv_time, 0, V, CHUNK, VALUES)
 
 
 class _Tiling(NamedTuple):
@@ -410,10 +396,6 @@ def _gradients(ctx: Any, dy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _forward.register_autograd(_gradients, setup_context=_save)
-
-
-def _contiguous_features(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 @launches

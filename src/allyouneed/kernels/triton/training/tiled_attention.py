@@ -18,357 +18,16 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import pad
 
 from allyouneed.kernels import launches
+from allyouneed.kernels.triton.retention import _contiguous_features
+from allyouneed.kernels.triton.training import tiled_kernels as kernels
 
-LOG2E = tl.constexpr(1.4426950408889634)
+LOG2E, MARGIN = kernels.LOG2E.value, kernels.MARGIN.value
 FIELDS = 6  # tensors of a part: order, key counts, key entries, query counts, query entries, mask tiles
-MARGIN = tl.constexpr(128)  # at least the tokens of a tile
 PROGRAMS = 1024  # that add up the gradient of the bias, to occupy the GPU
-
-
-@triton.jit
-def _load_rows(x, at, inside, stride, WIDTH: tl.constexpr, FEATURES: tl.constexpr):
-    """(len(at), FEATURES)"""
-    f = tl.arange(0, FEATURES)
-    keep = inside[:, None] & (f < WIDTH)[None, :]
-    return tl.load(x + at[:, None].to(tl.int64) * stride + f[None, :], mask=keep, other=0.0)
-
-
-@triton.jit
-def _store_rows(x, value, at, inside, stride, WIDTH: tl.constexpr, FEATURES: tl.constexpr, MORE: tl.constexpr):
-    """MORE: add to what is there."""
-    f = tl.arange(0, FEATURES)
-    keep = inside[:, None] & (f < WIDTH)[None, :]
-    there = x + at[:, None].to(tl.int64) * stride + f[None, :]
-    if MORE:
-        value += tl.load(there, mask=keep, other=0.0).to(tl.float32)
-    tl.store(there, value.to(x.dtype.element_ty), mask=keep)
-
-
-@triton.jit
-def _slots(order, start, time, SORTED: tl.constexpr, COUNT: tl.constexpr):
-    """Slots from `start` on, their tokens, and which of them exist."""
-    slot = start + tl.arange(0, COUNT)
-    inside = slot < time
-    at = slot
-    if SORTED:
-        at = tl.load(order + slot, mask=inside, other=0)
-    return slot, at, inside
-
-
-@triton.jit
-def _adjust(
-    scores, q, k, bias, segments, tile, time,
-    MASKED: tl.constexpr, TILES: tl.constexpr, CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr, BIAS: tl.constexpr,
-    TABLE: tl.constexpr,
-):  # fmt: skip
-    """Scores (base 2) plus the bias, -inf where masked. q and k: slots, which broadcast to the scores."""
-    if BIAS:
-        scores += tl.load(bias + (q - k + (time - 1 + MARGIN)))
-    if MASKED:
-        if TILES:
-            scores = tl.where(tl.load(tile + q % TABLE * TABLE + k % TABLE) != 0, scores, float("-inf"))
-        else:
-            scores = tl.where(k < time, scores, float("-inf"))
-            if CAUSAL:
-                scores = tl.where(k <= q, scores, float("-inf"))
-            if SEGMENTS > 0:
-                there = tl.load(segments + k, mask=k < time, other=0)
-                scores = tl.where(there > 0, scores, float("-inf"))
-                if SEGMENTS > 1:
-                    here = tl.load(segments + q, mask=q < time, other=0)
-                    scores = tl.where(here == there, scores, float("-inf"))
-    return scores
-
-
-@triton.jit
-def _attend(
-    a, slot, top, total, out, first, last, k, v, bias, segments, order, entries, tiles, masks, k_time, v_time, time,
-    scale,
-    MASKED: tl.constexpr, TILES: tl.constexpr, CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr, BIAS: tl.constexpr,
-    SORTED: tl.constexpr, WIDTH: tl.constexpr, FEATURES: tl.constexpr, VALUES: tl.constexpr, WIDE: tl.constexpr,
-    TABLE: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Online softmax over the entries first … last − 1 of a query block."""
-    each: tl.constexpr = TABLE // N
-    for step in range(first * each, last * each):
-        entry = step // each
-        start = tl.load(entries + entry) * TABLE + step % each * N
-        k_slot, at, inside = _slots(order, start, time, SORTED, N)
-        tile = masks
-        if MASKED and TILES:
-            tile += tl.load(tiles + entry).to(tl.int64) * (TABLE * TABLE)
-        b = _load_rows(k, at, inside, k_time, WIDTH, FEATURES)
-        c = _load_rows(v, at, inside, v_time, VALUES, WIDE)
-        scores = tl.dot(a, tl.trans(b), input_precision=PRECISION) * scale
-        scores = _adjust(
-            scores, slot[:, None], k_slot[None, :], bias, segments, tile, time,
-            MASKED, TILES, CAUSAL, SEGMENTS, BIAS, TABLE,
-        )  # fmt: skip
-        higher = tl.maximum(top, tl.max(scores, 1))
-        safe = tl.where(higher > float("-inf"), higher, 0.0)
-        weights, fade = tl.exp2(scores - safe[:, None]), tl.exp2(top - safe)
-        total = total * fade + tl.sum(weights, 1)
-        out = tl.dot(weights.to(c.dtype), c, out * fade[:, None], input_precision=PRECISION)
-        top = higher
-    return top, total, out
-
-
-@triton.jit
-def _outputs(
-    q, k, v, bias, segments, order, counts, entries, masks, out, lse,
-    q_row, q_head, q_time, k_row, k_head, k_time, v_row, v_head, v_time, o_row, o_head, o_time,
-    heads, time, blocks, many, apart, scale,
-    ROWS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, FEATURES: tl.constexpr, VALUES: tl.constexpr,
-    WIDE: tl.constexpr, TABLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, CAUSAL: tl.constexpr,
-    SEGMENTS: tl.constexpr, TILES: tl.constexpr, BIAS: tl.constexpr, SORTED: tl.constexpr, MORE: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """`blocks`: query blocks of a row, `many`: entries of each, `apart`: from an index to its mask. ROWS: of the
-    tables, 1 if all rows share them."""
-    starts = blocks * (TABLE // M)
-    line, start = (tl.program_id(0) // starts).to(tl.int64), (starts - 1 - tl.program_id(0) % starts) * M
-    row, head = line // heads, line % heads
-    here = start // TABLE
-    if ROWS > 1:
-        here += row * blocks
-    full, some = tl.load(counts + here), tl.load(counts + ROWS * blocks + here)
-    entries += here.to(tl.int64) * many
-    tiles = entries + apart
-    segments += row * time
-    bias += head * (2 * time - 1 + 2 * MARGIN)
-    k += row * k_row + head // GROUP * k_head
-    v += row * v_row + head // GROUP * v_head
-    out += row * o_row + head * o_head
-    slot, at, inside = _slots(order, start, time, SORTED, M)
-    a = _load_rows(q + row * q_row + head * q_head, at, inside, q_time, WIDTH, FEATURES)
-    top, total = tl.full((M,), float("-inf"), tl.float32), tl.zeros((M,), tl.float32)
-    found = tl.zeros((M, WIDE), tl.float32)
-    if MORE:
-        top = tl.load(lse + line * time + at, mask=inside, other=float("-inf"))
-        total = tl.where(top > float("-inf"), 1.0, 0.0)
-        found = _load_rows(out, at, inside, o_time, VALUES, WIDE).to(tl.float32)
-    top, total, found = _attend(
-        a, slot, top, total, found, 0, full, k, v, bias, segments, order, entries, tiles, masks, k_time, v_time, time,
-        scale, False, TILES, CAUSAL, SEGMENTS, BIAS, SORTED, WIDTH, FEATURES, VALUES, WIDE, TABLE, N, PRECISION,
-    )  # fmt: skip
-    top, total, found = _attend(
-        a, slot, top, total, found, full, some, k, v, bias, segments, order, entries, tiles, masks, k_time, v_time,
-        time, scale, True, TILES, CAUSAL, SEGMENTS, BIAS, SORTED, WIDTH, FEATURES, VALUES, WIDE, TABLE, N, PRECISION,
-    )  # fmt: skip
-    there = total > 0
-    whole = tl.where(there, total, 1.0)
-    _store_rows(out, found / whole[:, None], at, inside, o_time, VALUES, WIDE, False)
-    tl.store(lse + line * time + at, tl.where(there, top + tl.log2(whole), float("-inf")), mask=inside)
-
-
-@triton.jit
-def _deltas(
-    out, do, delta, o_row, o_head, o_time, g_row, g_head, g_time, heads, time,
-    VALUES: tl.constexpr, WIDE: tl.constexpr, M: tl.constexpr,
-):  # fmt: skip
-    """out · do of each token and head."""
-    starts = tl.cdiv(time, M)
-    line, start = (tl.program_id(0) // starts).to(tl.int64), tl.program_id(0) % starts * M
-    row, head = line // heads, line % heads
-    at = start + tl.arange(0, M)
-    inside = at < time
-    a = _load_rows(out + row * o_row + head * o_head, at, inside, o_time, VALUES, WIDE).to(tl.float32)
-    b = _load_rows(do + row * g_row + head * g_head, at, inside, g_time, VALUES, WIDE).to(tl.float32)
-    tl.store(delta + line * time + at, tl.sum(a * b, 1), mask=inside)
-
-
-@triton.jit
-def _load_sums(lse, delta, at, inside):
-    """Log-sum-exp, infinite for queries without keys so that their weights are 0, and delta."""
-    low = tl.load(lse + at, mask=inside, other=float("inf"))
-    return tl.where(low > float("-inf"), low, float("inf")), tl.load(delta + at, mask=inside, other=0.0)
-
-
-@triton.jit
-def _span_q(
-    a, g, low, mean, slot, dq, first, last, k, v, bias, segments, order, entries, tiles, masks, k_time, v_time, time,
-    scale,
-    MASKED: tl.constexpr, TILES: tl.constexpr, CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr, BIAS: tl.constexpr,
-    SORTED: tl.constexpr, WIDTH: tl.constexpr, FEATURES: tl.constexpr, VALUES: tl.constexpr, WIDE: tl.constexpr,
-    TABLE: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    each: tl.constexpr = TABLE // N
-    for step in range(first * each, last * each):
-        entry = step // each
-        start = tl.load(entries + entry) * TABLE + step % each * N
-        k_slot, at, inside = _slots(order, start, time, SORTED, N)
-        tile = masks
-        if MASKED and TILES:
-            tile += tl.load(tiles + entry).to(tl.int64) * (TABLE * TABLE)
-        b = _load_rows(k, at, inside, k_time, WIDTH, FEATURES)
-        c = _load_rows(v, at, inside, v_time, VALUES, WIDE)
-        scores = tl.dot(a, tl.trans(b), input_precision=PRECISION) * scale
-        scores = _adjust(
-            scores, slot[:, None], k_slot[None, :], bias, segments, tile, time,
-            MASKED, TILES, CAUSAL, SEGMENTS, BIAS, TABLE,
-        )  # fmt: skip
-        slope = tl.exp2(scores - low[:, None]) * (tl.dot(g, tl.trans(c), input_precision=PRECISION) - mean[:, None])
-        dq = tl.dot(slope.to(b.dtype), b, dq, input_precision=PRECISION)
-    return dq
-
-
-@triton.jit
-def _slopes_q(
-    q, k, v, bias, segments, order, counts, entries, masks, do, lse, delta, dq,
-    q_row, q_head, q_time, k_row, k_head, k_time, v_row, v_head, v_time, g_row, g_head, g_time,
-    dq_row, dq_head, dq_time, heads, time, blocks, many, apart, scale, factor,
-    ROWS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, FEATURES: tl.constexpr, VALUES: tl.constexpr,
-    WIDE: tl.constexpr, TABLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, CAUSAL: tl.constexpr,
-    SEGMENTS: tl.constexpr, TILES: tl.constexpr, BIAS: tl.constexpr, SORTED: tl.constexpr, MORE: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    starts = blocks * (TABLE // M)
-    line, start = (tl.program_id(0) // starts).to(tl.int64), (starts - 1 - tl.program_id(0) % starts) * M
-    row, head = line // heads, line % heads
-    here = start // TABLE
-    if ROWS > 1:
-        here += row * blocks
-    full, some = tl.load(counts + here), tl.load(counts + ROWS * blocks + here)
-    entries += here.to(tl.int64) * many
-    tiles = entries + apart
-    segments += row * time
-    bias += head * (2 * time - 1 + 2 * MARGIN)
-    k += row * k_row + head // GROUP * k_head
-    v += row * v_row + head // GROUP * v_head
-    slot, at, inside = _slots(order, start, time, SORTED, M)
-    a = _load_rows(q + row * q_row + head * q_head, at, inside, q_time, WIDTH, FEATURES)
-    g = _load_rows(do + row * g_row + head * g_head, at, inside, g_time, VALUES, WIDE)
-    low, mean = _load_sums(lse + line * time, delta + line * time, at, inside)
-    found = tl.zeros((M, FEATURES), tl.float32)
-    found = _span_q(
-        a, g, low, mean, slot, found, 0, full, k, v, bias, segments, order, entries, tiles, masks, k_time, v_time,
-        time, scale, False, TILES, CAUSAL, SEGMENTS, BIAS, SORTED, WIDTH, FEATURES, VALUES, WIDE, TABLE, N, PRECISION,
-    )  # fmt: skip
-    found = _span_q(
-        a, g, low, mean, slot, found, full, some, k, v, bias, segments, order, entries, tiles, masks, k_time, v_time,
-        time, scale, True, TILES, CAUSAL, SEGMENTS, BIAS, SORTED, WIDTH, FEATURES, VALUES, WIDE, TABLE, N, PRECISION,
-    )  # fmt: skip
-    _store_rows(dq + row * dq_row + head * dq_head, found * factor, at, inside, dq_time, WIDTH, FEATURES, MORE)
-
-
-@triton.jit
-def _span_kv(
-    b, c, slot, dk, dv, first, last, q, do, lse, delta, bias, segments, order, entries, tiles, masks, q_time, g_time,
-    time, scale,
-    MASKED: tl.constexpr, TILES: tl.constexpr, CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr, BIAS: tl.constexpr,
-    SORTED: tl.constexpr, WIDTH: tl.constexpr, FEATURES: tl.constexpr, VALUES: tl.constexpr, WIDE: tl.constexpr,
-    TABLE: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Transposed: keys are rows."""
-    each: tl.constexpr = TABLE // N
-    for step in range(first * each, last * each):
-        entry = step // each
-        start = tl.load(entries + entry) * TABLE + step % each * N
-        q_slot, at, inside = _slots(order, start, time, SORTED, N)
-        tile = masks
-        if MASKED and TILES:
-            tile += tl.load(tiles + entry).to(tl.int64) * (TABLE * TABLE)
-        a = _load_rows(q, at, inside, q_time, WIDTH, FEATURES)
-        g = _load_rows(do, at, inside, g_time, VALUES, WIDE)
-        low, mean = _load_sums(lse, delta, at, inside)
-        scores = tl.dot(b, tl.trans(a), input_precision=PRECISION) * scale
-        scores = _adjust(
-            scores, q_slot[None, :], slot[:, None], bias, segments, tile, time,
-            MASKED, TILES, CAUSAL, SEGMENTS, BIAS, TABLE,
-        )  # fmt: skip
-        weights = tl.exp2(scores - low[None, :])
-        dv = tl.dot(weights.to(g.dtype), g, dv, input_precision=PRECISION)
-        slope = weights * (tl.dot(c, tl.trans(g), input_precision=PRECISION) - mean[None, :])
-        dk = tl.dot(slope.to(a.dtype), a, dk, input_precision=PRECISION)
-    return dk, dv
-
-
-@triton.jit
-def _slopes_kv(
-    q, k, v, bias, segments, order, counts, entries, masks, do, lse, delta, dk, dv,
-    q_row, q_head, q_time, k_row, k_head, k_time, v_row, v_head, v_time, g_row, g_head, g_time,
-    dk_row, dk_head, dk_time, dv_row, dv_head, dv_time, heads, time, blocks, many, apart, scale, factor,
-    ROWS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, FEATURES: tl.constexpr, VALUES: tl.constexpr,
-    WIDE: tl.constexpr, TABLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, CAUSAL: tl.constexpr,
-    SEGMENTS: tl.constexpr, TILES: tl.constexpr, BIAS: tl.constexpr, SORTED: tl.constexpr, MORE: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """`heads`, `blocks`: of the keys; the tables are those of the key blocks."""
-    starts = blocks * (TABLE // M)
-    line, start = (tl.program_id(0) // starts).to(tl.int64), tl.program_id(0) % starts * M
-    row, kv = line // heads, line % heads
-    here = start // TABLE
-    if ROWS > 1:
-        here += row * blocks
-    full, some = tl.load(counts + here), tl.load(counts + ROWS * blocks + here)
-    entries += here.to(tl.int64) * many
-    tiles = entries + apart
-    segments += row * time
-    slot, at, inside = _slots(order, start, time, SORTED, M)
-    b = _load_rows(k + row * k_row + kv * k_head, at, inside, k_time, WIDTH, FEATURES)
-    c = _load_rows(v + row * v_row + kv * v_head, at, inside, v_time, VALUES, WIDE)
-    for_k, for_v = tl.zeros((M, FEATURES), tl.float32), tl.zeros((M, WIDE), tl.float32)
-    for member in range(GROUP):
-        head = kv * GROUP + member
-        sums = (row * heads * GROUP + head) * time
-        mine, theirs = q + row * q_row + head * q_head, do + row * g_row + head * g_head
-        table = bias + head * (2 * time - 1 + 2 * MARGIN)
-        for_k, for_v = _span_kv(
-            b, c, slot, for_k, for_v, 0, full, mine, theirs, lse + sums, delta + sums, table, segments, order,
-            entries, tiles, masks, q_time, g_time, time, scale, False, TILES, CAUSAL, SEGMENTS, BIAS, SORTED,
-            WIDTH, FEATURES, VALUES, WIDE, TABLE, N, PRECISION,
-        )  # fmt: skip
-        for_k, for_v = _span_kv(
-            b, c, slot, for_k, for_v, full, some, mine, theirs, lse + sums, delta + sums, table, segments, order,
-            entries, tiles, masks, q_time, g_time, time, scale, True, TILES, CAUSAL, SEGMENTS, BIAS, SORTED,
-            WIDTH, FEATURES, VALUES, WIDE, TABLE, N, PRECISION,
-        )  # fmt: skip
-    _store_rows(dk + row * dk_row + kv * dk_head, for_k * factor, at, inside, dk_time, WIDTH, FEATURES, MORE)
-    _store_rows(dv + row * dv_row + kv * dv_head, for_v, at, inside, dv_time, VALUES, WIDE, MORE)
-
-
-@triton.jit
-def _slopes_bias(
-    q, k, v, bias, segments, do, lse, delta, d_tiles,
-    q_row, q_head, q_time, k_row, k_head, k_time, v_row, v_head, v_time, g_row, g_head, g_time,
-    rows, heads, time, blocks, diagonals, scale,
-    SPLITS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, FEATURES: tl.constexpr, VALUES: tl.constexpr,
-    WIDE: tl.constexpr, M: tl.constexpr, CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """The score gradients (M, M) of all tiles at one distance from the main diagonal, added up."""
-    split, place = tl.program_id(0) % SPLITS, tl.program_id(0) // SPLITS
-    head, diagonal = (place // diagonals).to(tl.int64), place % diagonals
-    behind = diagonal - (diagonals - blocks)  # blocks that the keys are behind the queries
-    count = blocks - tl.abs(behind)
-    mine = (rows - split + SPLITS - 1) // SPLITS
-    table = bias + head * (2 * time - 1 + 2 * MARGIN)
-    steps = tl.arange(0, M)
-    total = tl.zeros((M, M), tl.float32)
-    for step in range(count * mine):
-        row = (split + step // count * SPLITS).to(tl.int64)
-        i = tl.maximum(behind, 0) + step % count
-        q_slot, k_slot = i * M + steps, (i - behind) * M + steps
-        q_in, k_in = q_slot < time, k_slot < time
-        a = _load_rows(q + row * q_row + head * q_head, q_slot, q_in, q_time, WIDTH, FEATURES)
-        b = _load_rows(k + row * k_row + head // GROUP * k_head, k_slot, k_in, k_time, WIDTH, FEATURES)
-        c = _load_rows(v + row * v_row + head // GROUP * v_head, k_slot, k_in, v_time, VALUES, WIDE)
-        g = _load_rows(do + row * g_row + head * g_head, q_slot, q_in, g_time, VALUES, WIDE)
-        sums = (row * heads + head) * time
-        low, mean = _load_sums(lse + sums, delta + sums, q_slot, q_in)
-        scores = tl.dot(a, tl.trans(b), input_precision=PRECISION) * scale
-        scores = _adjust(
-            scores, q_slot[:, None], k_slot[None, :], table, segments + row * time, segments, time,
-            True, False, CAUSAL, SEGMENTS, True, M,
-        )  # fmt: skip
-        slope = tl.exp2(scores - low[:, None]) * (tl.dot(g, tl.trans(c), input_precision=PRECISION) - mean[:, None])
-        total += slope
-    there = d_tiles + (split * heads + head).to(tl.int64) * diagonals * (M * M) + diagonal.to(tl.int64) * (M * M)
-    tl.store(there + steps[:, None] * M + steps[None, :], total)
 
 
 def diagonal_sums(tiles: Tensor, time: int, causal: bool) -> Tensor:
@@ -419,10 +78,10 @@ def _forward(
     out, lse = _empty_outputs(q, v)
     for number, (order, counts, entries, _, _, masks) in enumerate(_parts(plan)):
         blocks, many = entries.shape[2:]
-        _outputs[(batch * heads * blocks * (table // run.m),)](
+        kernels.outputs[(batch * heads * blocks * (table // run.m),)](
             q, k, v, bias, segments, order, counts, entries, masks, out, lse,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], heads, time, blocks, many,
-            entries.stride(0), scale * LOG2E.value, ROWS=entries.shape[1], GROUP=heads // k.shape[1],
+            entries.stride(0), scale * LOG2E, ROWS=entries.shape[1], GROUP=heads // k.shape[1],
             **_widths(q, v), TABLE=table, M=run.m, N=run.n, **_flags(bias, order, masks, causal, masked_by),
             MORE=number > 0, PRECISION=run.precision, num_warps=run.warps, num_stages=3,
         )  # fmt: skip
@@ -466,9 +125,9 @@ def _backward(
     (batch, heads, time, _), kv_heads, run, widths = q.shape, k.shape[1], _Launch.of(q, table), _widths(q, v)
     do = _contiguous_features(do)
     dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))  # with the strides of the inputs
-    delta, base, group = torch.empty_like(lse), scale * LOG2E.value, heads // kv_heads
+    delta, base, group = torch.empty_like(lse), scale * LOG2E, heads // kv_heads
     given = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3])
-    _deltas[(batch * heads * triton.cdiv(time, 64),)](
+    kernels.deltas[(batch * heads * triton.cdiv(time, 64),)](
         out, do, delta, *out.stride()[:3], *do.stride()[:3], heads, time, *_features(q, v)[2:], 64, num_warps=4
     )
     for number, (order, k_counts, k_entries, q_counts, q_entries, masks) in enumerate(_parts(plan)):
@@ -478,12 +137,12 @@ def _backward(
             "PRECISION": run.precision, "num_warps": run.warps, "num_stages": 2,
         }  # fmt: skip
         rows, blocks, many = k_entries.shape[1:]
-        _slopes_q[(batch * heads * blocks * (table // run.m),)](
+        kernels.slopes_q[(batch * heads * blocks * (table // run.m),)](
             q, k, v, bias, segments, order, k_counts, k_entries, masks, do, lse, delta, dq, *given, *dq.stride()[:3],
             heads, time, blocks, many, k_entries.stride(0), base, scale, ROWS=rows, **both,
         )  # fmt: skip
         rows, blocks, many = q_entries.shape[1:]
-        _slopes_kv[(batch * kv_heads * blocks * (table // run.m),)](
+        kernels.slopes_kv[(batch * kv_heads * blocks * (table // run.m),)](
             q, k, v, bias, segments, order, q_counts, q_entries, masks, do, lse, delta, dk, dv, *given,
             *dk.stride()[:3], *dv.stride()[:3], kv_heads, time, blocks, many,
             q_entries.stride(0), base, scale, ROWS=rows, **both,
@@ -495,13 +154,13 @@ def _backward(
     diagonals = blocks if causal else 2 * blocks - 1
     splits = max(1, min(batch, PROGRAMS // (heads * diagonals)))
     d_tiles = torch.empty(splits, heads, diagonals, m, m, dtype=torch.float32, device=q.device)
-    _slopes_bias[(heads * diagonals * splits,)](
+    kernels.slopes_bias[(heads * diagonals * splits,)](
         q, k, v, bias, segments, do, lse, delta, d_tiles, *given, batch, heads, time, blocks, diagonals, base,
         SPLITS=splits, GROUP=group, **widths, M=m, CAUSAL=causal, SEGMENTS=masked_by, PRECISION=run.precision,
         num_warps=4, num_stages=2,
     )  # fmt: skip
-    d_bias = diagonal_sums(d_tiles.sum(0), time, causal) / LOG2E.value
-    return dq, dk, dv, pad(d_bias, (MARGIN.value, MARGIN.value))
+    d_bias = diagonal_sums(d_tiles.sum(0), time, causal) / LOG2E
+    return dq, dk, dv, pad(d_bias, (MARGIN, MARGIN))
 
 
 @_backward.register_fake
@@ -528,10 +187,6 @@ def _gradients(ctx: Any, do: Tensor, _: Tensor) -> tuple[Any, ...]:
 _forward.register_autograd(_gradients, setup_context=_save)
 
 
-def _contiguous_features(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
 @launches
 def tiled_attention(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, segments: Tensor | None, plan: list[Tensor],
@@ -545,7 +200,7 @@ def tiled_attention(
     cast = torch.get_autocast_dtype("cuda") if q.is_cuda and torch.is_autocast_enabled("cuda") else v.dtype
     q, k, v = (_contiguous_features(x.to(cast)) for x in (q, k, v))
     none = q.new_empty(0, dtype=torch.float32)
-    bias = none if bias is None else pad(bias.float() * LOG2E.value, (MARGIN.value, MARGIN.value)).contiguous()
+    bias = none if bias is None else pad(bias.float() * LOG2E, (MARGIN, MARGIN)).contiguous()
     marks = none.to(torch.int32) if segments is None else segments.expand(len(q), -1).contiguous()
     out: Tensor = _forward(q, k, v, bias, marks, plan, scale, table, causal, masked_by)[0]
     return out

@@ -31,6 +31,8 @@ from allyouneed.nn.ops.attention.packed import attend_packed
 from allyouneed.nn.ops.attention.tiled import Tiled
 from allyouneed.nn.patterns.core import Causal, Full, Pattern
 
+P = TypeVar("P")
+
 
 def select_attention(
     pattern: Pattern, queries: TokenLayout, keys: TokenLayout, score_mod: ScoreMod, static: bool = False
@@ -77,13 +79,13 @@ def _general(pattern: Pattern, queries: TokenLayout, keys: TokenLayout, score_mo
     packed, cuda = queries.packed, queries.device.type == "cuda"
     long = queries.time * keys.time >= MIN_BLOCK_SPARSE_SCORES
     large = long or (packed and queries.time >= FLEX_BLOCK)
-    own = cuda and large and keys is queries and torch.is_grad_enabled()
+    own = cuda and keys is queries and queries.time >= FLEX_BLOCK and torch.is_grad_enabled()
     by_distance = score_mod.fused and score_mod.distance_bias is not None and queries.consecutive
     if own and by_distance and isinstance(pattern, Causal | Full):
         return tiled(pattern, queries)
     # a bias inside the kernel, in training: prompts have many lengths, each of which would be compiled
     pairwise = score_mod.plain or (score_mod.fused and score_mod.pair_bias is not None and torch.is_grad_enabled())
-    if own and score_mod.plain and queries.time <= LONGEST_TILED and _whole_rows(queries) is not None:
+    if own and large and score_mod.plain and queries.time <= LONGEST_TILED and _whole_rows(queries) is not None:
         return tiled_or_flex(pattern, queries)
     if cuda and pairwise and large:
         return flex(pattern, queries, keys)
@@ -140,7 +142,6 @@ def _keep(key: tuple[Hashable, ...], make: Callable[[], P]) -> P:
     return found
 
 
-P = TypeVar("P")
 _plans: dict[Hashable, Any] = {}
 MAX_PLANS = 64
 
