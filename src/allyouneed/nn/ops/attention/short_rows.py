@@ -1,5 +1,5 @@
 """Packed rows of few tokens on GPU: all scores of a row and head are one tile of a kernel, so that nothing is searched,
-looped over or read twice (kernels/triton/row_attention.py)."""
+looped over or read twice (kernels/triton/training/row_attention.py)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def attend(
     positions."""
     out = _like_heads(q, v.shape[3])
     if usable(q):
-        from allyouneed.kernels.triton.row_attention import row_attention
+        from allyouneed.kernels.triton.training.row_attention import row_attention
 
         return out, row_attention(q, k, v, query, key, q_place, k_place, causal, scale, out)
     k, v = _repeat(k, q), _repeat(v, q)
@@ -83,7 +83,7 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     dq, dk, dv = _like_heads(q), _like_heads(k), _like_heads(v)
     if usable(q):
-        from allyouneed.kernels.triton.row_attention import row_attention_backward
+        from allyouneed.kernels.triton.training.row_attention import row_attention_backward
 
         row_attention_backward(
             gradient, q, k, v, query, key, q_place, k_place, causal, scale, lse, dq, dk, dv
