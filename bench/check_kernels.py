@@ -61,6 +61,8 @@ MAPS = [
     (1, 20, 96, False, "", 2),
     (5, 20, 40, True, "silu", 1),
     (70, 33, 100, False, "", 3),
+    (1, 20, 48, True, "glu", 1),
+    (5, 20, 40, True, "glu", 1),
 ]
 LARGE_MAPS = [(1, 5632, 2048, True, "silu", 1), (64, 2048, 5632, False, "", 4), (7, 50257, 768, False, "gelu", 1),
               (300, 512, 2048, False, "", 2), (33, 2048, 512, False, "gelu-tanh", 1)]  # fmt: skip
@@ -242,8 +244,8 @@ class Check:
         tile = tile if self.device == "cuda" else tile._replace(inputs=16, outputs=16)
         out = narrow.linear(x, weight, bias, activation, gated, parts > 1, tile)
         exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
-        act = ACTIVATIONS[activation]
-        exact = act(exact[:, :outputs]) * exact[:, outputs:] if gated else act(exact)
+        act, gate = ACTIVATIONS.get(activation, lambda x: x), torch.sigmoid if activation == "glu" else lambda x: x
+        exact = act(exact[:, :outputs]) * gate(exact[:, outputs:]) if gated else act(exact)
         self.report(f"linear {sizes} {str(dtype)[6:]}", [out.sum(0) if parts > 1 else out], [exact], LIMITS[dtype])
 
     def norm(self, rows: int, width: int, centre: bool, parts: int, dtype: torch.dtype) -> None:
@@ -545,6 +547,8 @@ MIXERS: dict[str, dict[str, object]] = {
     "mixed-chunk": {"chunk": 3, "key_width": 6},
     "gau": {"pattern": "causal", "key_width": 6},
     "mamba2": {"heads": 4, "groups": 2, "state": 10},
+    "s4": {"state": 6},
+    "S4D": {"kind": "s4", "matrix": "diagonal", "state": 10},
     "convolution": PAST,
     "separable convolution": {"kind": "convolution", "separable": True, "activation": "relu"} | PAST,
     "lightweight-convolution": {"heads": 3} | PAST,
@@ -553,6 +557,8 @@ MIXERS: dict[str, dict[str, object]] = {
     "mssa": HEADS_OF | {"pattern": "causal"},
     "longnet": HEADS_OF | {"segments": [4, 40], "dilations": [2, 3]},
     "lsh": HEADS_OF | {"buckets": 4},
+    "lsh of six buckets": {"kind": "lsh", "heads": 3, "head_width": 5, "buckets": 6, "rounds": 3, "whole": 3},
+    "lsh of one bucket": HEADS_OF | {"kind": "lsh", "buckets": 1},
     "synthesizer": HEADS_OF | {"pattern": "causal", "length": 9},
     "ALiBi": {"kind": "attention", "heads": 4, "kv_heads": 2, "pattern": "causal", "positions": "alibi"},
     "T5": {"kind": "attention", "heads": 2, "pattern": "causal & (window(2) | strided(3))", "positions": "buckets"},

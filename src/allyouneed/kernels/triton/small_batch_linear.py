@@ -33,6 +33,14 @@ def _activate(x, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
+def _gate(x, other, ACTIVATION: tl.constexpr):
+    """The activated first half of the outputs times the second, or times its sigmoid ("glu")."""
+    if ACTIVATION == "glu":
+        other = tl.sigmoid(other)
+    return _activate(x, ACTIVATION) * other
+
+
+@triton.jit
 def _prefetch(at):
     """Prefetch these addresses to L2 without waiting."""
     tl.inline_asm_elementwise(
@@ -79,12 +87,13 @@ def _one_row(
     found = tl.sum(sums, 1)
     if BIAS:
         found += tl.load(bias + n, mask=inside & (part == 0), other=0.0).to(tl.float32)
-    found = _activate(found, ACTIVATION)
     if GATED:
         more = tl.sum(other, 1)
         if BIAS:
             more += tl.load(bias + outputs + n, mask=inside, other=0.0).to(tl.float32)
-        found *= more
+        found = _gate(found, more, ACTIVATION)
+    else:
+        found = _activate(found, ACTIVATION)
     tl.store(out + part * outputs + n, found.to(out.dtype.element_ty), mask=inside)
 
 
@@ -125,11 +134,12 @@ def _few_rows(
             other = tl.dot(tl.load(there, mask=real, other=0.0), given, other)
     if BIAS:
         sums += tl.load(bias + n, mask=inside & (part == 0), other=0.0).to(tl.float32)[:, None]
-    found = _activate(sums, ACTIVATION)
     if GATED:
         if BIAS:
             other += tl.load(bias + outputs + n, mask=inside, other=0.0).to(tl.float32)[:, None]
-        found *= other
+        found = _gate(sums, other, ACTIVATION)
+    else:
+        found = _activate(sums, ACTIVATION)
     target = out + (part * rows + r[None, :]).to(tl.int64) * outputs + n[:, None]
     tl.store(target, found.to(out.dtype.element_ty), mask=inside[:, None] & (r < rows)[None, :])
 
@@ -155,6 +165,8 @@ def tile_config(rows: int, outputs: int, inputs: int, gated: bool, parts: bool) 
         if parts and inputs >= 4096:
             return MatmulTile(2, 2048, 4, 2, 2)
         return MatmulTile(1 if gated else 2, 1024, 2, 2)
+    if gated and outputs < 1024:
+        return MatmulTile(32, 128, 4, 4)
     if gated or outputs >= 8192:
         return MatmulTile(64, 64, 4, 6)
     programs = triton.cdiv(outputs, 64) * triton.cdiv(rows, 64)
@@ -175,7 +187,8 @@ def linear(
     cut: MatmulTile | None = None,
 ) -> Tensor:  # fmt: skip
     """x (rows, inputs), weight (outputs, inputs) to (rows, outputs); `gated`: the activated first half of the outputs
-    times the second. `parts`: the result may be fp32 parts (parts, rows, outputs)."""
+    times the second, or as it is times the sigmoid of the second (activation "glu"). `parts`: the result may be fp32
+    parts (parts, rows, outputs)."""
     (rows, inputs), outputs = x.shape, weight.shape[0] // (2 if gated else 1)
     assert x.stride(1) == 1 and weight.is_contiguous()
     cut = cut or tile_config(rows, outputs, inputs, gated, parts)

@@ -1,6 +1,6 @@
-"""One token per row through a selective state space, its state updated in place: the short convolution, the step of
-Mamba (Gu, Dao 2023, eq. 2, 4) and that of Mamba-2 (Dao, Gu 2024, eq. 1). Definitions: nn/mixers/state_space. States are
-fp32, but for the last inputs of the convolution.
+"""One token per row through a state space, its state updated in place: the short convolution, the step of Mamba (Gu,
+Dao 2023, eq. 2, 4), that of Mamba-2 (Dao, Gu 2024, eq. 1) and that of S4 (Gu, Goel, Ré 2022, eq. 3). Definitions:
+nn/mixers/state_space. States are fp32, but for the last inputs of the convolution.
 """
 
 from __future__ import annotations
@@ -159,5 +159,70 @@ def mamba2_step(
         x, steps, bias, a_log, b, c, skip, z, h, out, x.stride(0), steps.stride(0), z.stride(0), HEADS=heads,
         GROUPS=b.shape[1] // states, STATES=states, WIDTH=width, MANY=triton.next_power_of_2(states),
         BLOCK=block, OVERLAP=overlaps(x.device), launch_pdl=overlaps(x.device), num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _s4_step(
+    u, weights, skip, x, out, u_row, rows, width,
+    STATES: tl.constexpr, PAIRS: tl.constexpr, LOW_RANK: tl.constexpr, BLOCK: tl.constexpr, EACH: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Some features of `EACH` rows, which share the weights. A complex number is a pair: the real parts of all states
+    of a feature lie before the imaginary ones."""
+    f, n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, PAIRS)
+    half: tl.constexpr = STATES // 2
+    lines: tl.constexpr = 5 if LOW_RANK else 3
+    inside = f < width
+    both = inside[:, None] & (n < half)[None, :]
+    at = weights + f[:, None] * (lines * STATES) + n[None, :]
+    a_re, a_im = tl.load(at, mask=both, other=0.0), tl.load(at + half, mask=both, other=0.0)
+    at += STATES
+    b_re, b_im = tl.load(at, mask=both, other=0.0), tl.load(at + half, mask=both, other=0.0)
+    at += STATES
+    c_re, c_im = tl.load(at, mask=both, other=0.0), tl.load(at + half, mask=both, other=0.0)
+    w_re, w_im, g_re, g_im = a_re, a_im, a_re, a_im
+    if LOW_RANK:
+        at += STATES
+        w_re, w_im = tl.load(at, mask=both, other=0.0), tl.load(at + half, mask=both, other=0.0)
+        at += STATES
+        g_re, g_im = tl.load(at, mask=both, other=0.0), tl.load(at + half, mask=both, other=0.0)
+    direct = tl.load(skip + f, mask=inside, other=0.0).to(tl.float32)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    for number in range(EACH):
+        row = (tl.program_id(1) * EACH + number).to(tl.int64)
+        real = inside & (row < rows)
+        pairs = both & (row < rows)
+        given = tl.load(u + row * u_row + f, mask=real, other=0.0).to(tl.float32)
+        spot = x + (row * width + f[:, None]) * STATES + n[None, :]
+        re, im = tl.load(spot, mask=pairs, other=0.0), tl.load(spot + half, mask=pairs, other=0.0)
+        new_re = a_re * re - a_im * im + b_re * given[:, None]
+        new_im = a_re * im + a_im * re + b_im * given[:, None]
+        if LOW_RANK:
+            along = tl.sum(g_re * re + g_im * im, 1)[:, None]
+            new_re -= w_re * along
+            new_im -= w_im * along
+        tl.store(spot, new_re, mask=pairs)
+        tl.store(spot + half, new_im, mask=pairs)
+        y = tl.sum(c_re * new_re + c_im * new_im, 1) + direct * given
+        y = 0.5 * y * (1.0 + tl.erf(y * 0.7071067811865476))  # gelu
+        tl.store(out + row * width + f, y.to(out.dtype.element_ty), mask=real)
+
+
+@launches
+def s4_step(u: Tensor, weights: Tensor, skip: Tensor, x: Tensor) -> Tensor:
+    """u (rows, width), `weights` as `S4Module.step_weights` returns them; x (rows, width, N) is updated. The result
+    (rows, width): gelu(C x + D u)."""
+    rows, width, states = x.shape
+    assert x.is_contiguous() and weights.is_contiguous() and u.stride(1) == 1
+    out = torch.empty(rows, width, dtype=u.dtype, device=u.device)
+    block, each, warps = (4, 1, 1) if rows < 4 else (16, 4, 4)
+    _s4_step[(triton.cdiv(width, block), triton.cdiv(rows, each))](
+        u, weights, skip, x, out, u.stride(0), rows, width, STATES=states,
+        PAIRS=triton.next_power_of_2(states // 2), LOW_RANK=weights.shape[1] == 5, BLOCK=block, EACH=each,
+        OVERLAP=overlaps(u.device), launch_pdl=overlaps(u.device), num_warps=warps,
     )  # fmt: skip
     return out

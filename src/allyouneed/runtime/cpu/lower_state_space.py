@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from allyouneed.kernels.cpu.abi import Activation, Kind
@@ -12,7 +11,6 @@ from allyouneed.nn.mixers.state_space.convolution import ShortConvolution
 from allyouneed.nn.mixers.state_space.mamba import MambaModule
 from allyouneed.nn.mixers.state_space.mamba2 import Mamba2Module
 from allyouneed.nn.mixers.state_space.s4 import S4Module
-from allyouneed.nn.ops.state_space import LowRankSystem
 from allyouneed.runtime.cpu.instructions import Instructions, Register
 from allyouneed.runtime.cpu.lower import emit_matmul, lower
 from allyouneed.runtime.cpu.lower_recurrent import commit, require_state
@@ -82,32 +80,9 @@ def _s4(part: S4Module, x: Register, code: Instructions, state: StateSlot | None
     width = part.width
     memory = code.memory(require_state(state), x.width)
     sizes: dict[str, Any] = {"part": 0, "pairs": part.states // 2, "low_rank": part.p is not None}
-    y = code.emit(Kind.STATE_SPACE, width, x, memory=memory, weight=step_weights(part), skip=part.skip, **sizes)
+    y = code.emit(Kind.STATE_SPACE, width, x, memory=memory, weight=part.step_weights(), skip=part.skip, **sizes)
     commit(x, memory, code)
     code.emit(Kind.ACTIVATE, width, y, into=y, activation=Activation.GELU)
     both = lower(part.out, y, code)  # values, gates
     values, gates = both.part(0, width), both.part(width, width)
     return code.emit(Kind.GATE, width, gates, values, activation=Activation.SIGMOID)
-
-
-def step_weights(part: S4Module) -> Tensor:
-    """One step of the state space as x ← α x − w (g·x) + b u, y = c·x: α, b, c, w, g as real and imaginary parts
-    (width, 5, N), without w and g if it is diagonal. c and g act on real numbers.
-
-    With A = Λ − p p* and R = (I − Δ/2 Λ)⁻¹ the bilinear step is (I − Δ/2 A)⁻¹ (I + Δ/2 A) x, and both factors change a
-    diagonal by one outer product: α = R (1 + Δ/2 Λ), w = R p, and Re Σ g x is all that is subtracted along w.
-    """
-    if part.skip.is_meta:
-        return torch.empty(part.width, 3 if part.p is None else 5, part.states, device="meta")
-    with torch.no_grad():
-        system = part.system(torch.double)
-        if not isinstance(system, LowRankSystem):
-            a = system.log_a.exp()  # type: ignore[attr-defined]
-            c = 2 * system.c[0].conj()
-            return torch.stack([torch.cat((one.real, one.imag), -1) for one in (a, system.b, c)], 1).float()
-        step, p, inverse, gain = system.step, system.p, system.inverse, system.gain
-        a, w = inverse * (1 + step / 2 * system.diagonal), inverse * p
-        overlap = (p.conj() * w).real.sum(-1, keepdim=True)
-        g = (p.conj() * (step * (1 - gain * overlap) + gain * a)).conj()
-        a, w, g = (torch.cat((one.real, one.imag), -1) for one in (a, w, g))
-        return torch.stack((a, system.b, system.c[0], w, g), 1).float()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from allyouneed.nn.context import Context
 from allyouneed.nn.mixers.attention.longnet import LongNetAttention
-from allyouneed.nn.mixers.attention.lsh import LSHAttention
+from allyouneed.nn.mixers.attention.lsh import LSHAttention, rotations
 from allyouneed.nn.mixers.attention.synthesizer import DenseSynthesis, SynthesizedScores, SynthesizerModule
 from allyouneed.nn.mixers.gau import GAUModule
 from allyouneed.nn.ops.attention.decode import decode_attention
@@ -26,7 +26,7 @@ from allyouneed.runtime.cuda.kernels import (
     make_kernel,
     sees_all,
 )
-from allyouneed.runtime.cuda.mixer_kernels import joint
+from allyouneed.runtime.cuda.mixer_kernels import joint, require_kernels
 from allyouneed.runtime.cuda.static_cache import StaticKVCache
 from allyouneed.runtime.program import Unsupported
 
@@ -88,23 +88,23 @@ def _synthesizer(part: SynthesizerModule, setup: StepSetup, state: Any, partial:
 
 @make_kernel.register(LSHAttention)
 def _lsh(part: LSHAttention, setup: StepSetup, state: Any, partial: bool) -> Kernel:
-    """Keys that share no bucket with the query are hidden."""
-    states = setup.states
-    if part.head_width % 2:
-        raise Unsupported("the attention kernel reads heads in halves")
+    require_kernels(setup)
+    states, config = setup.states, part.config
+    shape = (part.heads, part.head_width, config.rounds, config.buckets // 2)
+    directions = rotations(config.seed, shape, states.device)
+    heads = torch.empty(1, part.heads, 1, part.head_width, dtype=states.dtype, device=states.device)
+    hashed = torch.empty(1, part.heads, 1, config.rounds, dtype=torch.int32, device=states.device)
+    keys, values, buckets = state.stored.allocate((heads, heads, hashed))
 
     def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
-        q, v = (y.unflatten(-1, (part.heads, -1)) for y in joint(x, [part.qk, part.v]))  # (rows, heads, head_width)
-        k = q * torch.rsqrt(q.square().mean(-1, keepdim=True) + 1e-6) * part.head_width**-0.5
-        buckets = part.hash_tokens(k[:, :, None])  # (rows, heads, 1, rounds)
-        keys, values, stored = state.stored.allocate((k[:, :, None], v[:, :, None], buckets))
-        stored[states.row_ids, :, positions] = buckets[:, :, 0]
-        known = stored if states.group == 1 else states.table.gather(stored)
-        seen = part.mask(buckets, known, context.queries, states.static_layout)[:, :, 0]
-        bias = torch.zeros_like(seen, dtype=x.dtype).masked_fill(~seen, float("-inf"))
-        new, counters = (k, v), states.counters
-        mixed = decode_attention(q, keys, values, positions, 1.0, states.table, new, None, counters, bias)
-        return linear(mixed.flatten(1), part.out, partial=partial)
+        from allyouneed.kernels.triton.mixer_steps.lsh import lsh_attention
+
+        q, v = joint(x, [part.qk, part.v])  # (rows, heads · head_width)
+        table, size, _ = states.table
+        mixed = lsh_attention(
+            q, v, directions, keys, values, buckets, table, positions, size, config.whole, states.counters
+        )
+        return linear(mixed, part.out, partial=partial)
 
     return run
 

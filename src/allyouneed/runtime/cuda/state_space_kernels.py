@@ -1,4 +1,4 @@
-"""Decode kernels of Mamba and Mamba-2: the convolution and the recurrence as one launch each."""
+"""Decode kernels of state spaces: the convolution of Mamba and Mamba-2 and each recurrence as one launch."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 from torch import Tensor
 
 from allyouneed.nn.context import Context
+from allyouneed.nn.linear.dense import is_dense
 from allyouneed.nn.mixers.state_space.mamba import MambaModule
 from allyouneed.nn.mixers.state_space.mamba2 import Mamba2Module
-from allyouneed.runtime.cuda.kernels import NORMS, Kernel, StepSetup, add_norm, linear, make_kernel
+from allyouneed.nn.mixers.state_space.s4 import S4Module
+from allyouneed.runtime.cuda.kernels import NORMS, Kernel, StepSetup, add_norm, is_narrow, linear, make_kernel
 from allyouneed.runtime.cuda.mixer_kernels import product, require_kernels
 from allyouneed.runtime.program import Unsupported
 
@@ -50,5 +52,24 @@ def _mamba2(part: Mamba2Module, setup: StepSetup, state: Any, partial: bool) -> 
         fused = type(part.norm) in NORMS
         y = add_norm(y, None, part.norm, context)[1] if fused else part.norm(y[:, None], context)[:, 0]
         return linear(y, part.out, partial=partial)
+
+    return run
+
+
+@make_kernel.register(S4Module)
+def _s4(part: S4Module, setup: StepSetup, state: Any, partial: bool) -> Kernel:
+    """The state space is discretised once, not in every step."""
+    require_kernels(setup)
+    weights, out = part.step_weights(), part.out
+
+    def run(u: Tensor, positions: Tensor, context: Context) -> Tensor:
+        from allyouneed.kernels.triton.small_batch_linear import linear as small_batch
+        from allyouneed.kernels.triton.state_space_step import s4_step
+        from allyouneed.kernels.triton.window_step import gate_inputs
+
+        y = s4_step(u, weights, part.skip, *state.carry(len(u), u[:, None]))
+        if is_dense(out) and is_narrow(y, out.weight):
+            return small_batch(y, out.weight, out.bias, "glu", True)
+        return gate_inputs(linear(y, out))
 
     return run

@@ -104,6 +104,28 @@ class S4Module(SubLayer):
         log_a = step * diagonal
         return DiagonalSystem(log_a, torch.expm1(log_a) / diagonal * b, c)
 
+    @torch.no_grad()
+    def step_weights(self) -> Tensor:
+        """One step of the state space as x ← α x − w (g·x) + b u, y = c·x: α, b, c, w, g as real and imaginary parts
+        (width, 5, N) in single precision, without w and g if it is diagonal. c and g act on real numbers.
+
+        With A = Λ − p p* and R = (I − Δ/2 Λ)⁻¹ the bilinear step is (I − Δ/2 A)⁻¹ (I + Δ/2 A) x, and both factors
+        change a diagonal by one outer product: α = R (1 + Δ/2 Λ), w = R p, and Re Σ g x is all that is subtracted along
+        w.
+        """
+        if self.skip.is_meta:
+            return torch.empty(self.width, 3 if self.p is None else 5, self.states, device="meta")
+        system = self.system(torch.double)
+        if not isinstance(system, LowRankSystem):
+            a, c = system.log_a.exp(), 2 * system.c[0].conj()  # type: ignore[attr-defined]
+            return torch.stack([torch.cat((one.real, one.imag), -1) for one in (a, system.b, c)], 1).float()
+        step, p, inverse, gain = system.step, system.p, system.inverse, system.gain
+        a, w = inverse * (1 + step / 2 * system.diagonal), inverse * p
+        overlap = (p.conj() * w).real.sum(-1, keepdim=True)
+        g = (p.conj() * (step * (1 - gain * overlap) + gain * a)).conj()
+        a, w, g = (torch.cat((one.real, one.imag), -1) for one in (a, w, g))
+        return torch.stack((a, system.b, system.c[0], w, g), 1).float()
+
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         x, dtype = observe(self, "v", x), accumulator_dtype(x.dtype)
         with torch.autocast(x.device.type, enabled=False):
