@@ -545,7 +545,10 @@ MIXERS: dict[str, dict[str, object]] = {
     "gru": {"bias": False},
     "mamba": {"bias": True},
     "mixed-chunk": {"chunk": 3, "key_width": 6},
+    "mixed-chunk without positions": {"kind": "mixed-chunk", "chunk": 2, "key_width": 40, "positions": "bias"},
+    "mixed-chunk of one length": {"kind": "mixed-chunk", "chunk": 5, "hidden": 10, "positions": "rotary", "length": 7},
     "gau": {"pattern": "causal", "key_width": 6},
+    "gau of one length": {"kind": "gau", "pattern": "causal", "hidden": 10, "positions": "bias", "length": 7},
     "mamba2": {"heads": 4, "groups": 2, "state": 10},
     "s4": {"state": 6},
     "S4D": {"kind": "s4", "matrix": "diagonal", "state": 10},
@@ -601,7 +604,7 @@ def mixers(check: Check, cuda: bool) -> None:
 
     patched: Any
 
-    def run(model: torch.nn.Module, rows: int, group: int, compiled: bool = False) -> Tensor:
+    def run(model: torch.nn.Module, rows: int, group: int, steps: int, compiled: bool = False) -> Tensor:
         found: list[Tensor] = []
         states = StaticStates(model, rows // group, group, 140, 0)
         step: Any = DecodeStep(model, states)
@@ -613,7 +616,7 @@ def mixers(check: Check, cuda: bool) -> None:
             print(*step.refused, sep="\n", end="\n" if step.refused else "")
         else:
             step(tokens)
-        for number in range(4):
+        for number in range(steps):
             tokens = (torch.arange(rows, device=states.device) * 7 + number) % 50
             found.append(step(tokens).double().cpu())
             states.reorder(states.row_ids // group * group + (states.row_ids + number) % 3 % group)
@@ -633,13 +636,15 @@ def mixers(check: Check, cuda: bool) -> None:
         model = model if keys["linear"] == "dense" else pack_model(model)
         for rows, group in ((1, 1), (5, 5)) if cuda else ((3, 3),):
             for dtype in (torch.float32, torch.bfloat16) if cuda else (torch.float32,):
+                steps = 80 if cuda and dtype is torch.float32 else 4  # several tiles and splits of the keys
                 with torch.no_grad():
-                    exact = run(model.cpu().double(), rows, group)
+                    exact = run(model.cpu().double(), rows, group, steps)
                     if not cuda:
                         for patched in (mixer_kernels, decode, kernels):
                             patched.usable = lambda x: x.dtype is torch.float32
                         compiled_step.compile_operators = lambda module, inputs: module
-                    both = [run(model.to(check.device, dtype), rows, group, compiled) for compiled in (False, True)]
+                    model = model.to(check.device, dtype)
+                    both = [run(model, rows, group, steps, compiled) for compiled in (False, True)]
                     mixer_kernels.usable = decode.usable = kernels.usable = usual
                 text = f"{kind}, {rows} rows of {group} {str(dtype)[6:]}, compiled"
                 check.report(text, both, [exact, exact], 3 * LIMITS[dtype])

@@ -1,7 +1,6 @@
 """One token per row and a memory of a matrix per head, updated in place: the feature sums of Performer (Choromanski et
-al. 2021, eq. 4, 5), the compressive memory of Infini-attention (Munkhdalai et al. 2024, eq. 3-5, 7) and the sums of
-mixed chunks (Hua et al. 2022, eq. 7). Definitions: nn/mixers/performer.py, nn/mixers/attention/infini.py,
-nn/mixers/gau.py; the form of the states: runtime/cuda/constant_states.py.
+al. 2021, eq. 4, 5) and the compressive memory of Infini-attention (Munkhdalai et al. 2024, eq. 3-5, 7). Definitions:
+nn/mixers/performer.py, nn/mixers/attention/infini.py; the form of the states: runtime/cuda/constant_states.py.
 """
 
 from __future__ import annotations
@@ -177,37 +176,3 @@ def infini_step(
         launch_pdl=overlaps(qkv.device), num_warps=4,
     )  # fmt: skip
     return out
-
-
-@triton.jit
-def _add_chunk(
-    counts, keys, current, sums,
-    CHUNK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, LONG: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """One row, some of the values: nothing to do but at the end of a chunk."""
-    row = tl.program_id(0).to(tl.int64)
-    if tl.load(counts + row) % CHUNK == CHUNK - 1:
-        j, d, f = tl.arange(0, LONG), tl.arange(0, WIDE), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        own = (d < KEYS)[:, None] & (j < CHUNK)[None, :]
-        key = tl.load(keys + (row * CHUNK + j[None, :]) * KEYS + d[:, None], mask=own, other=0.0)  # (WIDE, LONG)
-        own = (j < CHUNK)[:, None] & (f < VALUES)[None, :]
-        at = current + (row * CHUNK + j[:, None]) * (KEYS + VALUES) + KEYS + f[None, :]
-        value = tl.load(at, mask=own, other=0.0)
-        at = sums + (row * KEYS + d[:, None]) * VALUES + f[None, :]
-        own = (d < KEYS)[:, None] & (f < VALUES)[None, :]
-        found = tl.load(at, mask=own, other=0.0) + tl.dot(key, value, input_precision="ieee")
-        tl.store(at, found, mask=own)
-
-
-@launches
-def add_chunk(counts: Tensor, keys: Tensor, current: Tensor, sums: Tensor) -> None:
-    """sums (rows, s, e) += Σ kᵀ v of a chunk, in rows whose newest token, after `counts` (rows, 1) others, completes
-    one; keys (rows, chunk, s), values behind s other features in `current` (rows, chunk, s + e)."""
-    rows, chunk, width = keys.shape
-    values = sums.shape[2]
-    assert all(x.is_contiguous() for x in (counts, keys, current, sums))
-    _add_chunk[(rows, triton.cdiv(values, 64))](
-        counts, keys, current, sums, CHUNK=chunk, KEYS=width, VALUES=values,
-        LONG=max(16, triton.next_power_of_2(chunk)), WIDE=max(16, triton.next_power_of_2(width)), BLOCK=64, num_warps=4,
-    )  # fmt: skip

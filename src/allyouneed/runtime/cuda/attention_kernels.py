@@ -11,15 +11,11 @@ from allyouneed.nn.context import Context
 from allyouneed.nn.mixers.attention.longnet import LongNetAttention
 from allyouneed.nn.mixers.attention.lsh import LSHAttention, rotations
 from allyouneed.nn.mixers.attention.synthesizer import DenseSynthesis, SynthesizedScores, SynthesizerModule
-from allyouneed.nn.mixers.gau import GAUModule
 from allyouneed.nn.ops.attention.decode import decode_attention
-from allyouneed.nn.ops.retention import accumulator_dtype
 from allyouneed.nn.patterns.core import And
 from allyouneed.nn.patterns.sparse import SegmentDilated
-from allyouneed.nn.positions.t5_bias import BucketsModule
 from allyouneed.runtime.cuda.kernels import (
     Kernel,
-    NarrowLinear,
     StepSetup,
     attention_kernel,
     linear,
@@ -105,33 +101,5 @@ def _lsh(part: LSHAttention, setup: StepSetup, state: Any, partial: bool) -> Ker
             q, v, directions, keys, values, buckets, table, positions, size, config.whole, states.counters
         )
         return linear(mixed, part.out, partial=partial)
-
-    return run
-
-
-@make_kernel.register(GAUModule)
-def _gau(part: GAUModule, setup: StepSetup, state: Any, partial: bool) -> Kernel:
-    """The unit's own operators; what depends on positions alone is computed once for all layers."""
-    rotary, buckets, slots = part.rotary, part.bias, setup.states.static_layout.positions
-    if not sees_all(part.pattern, setup.states.capacity) or not isinstance(state, StaticKVCache):
-        raise Unsupported("a gated attention unit has kernels for all keys")
-
-    def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
-        at = context.queries.positions  # (rows, 1)
-        with NarrowLinear():
-            u, v, z = part.project(x[:, None])
-        q, k = (part.scaled(z, number)[:, None] for number in (0, 1))  # (rows, 1, 1, s)
-        if rotary is not None:
-            dtype = accumulator_dtype(x.dtype)
-            table = context.memoize(("gau", rotary.key), lambda: rotary.tables(at, dtype)[0])
-            q, k = rotary.rotate(q, table), rotary.rotate(k, table)
-        keys, values, _ = state.append(k, v[:, None], context)
-        seen = context.memoize("gau seen", lambda: (slots <= at)[:, None, None])  # (rows, 1, 1, positions)
-        scores = q @ keys.mT / (part.length or context.memoize("gau count", lambda: (at + 1)[:, None, None]))
-        if isinstance(buckets, BucketsModule):
-            numbers = context.memoize(("gau buckets", buckets.config), lambda: buckets.numbers(at, slots))
-            scores = scores + buckets.table(numbers).permute(0, 3, 1, 2).to(scores.dtype)
-        mixed = (scores.relu().square() * seen) @ values
-        return linear(u[:, 0] * mixed[:, 0, 0], part.out, partial=partial)
 
     return run

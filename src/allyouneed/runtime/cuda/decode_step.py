@@ -17,6 +17,7 @@ from allyouneed.runtime.cuda import (
     constant_states,
     convolution_kernels,
     expert_kernels,
+    gated_kernels,
     mixer_kernels,
     nested_kernels,
     state_space_kernels,
@@ -45,6 +46,7 @@ STATES = (constant_states, window_cache)  # imported for their rules, as are the
 KERNELS = (
     attention_kernels,
     mixer_kernels,
+    gated_kernels,
     state_space_kernels,
     convolution_kernels,
     nested_kernels,

@@ -16,7 +16,6 @@ from allyouneed.nn.mixers.attention.infini import MIN_WEIGHT, InfiniModule
 from allyouneed.nn.mixers.attention.mla import LatentAttentionModule
 from allyouneed.nn.mixers.attention.scores import ScoresModule
 from allyouneed.nn.mixers.crate import MSSAModule
-from allyouneed.nn.mixers.gau import MixedChunkModule
 from allyouneed.nn.mixers.performer import MIN_WEIGHT as LEAST
 from allyouneed.nn.mixers.performer import RELU_FLOOR, PerformerModule
 from allyouneed.nn.mixers.retention import GatedRetentionModule, MultiScaleRetentionModule, RetentionModule
@@ -28,7 +27,6 @@ from allyouneed.nn.positions.relative import RelativeModule
 from allyouneed.nn.positions.rotary import RotaryModule
 from allyouneed.runtime.cuda.kernels import (
     Kernel,
-    NarrowLinear,
     StepSetup,
     add_rotation,
     check_rotary,
@@ -201,41 +199,6 @@ def _infini(part: InfiniModule, setup: StepSetup, state: Any, partial: bool) -> 
             part.first == "local", MIN_WEIGHT,
         )  # fmt: skip
         return linear(mixed, part.out, partial=partial)
-
-    return run
-
-
-# --- mixed chunks -----------------------------------------------------------------------------------------------------
-
-
-@make_kernel.register(MixedChunkModule)
-def _mixed_chunk(part: MixedChunkModule, setup: StepSetup, state: Any, partial: bool) -> Kernel:
-    """`MixedChunkModule.run` of one token with a state that is written in place: what a chunk leaves behind is added to
-    the sums once, at its end."""
-    rows, chunk = setup.states.row_ids, part.chunk
-    local = torch.arange(chunk, device=setup.states.device)[None]
-
-    def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
-        with NarrowLinear():
-            u, v, z = part.project(x[:, None])  # (rows, 1, e), …, (rows, 1, s)
-        count, current, sums = state.carry(len(x), x[:, None])
-        inside = count % chunk
-        current[rows, inside[:, 0].long()] = torch.cat((z, v), -1)[:, 0]
-        keys, values = current.split([part.keys, part.values], -1)
-        q, lin_q = (part.rotate(part.scaled(z, number), count) for number in (0, 2))
-        k, lin_k = (part.rotate(part.scaled(keys, number), count - inside + local) for number in (1, 3))
-        n = part.length or (inside + 1)[:, None, None]
-        weights = part.weights((q @ k.mT)[:, None], (local <= inside)[:, None, None], n, inside, local)[:, 0]
-        far = lin_q @ (sums / (part.length or (count - inside).clamp(min=1)[..., None])).to(lin_q.dtype)
-        seen = u * (weights @ values + far)
-        if usable(lin_k):
-            from allyouneed.kernels.triton.memory_step import add_chunk
-
-            add_chunk(count, lin_k.to(current.dtype).contiguous(), current, sums)
-        else:
-            sums.add_((lin_k.mT @ values).to(sums.dtype) * (inside == chunk - 1)[..., None])
-        count.add_(1)
-        return linear(seen[:, 0], part.out, partial=partial)
 
     return run
 

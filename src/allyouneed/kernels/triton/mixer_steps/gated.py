@@ -1,0 +1,293 @@
+"""One token per row through a gated attention unit (Hua, Dai, Liu, Le 2022, "Transformer Quality in Linear Time", 2.2
+and 3.2): queries and keys from the shared features Z, relu(q·k / n + bias)² over the keys, and the gate U, in one
+launch. GAU attends to a KV cache, mixed chunks to the current chunk and to the sums of those before it. Definitions:
+nn/mixers/gau.py.
+
+One program per row and block of values; each computes all scores that it needs. Features of queries and keys lie in two
+halves, which rotary positions rotate together. Sums are fp32.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from allyouneed.kernels import launches, overlaps
+from allyouneed.kernels.triton.decode_attention import _slot_of
+
+
+@triton.jit
+def _scaled(a, b, gains, offsets, number, f, known, cos, sin, half, TURNS: tl.constexpr):
+    """γ z + β of one branch, rotated; z as halves a, b (…, half)."""
+    line = 2 * half * number
+    gain_a = tl.load(gains + line + f, mask=known, other=0.0).to(tl.float32)
+    gain_b = tl.load(gains + line + half + f, mask=known, other=0.0).to(tl.float32)
+    a = a * gain_a + tl.load(offsets + line + f, mask=known, other=0.0).to(tl.float32)
+    b = b * gain_b + tl.load(offsets + line + half + f, mask=known, other=0.0).to(tl.float32)
+    if TURNS:
+        a, b = a * cos - b * sin, b * cos + a * sin
+    return a, b
+
+
+@triton.jit
+def _weigh(scores, distance, real, numbers, biases, BIAS: tl.constexpr):
+    """relu(scores + bias)², 0 where not `real`; the bias of a distance is that of its bucket."""
+    if BIAS:
+        bucket = tl.load(numbers + distance, mask=real, other=0)
+        scores += tl.load(biases + bucket, mask=real, other=0.0).to(tl.float32)
+    scores = tl.maximum(scores, 0.0)
+    return tl.where(real, scores * scores, 0.0)
+
+
+@triton.jit
+def _gau_step(
+    u, v, z, gains, offsets, turns, numbers, biases, keys, values, table, seen, out, parts, arrived,
+    row_stride, table_row, slots, length,
+    KEYS: tl.constexpr, VALUES: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    EVERY: tl.constexpr, TURNS: tl.constexpr, BIAS: tl.constexpr, SHARES: tl.constexpr, TILE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    row, block, share = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    half: tl.constexpr = KEYS // 2
+    f, e = tl.arange(0, HALF), block * BLOCK + tl.arange(0, BLOCK)
+    known, real = f < half, e < VALUES
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    count = tl.load(seen + row).to(tl.int32)
+    each = tl.cdiv(tl.cdiv(count, SHARES), TILE) * TILE
+    begin = share * each
+    end = tl.minimum(count, begin + each)
+    kind = keys.dtype.element_ty
+    scale = 1.0 / tl.where(length > 0, length, count + 1).to(tl.float32)
+    cos, sin = f * 0.0, f * 0.0
+    if TURNS:
+        cos = tl.load(turns + row * KEYS + f, mask=known, other=0.0)
+        sin = tl.load(turns + row * KEYS + half + f, mask=known, other=0.0)
+    za = tl.load(z + row * row_stride + f, mask=known, other=0.0).to(tl.float32)
+    zb = tl.load(z + row * row_stride + half + f, mask=known, other=0.0).to(tl.float32)
+    qa, qb = _scaled(za, zb, gains, offsets, 0, f, known, cos, sin, half, TURNS)
+    qa, qb = qa.to(kind).to(tl.float32), qb.to(kind).to(tl.float32)
+    mixed = tl.zeros((BLOCK,), dtype=tl.float32)
+    if share == 0:
+        new_a, new_b = _scaled(za, zb, gains, offsets, 1, f, known, cos, sin, half, TURNS)
+        new_a, new_b = new_a.to(kind), new_b.to(kind)
+        own = tl.load(v + row * row_stride + e, mask=real, other=0.0).to(kind)
+        target = _slot_of(table, row, table_row, count, True, 0, slots, EVERY, 1)
+        if block == 0:
+            tl.store(keys + target * KEYS + f, new_a, mask=known)
+            tl.store(keys + target * KEYS + half + f, new_b, mask=known)
+        tl.store(values + target * VALUES + e, own, mask=real)
+        score = tl.sum(qa * new_a.to(tl.float32) + qb * new_b.to(tl.float32), 0) * scale
+        mixed += _weigh(score, 0, True, numbers, biases, BIAS) * own.to(tl.float32)
+    for start in range(begin, end, TILE):
+        at = start + tl.arange(0, TILE)
+        inside = at < end
+        spot = _slot_of(table, row, table_row, at, inside, 0, slots, EVERY, 1)
+        here, both = keys + spot[:, None] * KEYS + f[None, :], inside[:, None] & known[None, :]
+        ka = tl.load(here, mask=both, other=0.0).to(tl.float32)
+        kb = tl.load(here + half, mask=both, other=0.0).to(tl.float32)
+        there = values + spot[:, None] * VALUES + e[None, :]
+        tile = tl.load(there, mask=inside[:, None] & real[None, :], other=0.0).to(tl.float32)
+        scores = tl.sum(ka * qa[None, :] + kb * qb[None, :], 1) * scale
+        mixed += tl.sum(_weigh(scores, count - at, inside, numbers, biases, BIAS)[:, None] * tile, 0)
+    last = True
+    if SHARES > 1:  # the last program adds up all splits
+        mark = (row * BLOCKS + block) * SHARES
+        tl.store(parts + (mark + share) * BLOCK + tl.arange(0, BLOCK), mixed)
+        tl.debug_barrier()
+        last = tl.atomic_add(arrived + row * BLOCKS + block, 1, sem="acq_rel") == SHARES - 1
+        if last:
+            tl.store(arrived + row * BLOCKS + block, 0)  # reset for the next launch
+            mixed = tl.zeros((BLOCK,), dtype=tl.float32)
+            for other in range(SHARES):
+                mixed += tl.load(parts + (mark + other) * BLOCK + tl.arange(0, BLOCK), cache_modifier=".cg")
+    if last:
+        gate = tl.load(u + row * row_stride + e, mask=real, other=0.0).to(tl.float32)
+        tl.store(out + row * VALUES + e, (gate * mixed).to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _mixed_chunk_step(
+    u, v, z, gains, offsets, turns, numbers, biases, counts, current, sums, out, arrived, row_stride, farthest, length,
+    CHUNK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr, SOME: tl.constexpr, LINES: tl.constexpr, TURNS: tl.constexpr, BIAS: tl.constexpr,
+    TILE: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    half: tl.constexpr = KEYS // 2
+    f, e = tl.arange(0, HALF), block * BLOCK + tl.arange(0, BLOCK)
+    known, real = f < half, e < VALUES
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    count = tl.load(counts + row)
+    inside = count % CHUNK  # tokens of the chunk before this one
+    begin = count - inside
+    kind = current.dtype.element_ty
+    cos, sin = f * 0.0, f * 0.0
+    if TURNS:
+        angle = turns + tl.minimum(count, farthest) * KEYS + f
+        cos, sin = tl.load(angle, mask=known, other=0.0), tl.load(angle + half, mask=known, other=0.0)
+    za = tl.load(z + row * row_stride + f, mask=known, other=0.0)
+    zb = tl.load(z + row * row_stride + half + f, mask=known, other=0.0)
+    own = tl.load(v + row * row_stride + e, mask=real, other=0.0)
+    store = current + (row * CHUNK + inside) * (KEYS + VALUES)
+    if block == 0:
+        tl.store(store + f, za, mask=known)
+        tl.store(store + half + f, zb, mask=known)
+    tl.store(store + KEYS + e, own, mask=real)
+    za, zb = za.to(tl.float32), zb.to(tl.float32)
+    # within the chunk: attention
+    qa, qb = _scaled(za, zb, gains, offsets, 0, f, known, cos, sin, half, TURNS)
+    ka, kb = _scaled(za, zb, gains, offsets, 1, f, known, cos, sin, half, TURNS)
+    scale = 1.0 / tl.where(length > 0, length, inside + 1).to(tl.float32)
+    weight = _weigh(tl.sum(qa * ka + qb * kb, 0) * scale, 0, True, numbers, biases, BIAS)
+    mixed = weight * own.to(tl.float32)
+    lines, columns = f[None, :], known[None, :]
+    for start in range(0, inside, TILE):
+        at = start + tl.arange(0, TILE)
+        earlier = at < inside
+        both = earlier[:, None] & columns
+        here = current + (row * CHUNK + at[:, None]) * (KEYS + VALUES)
+        ta = tl.load(here + lines, mask=both, other=0.0).to(tl.float32)
+        tb = tl.load(here + half + lines, mask=both, other=0.0).to(tl.float32)
+        tile = tl.load(here + KEYS + e[None, :], mask=earlier[:, None] & real[None, :], other=0.0).to(tl.float32)
+        tcos, tsin = ta * 0.0, ta * 0.0
+        if TURNS:
+            angles = turns + tl.minimum(begin + at, farthest)[:, None] * KEYS + lines
+            tcos, tsin = tl.load(angles, mask=both, other=0.0), tl.load(angles + half, mask=both, other=0.0)
+        ta, tb = _scaled(ta, tb, gains, offsets, 1, lines, columns, tcos, tsin, half, TURNS)
+        scores = tl.sum(ta * qa[None, :] + tb * qb[None, :], 1) * scale
+        mixed += tl.sum(_weigh(scores, inside - at, earlier, numbers, biases, BIAS)[:, None] * tile, 0)
+    # the chunks before: linear attention, some features of the query at a time
+    if begin > 0:
+        far = tl.zeros((BLOCK,), dtype=tl.float32)
+        for start in range(0, half, LINES):
+            g = start + tl.arange(0, LINES)
+            inner = g < half
+            la = tl.load(z + row * row_stride + g, mask=inner, other=0.0).to(tl.float32)
+            lb = tl.load(z + row * row_stride + half + g, mask=inner, other=0.0).to(tl.float32)
+            gcos, gsin = g * 0.0, g * 0.0
+            if TURNS:
+                here = turns + tl.minimum(count, farthest) * KEYS + g
+                gcos, gsin = tl.load(here, mask=inner, other=0.0), tl.load(here + half, mask=inner, other=0.0)
+            la, lb = _scaled(la, lb, gains, offsets, 2, g, inner, gcos, gsin, half, TURNS)
+            kept, mine = sums + (row * KEYS + g[:, None]) * VALUES + e[None, :], inner[:, None] & real[None, :]
+            far += tl.sum(la[:, None] * tl.load(kept, mask=mine, other=0.0), 0)
+            far += tl.sum(lb[:, None] * tl.load(kept + half * VALUES, mask=mine, other=0.0), 0)
+        mixed += far / tl.where(length > 0, length, begin).to(tl.float32)
+    gate = tl.load(u + row * row_stride + e, mask=real, other=0.0).to(tl.float32)
+    tl.store(out + row * VALUES + e, (gate * mixed).to(out.dtype.element_ty), mask=real)
+    # a complete chunk joins the sums, some of the values at a time: this must not need more registers than the rest
+    if inside == CHUNK - 1:
+        tl.debug_barrier()  # all threads have read the sums
+        for first in range(0, BLOCK, SOME):
+            s = block * BLOCK + first + tl.arange(0, SOME)
+            some = s < VALUES
+            new = tl.load(v + row * row_stride + s, mask=some, other=0.0)
+            more_a, more_b = tl.zeros((HALF, SOME), dtype=tl.float32), tl.zeros((HALF, SOME), dtype=tl.float32)
+            for start in range(0, CHUNK, TILE):
+                at = start + tl.arange(0, TILE)
+                older, newest = (at < inside)[:, None], (at == inside)[:, None]
+                owned = (at < CHUNK)[:, None] & columns
+                here = current + (row * CHUNK + at[:, None]) * (KEYS + VALUES)
+                ta = tl.load(here + lines, mask=older & columns, other=0.0).to(tl.float32)
+                tb = tl.load(here + half + lines, mask=older & columns, other=0.0).to(tl.float32)
+                ta, tb = tl.where(newest, za[None, :], ta), tl.where(newest, zb[None, :], tb)
+                those = tl.load(here + KEYS + s[None, :], mask=older & some[None, :], other=0.0)
+                those = tl.where(newest, new[None, :], those)
+                tcos, tsin = ta * 0.0, ta * 0.0
+                if TURNS:
+                    angles = turns + tl.minimum(begin + at, farthest)[:, None] * KEYS + lines
+                    tcos, tsin = tl.load(angles, mask=owned, other=0.0), tl.load(angles + half, mask=owned, other=0.0)
+                ta, tb = _scaled(ta, tb, gains, offsets, 3, lines, columns, tcos, tsin, half, TURNS)
+                ta, tb = tl.where(owned, ta, 0.0).to(kind), tl.where(owned, tb, 0.0).to(kind)
+                more_a = tl.dot(tl.trans(ta), those, more_a, input_precision="ieee")
+                more_b = tl.dot(tl.trans(tb), those, more_b, input_precision="ieee")
+            both = known[:, None] & some[None, :]
+            target = sums + (row * KEYS + f[:, None]) * VALUES + s[None, :]
+            tl.store(target, tl.load(target, mask=both, other=0.0) + more_a, mask=both)
+            target += half * VALUES
+            tl.store(target, tl.load(target, mask=both, other=0.0) + more_b, mask=both)
+    tl.debug_barrier()
+    if tl.atomic_add(arrived + row, 1, sem="acq_rel") == BLOCKS - 1:  # all programs have read the count
+        tl.store(arrived + row, 0)
+        tl.store(counts + row, count + 1)
+
+
+class GatedParts(NamedTuple):
+    """What a gated attention unit makes queries and keys of: γ and β (branches, s), rotary positions `turns` (rows or
+    positions, s), cosines beside sines, and T5's bias: the bucket `numbers` of each distance, the `biases` of buckets.
+    `length`: what scores are divided by, 0 for the number of keys."""
+
+    gains: Tensor
+    offsets: Tensor
+    turns: Tensor | None
+    numbers: Tensor | None
+    biases: Tensor | None
+    length: int
+
+
+def block_size(rows: int, values: int, keys: int) -> int:
+    """Values of a program: few of them occupy the GPU with few rows, many read the keys less often."""
+    most = max(16, (1 << 14) // triton.next_power_of_2(max(16, keys // 2)))
+    return min(most, 32 if rows < 4 else 64 if rows < 16 else 128, max(16, triton.next_power_of_2(values)))
+
+
+@launches
+def gau_step(
+    uvz: Tensor, gated: GatedParts, keys: Tensor, values: Tensor, table: Tensor, seen: Tensor, every: int,
+    arrived: Tensor, shares: int | None = None,
+) -> Tensor:  # fmt: skip
+    """U, V and Z side by side (rows, 2 e + s), to U ⊙ (A V) (rows, e). Key and value are stored at `seen` (rows,) in
+    `keys` (blocks, 1, slots, s) and `values` (blocks, 1, slots, e), by the block tables of decode_attention.py.
+    `arrived`: zeros, a row times the number of values of them."""
+    rows, (slots, width), count = len(uvz), keys.shape[2:], values.shape[3]
+    assert width % 2 == 0 and uvz.stride(1) == 1 and keys.is_contiguous() and values.is_contiguous()
+    block = block_size(rows, count, width)
+    blocks = triton.cdiv(count, block)
+    shares = shares or max(1, min(triton.cdiv(slots, 128), triton.cdiv(132, rows * blocks)))
+    u, v, z = uvz.split([count, count, width], -1)
+    out = torch.empty(rows, count, dtype=uvz.dtype, device=uvz.device)
+    parts = torch.empty(rows, blocks, shares, block, device=uvz.device) if shares > 1 else out
+    turns, numbers, biases = (uvz if x is None else x for x in (gated.turns, gated.numbers, gated.biases))
+    _gau_step[(rows, blocks, shares)](
+        u, v, z, gated.gains, gated.offsets, turns, numbers, biases, keys, values, table, seen, out, parts, arrived,
+        uvz.stride(0), table.stride(0), slots, gated.length, KEYS=width, VALUES=count,
+        HALF=max(16, triton.next_power_of_2(width // 2)), BLOCK=block, BLOCKS=blocks, EVERY=every,
+        TURNS=gated.turns is not None, BIAS=gated.biases is not None, SHARES=shares, TILE=32,
+        OVERLAP=overlaps(uvz.device), launch_pdl=overlaps(uvz.device), num_warps=4 if block <= 64 else 8,
+        num_stages=2,
+    )  # fmt: skip
+    return out
+
+
+@launches
+def mixed_chunk_step(
+    uvz: Tensor, gated: GatedParts, counts: Tensor, current: Tensor, sums: Tensor, arrived: Tensor
+) -> Tensor:
+    """U, V and Z side by side (rows, 2 e + s), to U ⊙ (V_quad + V_lin) (rows, e). The state of the rows is updated:
+    tokens `counts` (rows, 1), Z and V of the `current` chunk (rows, chunk, s + e), and `sums` Σ K_linᵀ V of those
+    before (rows, s, e). `gated.turns`: of every position. `arrived`: zeros for each row."""
+    (rows, width, count), chunk = sums.shape, current.shape[1]
+    assert width % 2 == 0 and uvz.stride(1) == 1 and all(x.is_contiguous() for x in (counts, current, sums))
+    block = block_size(rows, count, width)
+    blocks = triton.cdiv(count, block)
+    u, v, z = uvz.split([count, count, width], -1)
+    out = torch.empty(rows, count, dtype=uvz.dtype, device=uvz.device)
+    turns, numbers, biases = (uvz if x is None else x for x in (gated.turns, gated.numbers, gated.biases))
+    _mixed_chunk_step[(rows, blocks)](
+        u, v, z, gated.gains, gated.offsets, turns, numbers, biases, counts, current, sums, out, arrived,
+        uvz.stride(0), 0 if gated.turns is None else len(gated.turns) - 1, gated.length, CHUNK=chunk, KEYS=width,
+        VALUES=count, HALF=max(16, triton.next_power_of_2(width // 2)), BLOCK=block, BLOCKS=blocks,
+        SOME=min(block, 64), LINES=min(16, triton.next_power_of_2(width // 2)), TURNS=gated.turns is not None,
+        BIAS=gated.biases is not None, TILE=64 if rows < 4 else 16, OVERLAP=overlaps(uvz.device),
+        launch_pdl=overlaps(uvz.device), num_warps=8, num_stages=1,
+    )  # fmt: skip
+    return out
