@@ -539,6 +539,7 @@ MIXERS: dict[str, dict[str, object]] = {
     "gated-retention": HEADS_OF,
     "rwkv": {"hidden": 40},
     "mla": {"heads": 18} | LATENT,
+    "mla with a latent of queries": {"kind": "mla", "heads": 3, "query_rank": 7} | LATENT | {"kv_rank": 70},
     "performer": HEADS_OF | {"features": 20},
     "infini": HEADS_OF | {"segment": 3, "positions": "rotary"},
     "lstm": {},
@@ -562,7 +563,7 @@ MIXERS: dict[str, dict[str, object]] = {
     "lsh": HEADS_OF | {"buckets": 4},
     "lsh of six buckets": {"kind": "lsh", "heads": 3, "head_width": 5, "buckets": 6, "rounds": 3, "whole": 3},
     "lsh of one bucket": HEADS_OF | {"kind": "lsh", "buckets": 1},
-    "synthesizer": HEADS_OF | {"pattern": "causal", "length": 9},
+    "synthesizer": HEADS_OF | {"pattern": "causal", "length": 90},
     "ALiBi": {"kind": "attention", "heads": 4, "kv_heads": 2, "pattern": "causal", "positions": "alibi"},
     "T5": {"kind": "attention", "heads": 2, "pattern": "causal & (window(2) | strided(3))", "positions": "buckets"},
     "branches": {
@@ -636,7 +637,7 @@ def mixers(check: Check, cuda: bool) -> None:
         model = model if keys["linear"] == "dense" else pack_model(model)
         for rows, group in ((1, 1), (5, 5)) if cuda else ((3, 3),):
             for dtype in (torch.float32, torch.bfloat16) if cuda else (torch.float32,):
-                steps = 80 if cuda and dtype is torch.float32 else 4  # several tiles and splits of the keys
+                steps = 40 if cuda and dtype is torch.float32 else 4  # several tiles and splits of the keys
                 with torch.no_grad():
                     exact = run(model.cpu().double(), rows, group, steps)
                     if not cuda:

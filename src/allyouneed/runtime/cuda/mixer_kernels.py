@@ -282,6 +282,7 @@ def _latent_attention(part: LatentAttentionModule, setup: StepSetup, state: Any,
 
     def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
         from allyouneed.kernels.triton.latent_attention import latent_attention
+        from allyouneed.kernels.triton.mixer_steps.head_linear import head_linear
 
         if part.q_latent is None:
             q, new = joint(x, [part.q, part.latent])
@@ -299,12 +300,12 @@ def _latent_attention(part: LatentAttentionModule, setup: StepSetup, state: Any,
         rotation = row_rotation(relative, setup, positions, context) if isinstance(relative, RotaryModule) else None
         interleaved = isinstance(relative, RotaryModule) and relative.config.order == "interleaved"
         table, scale = states.table, part.score_mod().scale
-        projected = torch.bmm(nope.transpose(0, 1), to_key)  # (heads, rows, kv_rank)
+        projected = head_linear(nope, to_key).transpose(0, 1)  # (heads, rows, kv_rank)
         seen = latent_attention(
             projected, rope, new, cache, table.blocks, positions, scale, table.size, rotation, interleaved, norm,
             counters,
         )  # fmt: skip
-        values = torch.bmm(seen, to_value.mT)  # (heads, rows, value)
-        return linear(values.transpose(0, 1).reshape(len(x), -1), part.out, partial=partial)
+        values = head_linear(seen.transpose(0, 1), to_value.mT)  # (rows, heads, value)
+        return linear(values.flatten(1), part.out, partial=partial)
 
     return run
