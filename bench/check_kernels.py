@@ -564,6 +564,7 @@ MIXERS: dict[str, dict[str, object]] = {
     "lsh of six buckets": {"kind": "lsh", "heads": 3, "head_width": 5, "buckets": 6, "rounds": 3, "whole": 3},
     "lsh of one bucket": HEADS_OF | {"kind": "lsh", "buckets": 1},
     "synthesizer": HEADS_OF | {"pattern": "causal", "length": 90},
+    "tensorized": {"pattern": "causal", "length": 45, "rank": 20},
     "ALiBi": {"kind": "attention", "heads": 4, "kv_heads": 2, "pattern": "causal", "positions": "alibi"},
     "T5": {"kind": "attention", "heads": 2, "pattern": "causal & (window(2) | strided(3))", "positions": "buckets"},
     "branches": {

@@ -1,16 +1,17 @@
-"""Decode kernels of attention whose scores have a bias that the mixer defines: LongNet, LSH, the synthesizer."""
+"""Decode kernels of other kinds of attention: LongNet, LSH, the synthesizer, tensorised attention."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from allyouneed.nn.context import Context
 from allyouneed.nn.mixers.attention.longnet import LongNetAttention
 from allyouneed.nn.mixers.attention.lsh import LSHAttention, rotations
 from allyouneed.nn.mixers.attention.synthesizer import DenseSynthesis, SynthesizedScores, SynthesizerModule
+from allyouneed.nn.mixers.attention.tensorized import TensorizedModule
 from allyouneed.nn.ops.attention.decode import decode_attention
 from allyouneed.nn.patterns.core import And
 from allyouneed.nn.patterns.sparse import SegmentDilated
@@ -21,6 +22,7 @@ from allyouneed.runtime.cuda.kernels import (
     linear,
     make_kernel,
     sees_all,
+    total,
 )
 from allyouneed.runtime.cuda.mixer_kernels import joint, require_kernels
 from allyouneed.runtime.cuda.static_cache import StaticKVCache
@@ -101,5 +103,29 @@ def _lsh(part: LSHAttention, setup: StepSetup, state: Any, partial: bool) -> Ker
             q, v, directions, keys, values, buckets, table, positions, size, config.whole, states.counters
         )
         return linear(mixed, part.out, partial=partial)
+
+    return run
+
+
+@make_kernel.register(TensorizedModule)
+def _tensorized(part: TensorizedModule, setup: StepSetup, state: Any, partial: bool) -> Kernel:
+    require_kernels(setup)
+    states, out = setup.states, part.out
+    if (
+        not sees_all(part.pattern, states.capacity)
+        or not isinstance(state, StaticKVCache)
+        or type(out) is not nn.Linear
+    ):
+        raise Unsupported("the kernel combines all tokens so far, and reads the weights of their pairs")
+    one = torch.empty(1, 1, 1, part.rank, dtype=states.dtype, device=states.device)
+    keys, values = state.tokens.allocate((one, one))
+
+    def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
+        from allyouneed.kernels.triton.mixer_steps.tensorized import pair_linear, pairs
+
+        table, size, _ = states.table
+        found = pairs(linear(x, part.qkv), part.cores, keys, values, table, positions, size, part.length)
+        sums = pair_linear(found, out.weight, positions, part.length)
+        return sums if partial else total(sums).to(x.dtype)
 
     return run
