@@ -22,7 +22,7 @@ def _softmax_convolution(part: SoftmaxConvolutionModule, setup: StepSetup, state
         raise Unsupported("a window of one token has no state")
 
     def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
-        from allyouneed.kernels.triton.window_step import gate_inputs, window_step
+        from allyouneed.kernels.triton.mixer_steps.window_step import gate_inputs, window_step
 
         x, is_gated = linear(x, part.inside), part.gated
         if isinstance(part, DynamicModule):
@@ -45,7 +45,7 @@ def _convolution(part: ConvolutionModule, setup: StepSetup, state: Any, partial:
         raise Unsupported("a window of one token has no state")
 
     def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
-        from allyouneed.kernels.triton.window_step import gather_window, window_step
+        from allyouneed.kernels.triton.mixer_steps.window_step import gather_window, window_step
 
         before = state.buffer(x[:, None])
         seen = gather_window(x, before) if part.taps is None else window_step(x, before, part.taps)

@@ -281,8 +281,8 @@ def _latent_attention(part: LatentAttentionModule, setup: StepSetup, state: Any,
     counters = torch.zeros(states.rows * -(-config.heads // 16), dtype=torch.int32, device=states.device)
 
     def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
-        from allyouneed.kernels.triton.latent_attention import latent_attention
         from allyouneed.kernels.triton.mixer_steps.head_linear import head_linear
+        from allyouneed.kernels.triton.mixer_steps.latent_attention import latent_attention
 
         if part.q_latent is None:
             q, new = joint(x, [part.q, part.latent])

@@ -22,7 +22,7 @@ def _mamba(part: MambaModule, setup: StepSetup, state: Any, partial: bool) -> Ke
     convolution = part.convolution
 
     def run(u: Tensor, positions: Tensor, context: Context) -> Tensor:
-        from allyouneed.kernels.triton.state_space_step import convolution_step, mamba_step
+        from allyouneed.kernels.triton.mixer_steps.state_space_step import convolution_step, mamba_step
 
         before, h = state.carry(len(u), u[:, None])
         x, z = linear(u, part.up).chunk(2, -1)
@@ -43,7 +43,7 @@ def _mamba2(part: Mamba2Module, setup: StepSetup, state: Any, partial: bool) -> 
     convolution, sizes = part.convolution, [part.hidden, *[part.groups * part.states] * 2]
 
     def run(u: Tensor, positions: Tensor, context: Context) -> Tensor:
-        from allyouneed.kernels.triton.state_space_step import convolution_step, mamba2_step
+        from allyouneed.kernels.triton.mixer_steps.state_space_step import convolution_step, mamba2_step
 
         before, h = state.carry(len(u), u[:, None])
         z, mixed, steps = linear(u, part.up).split(part.parts, -1)
@@ -63,9 +63,9 @@ def _s4(part: S4Module, setup: StepSetup, state: Any, partial: bool) -> Kernel:
     weights, out = part.step_weights(), part.out
 
     def run(u: Tensor, positions: Tensor, context: Context) -> Tensor:
+        from allyouneed.kernels.triton.mixer_steps.state_space_step import s4_step
+        from allyouneed.kernels.triton.mixer_steps.window_step import gate_inputs
         from allyouneed.kernels.triton.small_batch_linear import linear as small_batch
-        from allyouneed.kernels.triton.state_space_step import s4_step
-        from allyouneed.kernels.triton.window_step import gate_inputs
 
         y = s4_step(u, weights, part.skip, *state.carry(len(u), u[:, None]))
         if is_dense(out) and is_narrow(y, out.weight):
