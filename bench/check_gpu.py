@@ -218,10 +218,10 @@ def cuda_graphs() -> None:
     from graph_runner import DECODINGS, MODELS, decode_in_slots, drafts_of, engine_of, make_requests, ruled, token_lists
 
     wrong = count = 0
-    for name in MODELS:
+    for name in (*MODELS, "seen-prompt"):
         if not Options.wants(name):
             continue
-        engine = engine_of(name)
+        engine = engine_of(name, **({"bidirectional_prompt": True} if name == "seen-prompt" else {}))
         requests, drafts = make_requests(engine, 5 if Options.tiny else 19), drafts_of(engine)
         specs = {method: engine.spec(decoding) for method, decoding in DECODINGS.items()}
         for method in ("greedy", "draws", "penalties"):
@@ -253,7 +253,7 @@ def cuda_graphs() -> None:
                 if not good or dtype is torch.bfloat16:
                     print(f"graphs {name:14s} {method:17s} {str(dtype)[6:]} {same} of {len(requests)}"
                           f"{'' if good else '  DIFFERS'}", flush=True)  # fmt: skip
-    print(f"graphs: {count} cases of {len(MODELS)} models, {wrong} wrong"
+    print(f"graphs: {count} cases of {len(MODELS) + 1} models, {wrong} wrong"
           f"{', out of time' if Options.late() else ''}  {'ok' if not wrong else 'DIFFERS'}", flush=True)  # fmt: skip
 
 

@@ -369,13 +369,14 @@ class GraphRunnerCache:
         self.steps[key] += key.steps_of(requests)
         return GraphBatch(runner, self.engine, requests, self, key)
 
-    def shape(self, requests: Sequence[RequestState]) -> Shape:
+    def shape(self, requests: Sequence[RequestState], source: int = 0) -> Shape:
+        """`source`: positions of the sources, where the requests do not have them."""
         model, spec = self.engine.model, requests[0].spec
         group, limit = spec.decoding.rows, max(state.limit for state in requests)
         tokens = tokens_per_step(spec)
         longest = max(len(state.request.prompt) for state in requests) + limit + tokens - 1
         capacity = next_power(longest, MIN_CAPACITY)
-        source = max(len(state.request.source or ()) for state in requests)
+        source = max(source, *(len(state.request.source or ()) for state in requests))
         most = max(1, min(MAX_ROWS, rows_in_memory(model, capacity)) // (group * tokens))
         slots = min(next_power(len(requests), 1), most)
         sources = next_power(source, MIN_CAPACITY // 2) if source else 0

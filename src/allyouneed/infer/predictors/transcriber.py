@@ -20,10 +20,13 @@ from allyouneed.data.media.speech import TASKS, TICK, Speech
 from allyouneed.errors import UserError
 from allyouneed.evaluate.words import character_error_rate, word_error_rate
 from allyouneed.folder import Folder
+from allyouneed.infer.cuda_graph.prefilled import decode_prefilled
+from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
 from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.inside.reading import Reading, frame_media, next_tokens, output_name, tokens_of
 from allyouneed.infer.inside.recorder import quiet
+from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.predictors.base import EvaluationResult, Predictor, evenly_spaced
 from allyouneed.infer.request import Request
 from allyouneed.infer.running_batch import RunningBatch
@@ -98,6 +101,7 @@ class Transcriber(Predictor):
     def __init__(self, folder: Folder) -> None:
         super().__init__(folder)
         self.mels = int(self.model.config.source_embed.mels)
+        self._graphs: GraphRunnerCache | None = None
 
     @cached_property
     def speech(self) -> Speech:
@@ -110,6 +114,14 @@ class Transcriber(Predictor):
         if sizes is not None and (largest := max(speech.ids)) >= sizes.target:
             raise UserError(f"{self.folder.path}: task: token id {largest}, but the model has {sizes.target:,} tokens")
         return speech
+
+    @property
+    def graphs(self) -> GraphRunnerCache:
+        """Captured CUDA graphs of the current model."""
+        if self._graphs is None or self._graphs.engine.model is not self.model:
+            start, end = self.speech.start, self.speech.end
+            self._graphs = GraphRunnerCache(ModelRunner(self.model, start, end, end, limit=self.limit))
+        return self._graphs
 
     @property
     def window(self) -> int:
@@ -328,7 +340,8 @@ class Transcriber(Predictor):
             RequestState(Request(prompt, limit, (track.number, track.at)), spec, limit)
             for prompt, limit, track in zip(prompts, limits, tracks, strict=True)
         ]
-        RunningBatch(self.model, states, [(spec, requests)]).run(hidden[rows, lasts])
+        if not decode_prefilled(self.graphs, states, requests):
+            RunningBatch(self.model, states, [(spec, requests)]).run(hidden[rows, lasts])
         return [
             self._result(options.best(request.hypotheses), probability, temperature)
             for request, probability in zip(requests, no_speech, strict=True)

@@ -86,11 +86,12 @@ class MultiTokenStep(DecodeStep):
         count = self.states.tokens
 
         def each(x: Tensor, positions: Tensor, context: Context) -> Tensor:
-            found = []
-            for number, (one, at) in enumerate(
-                zip(*(y.unflatten(0, (-1, count)).unbind(1) for y in (x, positions)), strict=True)
-            ):
-                found.append(run(one.contiguous(), at.contiguous(), context.memo[EACH][number]))
+            found, xs, places = [], x.unflatten(0, (-1, count)), positions.unflatten(0, (-1, count))
+            for number in range(count):
+                # copied even if contiguous: kernels may read a state before the one that is running has ended, since
+                # in a `DecodeStep` it was written long before, but not before a copy has ended
+                one, at = xs[:, number].clone(), places[:, number].clone()
+                found.append(run(one, at, context.memo[EACH][number]))
                 keep(state, number, count)
             return torch.stack(found, 1).flatten(0, 1)
 
