@@ -414,6 +414,16 @@ class Check:
         above = gradient + second if dropout else gradient
         exact = list(torch.autograd.grad((normal * above).sum(), [x, scale, shift]))
         behind = exact[0] if kept is None else exact[0] * kept * 1.5
+        seed = torch.tensor([sizes[1]], device=self.device) if dropout else None
+        out, total, stays, *stats = fused_backward.add_norm(
+            given[0], given[1], weight, seed, 0.3 if dropout else 0.0, weight, weight, 1e-5
+        )
+        if dropout:
+            assert 0.65 < stays.double().mean() < 0.75 or stays.numel() < 5000, "another share is kept"
+        branch = (second + weight.double()) * (stays.double() / 0.7 if dropout else 1.0)
+        normed = torch.native_layer_norm((gradient + branch).to(dtype).double(), sizes[2:3], scale, scale, 1e-5)
+        self.report(f"norm of a sum {tuple(sizes[:3])} {str(dtype)[6:]}{' dropout' if dropout else ''}",
+                    [out, total, *stats], [normed[0], gradient + branch, *normed[1:]], LIMITS[dtype])  # fmt: skip
         found, of_y, sums = fused_backward.add_norm_backward(
             given[0], given[1] if dropout else None, given[2], kept, 1.5, weight, mean.detach().float(),
             rate.detach().float(), ROWS,
@@ -428,7 +438,7 @@ def rows(check: Check, cuda: bool) -> None:
     from allyouneed.nn.ops.attention import short_rows
 
     print("packed rows: what is seen, gradients of q, k, v")
-    sizes = [(2, 4, 2, 20, 33, 16, 32), (1, 2, 2, 7, 7, 64, 16)]
+    sizes = [(2, 4, 2, 20, 33, 16, 32), (1, 2, 2, 7, 7, 64, 16), (1, 4, 2, 100, 70, 16, 16)]
     for batch, heads, own, queries, keys, width, values in [*sizes, *([(192, 8, 8, 128, 128, 64, 64)] if cuda else [])]:
         for causal in (False, True):
             torch.manual_seed(queries)

@@ -82,12 +82,15 @@ def families(wide: bool) -> list[Family]:
     merge = partial(fused_backward.merge_heads, heads, ROWS)
     norm = partial(fused_backward.layer_norm_backward, *stream, weight, mean, scale, ROWS)
     kept = torch.rand(tokens, width, device=DEVICE) > 0.1
+    seed = torch.ones(1, device=DEVICE, dtype=torch.long)
+    total = partial(fused_backward.add_norm, *stream[:2], weight, seed, 0.1, weight, weight, 1e-5)
     add = partial(fused_backward.add_norm_backward, *stream, kept, 1.1, weight, mean, scale, ROWS)
     return [
         Family("cross-entropy", crossentropy, "SPLIT", cuts, 2 * logits.nbytes, judge),
         Family("GELU backward", fused_backward, "ACTIVATION", squares, 3 * x.nbytes, slope),
         Family("merge heads", fused_backward, "MERGE", squares, 6 * heads[0].nbytes, merge),
         Family("layer norm backward", fused_backward, "LAYER_NORM", whole, 4 * stream[0].nbytes, norm),
+        Family("norm of a sum", fused_backward, "SUM_NORM", whole, 4 * stream[0].nbytes + kept.nbytes, total),
         Family("norm of a sum backward", fused_backward, "ADD_NORM", whole, 5 * stream[0].nbytes + kept.nbytes, add),
     ]
 

@@ -67,6 +67,7 @@ GIVEN = {
     "activation_backward": (torch.ones(3, 5), torch.ones(3, 5), "relu"),
     "merge_heads": ([torch.ones(2, 2, 3, 4)] * 3,),
     "layer_norm_backward": (*torch.ones(3, 2, 9, 5), torch.ones(5), torch.ones(2, 9, 1), torch.ones(2, 9, 1)),
+    "add_norm": (*torch.ones(2, 2, 9, 5), torch.ones(5), torch.ones(1).long(), 0.1, torch.ones(5), torch.ones(5), 1e-5),
     "add_norm_backward": (
         *torch.ones(3, 2, 9, 5),
         torch.ones(2, 9, 5).bool(),
@@ -152,15 +153,16 @@ def test_a_fused_post_norm_drops_out_what_its_mask_says(monkeypatch):
             if hasattr(inner, "p"):
                 inner.p = 0.0
     x = torch.randn(2, 5, 12, dtype=torch.double, requires_grad=True)
-    draws = torch.rand(2, 2, 5, 12)
-    kept = iter(draws >= 0.4)
+    seeds = torch.tensor([[5], [6]])
+    draws = [torch.rand(2, 5, 12, generator=torch.Generator().manual_seed(int(seed))) for seed in seeds]
+    kept = iter([draw >= 0.4 for draw in draws])
     plain = module.wiring.dropout.forward
     module.wiring.dropout.forward = lambda y: y * next(kept) / 0.6
     wanted = gradients(module, x, False)
     module.wiring.dropout.forward = plain
     fuse_backward(module)
-    rands = iter(draws)
-    monkeypatch.setattr(torch, "rand", lambda *shape, **keys: next(rands))
+    drawn = iter(seeds)
+    monkeypatch.setattr(torch, "randint", lambda *shape, **keys: next(drawn))
     for found, exact in zip(gradients(module, x, False), wanted, strict=True):
         torch.testing.assert_close(found, exact, rtol=1e-10, atol=1e-11)
 

@@ -24,7 +24,8 @@ class Tile(NamedTuple):
 
 
 # chosen by bench/train_gpu.py kernels
-ACTIVATION, MERGE, LAYER_NORM, ADD_NORM = Tile(4, 512, 4), Tile(4, 512, 4), Tile(2, 0, 4), Tile(4, 0, 4)
+ACTIVATION, MERGE, LAYER_NORM, ADD_NORM = Tile(4, 512, 4), Tile(4, 512, 4), Tile(2, 0, 4), Tile(8, 0, 8)
+SUM_NORM = Tile(2, 0, 4)  # tokens of a program
 
 
 @triton.jit
@@ -171,6 +172,85 @@ def layer_norm_backward(
             ROWS=rows, STEP=step, WIDE=wide, num_warps=min(16, max(LAYER_NORM.warps, wide // 512)),
         )  # fmt: skip
     return found, sums
+
+
+@triton.jit
+def _summed(
+    x, y, shift, kept, total, at, column, inside, width, draw, limit, factor, SHIFT: tl.constexpr, DROPOUT: tl.constexpr
+):  # fmt: skip
+    """x + factor · kept · (y + shift) of some features, rounded as it is stored."""
+    branch = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
+    if SHIFT:
+        branch += tl.load(shift + column, mask=column < width, other=0.0).to(tl.float32)
+    if DROPOUT:
+        stays = (draw >> 8) & 0xFFFFFF
+        stays = stays.to(tl.int32) >= limit
+        tl.store(kept + at, stays, mask=inside)
+        branch = tl.where(stays, branch * factor, 0.0)
+    kind = total.dtype.element_ty
+    found = (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) + branch).to(kind)
+    tl.store(total + at, found, mask=inside)
+    return tl.where(inside, found.to(tl.float32), 0.0)
+
+
+@triton.jit
+def _scaled(out, weight, bias, at, column, inside, width, normal):
+    scale = tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)
+    more = tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)
+    tl.store(out + at, (normal * scale + more).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _add_norm(
+    x, y, shift, seed, weight, bias, out, total, kept, mean, scale, tokens, width, limit, factor, eps,
+    STEP: tl.constexpr, PART: tl.constexpr, SHIFT: tl.constexpr, DROPOUT: tl.constexpr,
+):  # fmt: skip
+    """Some tokens; features in four parts, since a draw is four random numbers."""
+    line = tl.program_id(0) * STEP + tl.arange(0, STEP)
+    column = tl.arange(0, PART)[None, :]
+    row, there = line.to(tl.int64)[:, None] * width, (line < tokens)[:, None]
+    d0 = column + line[:, None] * PART
+    d1, d2, d3 = d0, d0, d0
+    if DROPOUT:
+        d0, d1, d2, d3 = tl.randint4x(tl.load(seed), d0)
+    c1, c2, c3 = column + PART, column + 2 * PART, column + 3 * PART
+    i0, i1, i2, i3 = there & (column < width), there & (c1 < width), there & (c2 < width), there & (c3 < width)
+    t0 = _summed(x, y, shift, kept, total, row + column, column, i0, width, d0, limit, factor, SHIFT, DROPOUT)
+    t1 = _summed(x, y, shift, kept, total, row + c1, c1, i1, width, d1, limit, factor, SHIFT, DROPOUT)
+    t2 = _summed(x, y, shift, kept, total, row + c2, c2, i2, width, d2, limit, factor, SHIFT, DROPOUT)
+    t3 = _summed(x, y, shift, kept, total, row + c3, c3, i3, width, d3, limit, factor, SHIFT, DROPOUT)
+    centre = (tl.sum(t0 + t1 + t2 + t3, 1) / width)[:, None]
+    t0, t1 = tl.where(i0, t0 - centre, 0.0), tl.where(i1, t1 - centre, 0.0)
+    t2, t3 = tl.where(i2, t2 - centre, 0.0), tl.where(i3, t3 - centre, 0.0)
+    by = tl.rsqrt(tl.sum(t0 * t0 + t1 * t1 + t2 * t2 + t3 * t3, 1) / width + eps)
+    _scaled(out, weight, bias, row + column, column, i0, width, t0 * by[:, None])
+    _scaled(out, weight, bias, row + c1, c1, i1, width, t1 * by[:, None])
+    _scaled(out, weight, bias, row + c2, c2, i2, width, t2 * by[:, None])
+    _scaled(out, weight, bias, row + c3, c3, i3, width, t3 * by[:, None])
+    tl.store(mean + line, tl.sum(centre, 1), mask=line < tokens)
+    tl.store(scale + line, by, mask=line < tokens)
+
+
+def add_norm(
+    x: Tensor, y: Tensor, shift: Tensor | None, seed: Tensor | None, dropout: float, weight: Tensor, bias: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """LayerNorm(x + dropout(y + shift)), the sum, what dropout keeps (bool, empty without a seed), and the mean and the
+    reciprocal deviation of each token. `seed` (1,) int64: of the random numbers."""
+    assert all(one.is_contiguous() for one in (x, y, weight, bias)) and x.shape == y.shape
+    width, tokens = x.shape[-1], x.numel() // x.shape[-1]
+    out, total = torch.empty_like(x), torch.empty_like(x)
+    kept = torch.empty(x.shape if seed is not None else 0, dtype=torch.bool, device=x.device)
+    mean, scale = torch.empty(2, *x.shape[:-1], 1, dtype=torch.float32, device=x.device)
+    part = triton.next_power_of_2(triton.cdiv(width, 4))
+    step = max(1, min(SUM_NORM.tokens, 256 * SUM_NORM.tokens // part))
+    if tokens:
+        _add_norm[(triton.cdiv(tokens, step),)](
+            x, y, y if shift is None else shift, mean if seed is None else seed, weight, bias, out, total, kept, mean,
+            scale, tokens, width, round(dropout * (1 << 24)), 1 / (1 - dropout), eps, STEP=step, PART=part,
+            SHIFT=shift is not None, DROPOUT=seed is not None, num_warps=SUM_NORM.warps,
+        )  # fmt: skip
+    return out, total, kept, mean, scale
 
 
 @triton.jit

@@ -117,6 +117,42 @@ def _(
     return torch.empty_like(x, memory_format=torch.contiguous_format), sums.new_empty(3, *sums.shape)
 
 
+@torch.library.custom_op("allyouneed::add_norm", mutates_args=())
+def add_norm(
+    x: Tensor, y: Tensor, shift: Tensor | None, seed: Tensor | None, dropout: float, weight: Tensor, bias: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """LayerNorm(total), total = x + kept · (y + shift) / (1 − dropout) (…, width); then total, kept (bool; empty
+    without a `seed`, when nothing is dropped), and the mean and reciprocal deviation (…, 1) of each token. `seed` (1,)
+    int64: of the random numbers, of which a kernel draws four at a time; the compiler would draw each by itself."""
+    if usable(x):
+        from allyouneed.kernels.triton import fused_backward
+
+        given = x.contiguous(), y.contiguous(), shift, seed
+        return fused_backward.add_norm(*given, dropout, weight, bias, eps)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    branch = y.to(wide) if shift is None else y.to(wide) + shift
+    kept = torch.empty(0, dtype=torch.bool, device=x.device)
+    if seed is not None:
+        generator = torch.Generator(x.device).manual_seed(int(seed))
+        kept = torch.rand(x.shape, generator=generator, device=x.device) >= dropout
+        branch = branch * kept / (1 - dropout)
+    total = (x.to(wide) + branch).to(x.dtype)
+    normal, mean, scale = torch.native_layer_norm(total.to(wide), x.shape[-1:], weight, bias, eps)
+    return normal.to(x.dtype).contiguous(), total.contiguous(), kept, mean, scale
+
+
+@add_norm.register_fake
+def _(
+    x: Tensor, y: Tensor, shift: Tensor | None, seed: Tensor | None, dropout: float, weight: Tensor, bias: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    out, wide = torch.empty_like(x, memory_format=torch.contiguous_format), torch.promote_types(x.dtype, torch.float32)
+    kept = torch.empty(x.shape if seed is not None else 0, dtype=torch.bool, device=x.device)
+    mean = x.new_empty(*x.shape[:-1], 1, dtype=wide)
+    return out, torch.empty_like(out), kept, mean, torch.empty_like(mean)
+
+
 @torch.library.custom_op("allyouneed::add_norm_backward", mutates_args=())
 def add_norm_backward(
     gradient: Tensor, second: Tensor | None, total: Tensor, kept: Tensor | None, factor: float, weight: Tensor,

@@ -29,6 +29,7 @@ from allyouneed.nn.wiring.residual import Call, PostNorm, PreNorm, ResidualModul
 from allyouneed.runtime.cuda.bias_gradients import (
     ACTIVATIONS,
     activation_backward,
+    add_norm,
     add_norm_backward,
     layer_norm_backward,
     merge_heads,
@@ -162,8 +163,8 @@ class FusedPostNorm(Fused, ResidualModule):
         for number, (norm, call) in enumerate(zip(norms, calls, strict=True)):
             last = self.deferred[number] if self.deferred else None
             y, bias = call(seen), None if last is None else last.bias
-            kept = torch.rand(y.shape, device=y.device) >= self.dropout.p if self.dropout.p else None
-            seen, stream = add_norm(stream, y, bias, kept, 1 / (1 - self.dropout.p), norm, number < len(calls) - 1)
+            seed = torch.randint(1 << 40, (1,), device=y.device) if self.dropout.p else None
+            seen, stream = sum_norm(stream, y, bias, seed, self.dropout.p, norm, number < len(calls) - 1)
         return seen
 
 
@@ -210,11 +211,11 @@ def fork_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, deferred: Ten
     return normal, residual
 
 
-def add_norm(
-    x: Tensor, y: Tensor, bias: Tensor | None, kept: Tensor | None, factor: float, norm: Any, twice: bool
+def sum_norm(
+    x: Tensor, y: Tensor, bias: Tensor | None, seed: Tensor | None, dropout: float, norm: Any, twice: bool
 ) -> tuple[Tensor, Tensor]:
-    """LayerNorm(x + factor · kept · (y + bias)), as two results if it is used `twice`."""
-    out: tuple[Tensor, ...] = _AddNorm.apply(x, y, bias, kept, factor, norm.weight, norm.bias, norm.eps, twice)
+    """LayerNorm(x + dropout(y + bias)), as two results if it is used `twice`."""
+    out: tuple[Tensor, ...] = _AddNorm.apply(x, y, bias, seed, dropout, norm.weight, norm.bias, norm.eps, twice)
     return out[0], out[-1]
 
 
@@ -264,16 +265,12 @@ class _ForkNorm(torch.autograd.Function):
 class _AddNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, y: Tensor, deferred: Tensor | None, kept: Tensor | None, factor: float, weight: Tensor,
+        ctx: Any, x: Tensor, y: Tensor, deferred: Tensor | None, seed: Tensor | None, dropout: float, weight: Tensor,
         bias: Tensor, eps: float, twice: bool,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        wide = torch.promote_types(x.dtype, torch.float32)
-        branch = y.to(wide) if deferred is None else y.to(wide) + deferred
-        total = (x.to(wide) + (branch if kept is None else branch * kept * factor)).to(x.dtype)
-        normal, mean, scale = torch.native_layer_norm(total.to(wide), x.shape[-1:], weight, bias, eps)
-        ctx.save_for_backward(total, weight, mean, scale, *([] if kept is None else [kept]))
-        ctx.deferred, ctx.factor, ctx.dtype = deferred is not None, factor, y.dtype
-        out = normal.to(x.dtype)
+        out, total, kept, mean, scale = add_norm(x, y, deferred, seed, dropout, weight, bias, eps)
+        ctx.save_for_backward(total, weight, mean, scale, *([] if seed is None else [kept]))
+        ctx.deferred, ctx.factor, ctx.dtype = deferred is not None, 1 / (1 - dropout), y.dtype
         return (out, out.clone()) if twice else (out,)
 
     @staticmethod

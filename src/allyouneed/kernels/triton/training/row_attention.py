@@ -1,5 +1,5 @@
-"""Attention of packed rows whose scores fit into one tile, forward and backward: one program per row and head
-(backward: per head of the keys). Definition: nn/ops/attention/short_rows.py."""
+"""Attention of packed rows whose keys fit into one tile, forward and backward: one program per row and head of the
+keys, forward per block of queries too. Definition: nn/ops/attention/short_rows.py."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+
+ROWS = 64  # queries at a time: with all scores of a row, gradients would not fit into registers
 
 
 @triton.jit
@@ -40,7 +43,8 @@ def _forward(
     COLUMNS: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    i, j, f, g = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, WIDTH), tl.arange(0, VALUES)
+    i, j = tl.program_id(2) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    f, g = tl.arange(0, WIDTH), tl.arange(0, VALUES)
     left = _tile(q, row, head, i, f, queries, q_row, q_head, q_time)
     right = _tile(k, row, head // GROUP, j, f, keys, k_row, k_head, k_time)
     value = _tile(v, row, head // GROUP, j, g, keys, v_row, v_head, v_time)
@@ -67,15 +71,17 @@ def _backward(
 ):  # fmt: skip
     """The gradients are (batch, time, heads, width)."""
     row, owner = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    i, j, f, g = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, WIDTH), tl.arange(0, VALUES)
+    j, f, g = tl.arange(0, COLUMNS), tl.arange(0, WIDTH), tl.arange(0, VALUES)
     right = _tile(k, row, owner, j, f, keys, k_row, k_head, k_time)
     value = _tile(v, row, owner, j, g, keys, v_row, v_head, v_time)
-    seen = _allowed(query, key, q_place, k_place, row, i, j, queries, keys, CAUSAL)
     of_keys = tl.zeros((COLUMNS, WIDTH), tl.float32)
     of_values = tl.zeros((COLUMNS, VALUES), tl.float32)
-    here, there = i < queries, j < keys
-    for one in range(GROUP):
-        head = owner * GROUP + one
+    there = j < keys
+    blocks = tl.cdiv(queries, ROWS)
+    for number in range(GROUP * blocks):
+        head, i = owner * GROUP + number // blocks, number % blocks * ROWS + tl.arange(0, ROWS)
+        here = i < queries
+        seen = _allowed(query, key, q_place, k_place, row, i, j, queries, keys, CAUSAL)
         left = _tile(q, row, head, i, f, queries, q_row, q_head, q_time)
         above = _tile(gradient, row, head, i, g, queries, g_row, g_head, g_time)
         logs = tl.load(lse + (row * HEADS + head) * queries + i, mask=here, other=0.0)
@@ -99,10 +105,10 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> dict[str, Any]:
     def tile(time: int) -> int:
         return max(16, triton.next_power_of_2(time))
 
-    heads, rows, columns = q.shape[1], tile(q.shape[2]), tile(k.shape[2])
+    heads, rows, columns = q.shape[1], min(ROWS, tile(q.shape[2])), tile(k.shape[2])
     return {
         "HEADS": heads, "GROUP": heads // k.shape[1], "WIDTH": q.shape[3], "VALUES": v.shape[3], "ROWS": rows,
-        "COLUMNS": columns, "CAUSAL": causal, "num_warps": 8 if rows * columns > 64 * 64 else 4,
+        "COLUMNS": columns, "CAUSAL": causal,
     }  # fmt: skip
 
 
@@ -119,9 +125,10 @@ def row_attention(
     q, k, v = _near(q), _near(k), _near(v)
     lse = torch.empty(batch, heads, queries, dtype=torch.float32, device=q.device)
     if lse.numel():
-        _forward[(batch, heads)](
+        sizes = _sizes(q, k, v, causal)
+        _forward[(batch, heads, triton.cdiv(queries, sizes["ROWS"]))](
             q, k, v, query, key, q_place, k_place, out, lse, scale, queries, k.shape[2], *q.stride()[:3],
-            *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], **_sizes(q, k, v, causal),
+            *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], num_warps=4, **sizes,
         )  # fmt: skip
     return lse
 
@@ -136,5 +143,5 @@ def row_attention_backward(
     if len(q):
         _backward[(len(q), k.shape[1])](
             gradient, q, k, v, query, key, q_place, k_place, lse, dq, dk, dv, scale, q.shape[2], k.shape[2],
-            *gradient.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], **_sizes(q, k, v, causal),
+            *gradient.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], num_warps=8, **_sizes(q, k, v, causal),
         )  # fmt: skip
