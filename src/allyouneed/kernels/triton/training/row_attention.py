@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-
 ROWS = 64  # queries at a time: with all scores of a row, gradients would not fit into registers
 
 
