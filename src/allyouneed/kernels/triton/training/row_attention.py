@@ -142,5 +142,6 @@ def row_attention_backward(
     if len(q):
         _backward[(len(q), k.shape[1])](
             gradient, q, k, v, query, key, q_place, k_place, lse, dq, dk, dv, scale, q.shape[2], k.shape[2],
-            *gradient.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], num_warps=8, **_sizes(q, k, v, causal),
+            *gradient.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], num_warps=8,
+            **_sizes(q, k, v, causal),
         )  # fmt: skip
