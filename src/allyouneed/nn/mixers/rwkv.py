@@ -19,11 +19,12 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.convolution import RecentTokens, recent_cost
+from allyouneed.nn.mixers.recurrence import RecurrentMixer
 from allyouneed.nn.observe import observe
-from allyouneed.nn.ops.unpack import first_tokens, unpack_rows
+from allyouneed.nn.ops.unpack import first_tokens
 from allyouneed.nn.ops.wkv import after_last_real, initial_state, run_wkv
 from allyouneed.nn.states.base import State
-from allyouneed.nn.states.recurrent import Carry, Recurrent, recurrent_cost
+from allyouneed.nn.states.recurrent import Carry, recurrent_cost
 from allyouneed.nn.sublayer import Channel, Mixer, SubLayer
 
 Size = Annotated[int, Field(gt=0)]
@@ -51,7 +52,7 @@ class RWKV(Mixer):
         return total + recurrent_cost(width + 3 * hidden, width, wide=3 * hidden)
 
 
-class RWKVModule(SubLayer):
+class RWKVModule(RecurrentMixer):
     """The carry: the previous token and the state of ops/wkv.py."""
 
     unpacks = True
@@ -79,16 +80,6 @@ class RWKVModule(SubLayer):
     def traceable(self) -> bool:  # type: ignore[override]  # per instance, not per class
         """With a kernel; otherwise its scan would be unrolled."""
         return usable(next(self.parameters()))
-
-    def prepare(self, context: Context, rows: int) -> None:
-        unpack_rows(context, restarts=True)
-
-    def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
-        if isinstance(state, Recurrent):
-            return state.advance(self.run, x, context)
-        unpacked = unpack_rows(context, restarts=True)
-        rows = unpacked.gather(x)
-        return unpacked.scatter(self.run(rows, self.begin(len(rows), rows), None, unpacked.starts)[0], x)
 
     def run(self, x: Tensor, carry: Carry, real: Tensor | None, starts: Tensor | None = None) -> tuple[Tensor, Carry]:
         shifted, wkv, then = self.run_sums(x, carry, real, starts)
@@ -129,9 +120,6 @@ class RWKVModule(SubLayer):
 
     def fold(self, carry: Carry, x: Tensor, real: Tensor | None) -> Carry:
         return self.run_sums(x, carry, real)[2]
-
-    def new_state(self) -> State:
-        return Recurrent(self.begin, self.fold)
 
 
 class RWKVChannel(Channel):

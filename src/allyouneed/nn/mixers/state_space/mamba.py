@@ -11,15 +11,13 @@ from torch import Tensor, nn
 
 from allyouneed.kernels import usable
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
+from allyouneed.nn.mixers.recurrence import RecurrentMixer
 from allyouneed.nn.mixers.state_space.convolution import ShortConvolution, draw_steps
 from allyouneed.nn.observe import observe
 from allyouneed.nn.ops.retention import accumulator_dtype
 from allyouneed.nn.ops.selective_scan import selective_ssm
-from allyouneed.nn.ops.unpack import unpack_rows
-from allyouneed.nn.states.base import State
-from allyouneed.nn.states.recurrent import Carry, Recurrent, recurrent_cost
+from allyouneed.nn.states.recurrent import Carry, recurrent_cost
 from allyouneed.nn.sublayer import Mixer, SubLayer
 
 Size = Annotated[int, Field(gt=0)]
@@ -66,7 +64,7 @@ class Mamba(Mixer):
         return total + steps + taps + scan + recurrent_cost(carry, common.width, wide=hidden * self.state)
 
 
-class MambaModule(SubLayer):
+class MambaModule(RecurrentMixer):
     """The carry: the last inputs of the convolution, and h (batch, N, hidden)."""
 
     unpacks = True
@@ -99,16 +97,6 @@ class MambaModule(SubLayer):
         """With a kernel; otherwise its loop over tokens would be unrolled."""
         return usable(next(self.parameters()))
 
-    def prepare(self, context: Context, rows: int) -> None:
-        unpack_rows(context, restarts=True)
-
-    def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
-        if isinstance(state, Recurrent):
-            return state.advance(self.run, x, context)
-        unpacked = unpack_rows(context, restarts=True)
-        rows = unpacked.gather(x)
-        return unpacked.scatter(self.run(rows, self.begin(len(rows), rows), None, unpacked.starts)[0], x)
-
     def run(self, u: Tensor, carry: Carry, real: Tensor | None, starts: Tensor | None = None) -> tuple[Tensor, Carry]:
         """Outputs (batch, time, width), and the carry after each row's last real token. `starts`: of packed rows."""
         before, h = carry
@@ -126,9 +114,3 @@ class MambaModule(SubLayer):
     def begin(self, batch: int, like: Tensor) -> Carry:
         h = like.new_zeros(batch, self.states, self.hidden, dtype=accumulator_dtype(like.dtype))
         return self.convolution.begin(batch, like), h
-
-    def fold(self, carry: Carry, x: Tensor, real: Tensor | None) -> Carry:
-        return self.run(x, carry, real)[1]
-
-    def new_state(self) -> State:
-        return Recurrent(self.begin, self.fold)

@@ -14,13 +14,13 @@ from allyouneed.kernels import usable
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
+from allyouneed.nn.mixers.recurrence import RecurrentMixer
 from allyouneed.nn.mixers.state_space.convolution import ShortConvolution, draw_steps
 from allyouneed.nn.observe import observe
 from allyouneed.nn.ops.retention import accumulator_dtype
 from allyouneed.nn.ops.ssd import chunked, recurrent
-from allyouneed.nn.ops.unpack import unpack_rows
 from allyouneed.nn.states.base import State
-from allyouneed.nn.states.recurrent import Carry, Recurrent, recurrent_cost
+from allyouneed.nn.states.recurrent import Carry, recurrent_cost
 from allyouneed.nn.sublayer import Mixer, SubLayer
 
 Size = Annotated[int, Field(gt=0)]
@@ -79,7 +79,7 @@ class Mamba2(Mixer):
         return found
 
 
-class Mamba2Module(SubLayer):
+class Mamba2Module(RecurrentMixer):
     """The carry: the last inputs of the convolution, and h (batch, heads, N, head_width)."""
 
     unpacks = True
@@ -110,17 +110,8 @@ class Mamba2Module(SubLayer):
         """With a kernel; otherwise a loop over chunks would be unrolled."""
         return usable(next(self.parameters()))
 
-    def prepare(self, context: Context, rows: int) -> None:
-        unpack_rows(context, restarts=True)
-
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
-        if isinstance(state, Recurrent):
-            y = state.advance(self.run, x, context)
-        else:
-            unpacked = unpack_rows(context, restarts=True)
-            rows = unpacked.gather(x)
-            y = unpacked.scatter(self.run(rows, self.begin(len(rows), rows), None, unpacked.starts)[0], x)
-        mixed: Tensor = self.out(self.norm(y, context))
+        mixed: Tensor = self.out(self.norm(self.recur(x, context, state), context))
         return mixed
 
     def run(self, u: Tensor, carry: Carry, real: Tensor | None, starts: Tensor | None = None) -> tuple[Tensor, Carry]:
@@ -151,9 +142,3 @@ class Mamba2Module(SubLayer):
     def begin(self, batch: int, like: Tensor) -> Carry:
         h = like.new_zeros(batch, self.heads, self.states, self.head_width, dtype=accumulator_dtype(like.dtype))
         return self.convolution.begin(batch, like), h
-
-    def fold(self, carry: Carry, x: Tensor, real: Tensor | None) -> Carry:
-        return self.run(x, carry, real)[1]
-
-    def new_state(self) -> State:
-        return Recurrent(self.begin, self.fold)
