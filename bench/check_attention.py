@@ -16,6 +16,7 @@ from allyouneed.nn.ops.attention.dense import ScoreMod, attention_weights, dense
 from allyouneed.nn.ops.attention.select import block_layouts
 from allyouneed.nn.ops.attention.tiled import Tiled
 from allyouneed.nn.patterns.core import Pattern
+from check_state_spaces import random_starts
 
 # pattern, batch, heads, key-value heads, time, width, width of values, block, bias, segments of rows
 TILES: list[tuple[Any, ...]] = [
@@ -109,9 +110,10 @@ def performers(check: Any, cuda: bool) -> None:
     for sizes in FEATURES + (LARGE_FEATURES if cuda else []):
         for dtype in (torch.float32, torch.bfloat16) if cuda else (torch.float32,):
             performer_attention(check, sizes, dtype)
+            performer_attention(check, sizes, dtype, packed=True)
 
 
-def performer_attention(check: Any, sizes: tuple[Any, ...], dtype: torch.dtype) -> None:
+def performer_attention(check: Any, sizes: tuple[Any, ...], dtype: torch.dtype, packed: bool = False) -> None:
     from allyouneed.nn.common import Common
     from allyouneed.nn.mixers.performer import Performer
 
@@ -122,16 +124,22 @@ def performer_attention(check: Any, sizes: tuple[Any, ...], dtype: torch.dtype) 
     given = [torch.randn(batch, time, heads, width).transpose(1, 2).to(dtype) for _ in range(3)]
     g = torch.randn(batch, heads, time, width).to(check.device)
     ends = torch.tensor([time - 9 - 8 * n for n in range(batch)], device=check.device)
-    real = torch.arange(time, device=check.device) < ends[:, None] if padded else None
+    real = torch.arange(time, device=check.device) < ends[:, None] if padded and not packed else None
+    starts = random_starts(batch, time, check.device) if packed else None
 
     def run(wide: torch.dtype, exact: bool) -> list[Tensor]:
         q, k, v = (check.leaf(x, wide) for x in given)
-        if exact:
-            y = part.attend_causal(q, k, v, real, part.begin(batch, q.transpose(1, 2).flatten(2)))[0]
+        begin = part.begin(batch, q.transpose(1, 2).flatten(2))
+        if not exact:
+            y = part.attend_fused(q, k, v, real, dtype, starts)
+        elif starts is not None:
+            y = part.attend_packed(q, k, v, starts, begin[0], None)
         else:
-            y = part.attend_fused(q, k, v, real, dtype)
+            y = part.attend_causal(q, k, v, real, begin)[0]
         return [y, *torch.autograd.grad((y.double() * g).sum(), [q, k, v])]
 
     limits = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # exponents amplify the rounding of fp32
-    name = f"performer {sizes[:5]} {str(dtype)[6:]}{', relu' * relu}{', padded' * padded}"
+    name = (
+        f"performer {sizes[:5]} {str(dtype)[6:]}{', relu' * relu}{', padded' * (real is not None)}{', packed' * packed}"
+    )
     check.report(name, run(dtype, False), run(torch.float64, True), limits[dtype])

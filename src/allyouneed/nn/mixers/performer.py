@@ -245,12 +245,12 @@ class PerformerModule(_Features):
         q, k, v = self.project(x)
         q, k, v = observe(self, "q", q), observe(self, "k", k), observe(self, "v", v)
         with torch.autocast(x.device.type, enabled=False):
-            if starts is not None:
+            if self.sees == "past" and not carry and self.fits_kernel(v, dtype):
+                y = self.attend_fused(q, k, v, real, dtype or v.dtype, starts)
+            elif starts is not None:
                 y = self.attend_packed(q, k, v, starts, self.begin(len(x), x)[0], dtype)
             elif self.sees == "around":
                 y = _normalise(self.queries(q) @ self.sum_features(k, v, real))
-            elif not carry and self.fits_kernel(v, dtype):
-                y = self.attend_fused(q, k, v, real, dtype or v.dtype)
             else:
                 y, carry = self.attend_causal(q, k, v, real, carry or self.begin(len(x), x), dtype)
         return self.merge_heads(observe(self, "heads", y.to(v.dtype))), carry
@@ -264,11 +264,13 @@ class PerformerModule(_Features):
         """Whether the GPU kernel computes it: fp16 cannot hold the gradients of weights before their division."""
         return usable(v) and dtype is not torch.float16 and v.dtype is not torch.float16 and self.head_width <= WIDEST
 
-    def attend_fused(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, dtype: torch.dtype) -> Tensor:
+    def attend_fused(
+        self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, dtype: torch.dtype, starts: Tensor | None
+    ) -> Tensor:
         from allyouneed.kernels.triton.training.performer import performer
 
         how = (self.head_width**-0.25, self.kernel == "relu", RELU_FLOOR, MIN_WEIGHT, dtype)
-        found: Tensor = performer(q, k, v, self.features, real, *how)
+        found: Tensor = performer(q, k, v, self.features, real, *how, starts)
         return found
 
     def attend_causal(

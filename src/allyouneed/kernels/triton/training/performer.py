@@ -8,6 +8,8 @@ chunk of tokens, by a walk over the chunks. Then all chunks run in parallel:
 Features of keys are relative to the largest exponent of their chunk; `fades` holds the factor to that of the row. With
 h_i = dy_i / r_i and e_i = −(dy_i·y_i) / r_i, the weight of a pair has the gradient h_i·v_j + e_i; backward walks from
 the end with φ(q), h and e in place of φ(k), v and 1.
+
+PACKED rows: `starts` (batch, time) is the index at which the sentence of each token begins; sums begin anew there.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from allyouneed.kernels import launches
-from allyouneed.kernels.triton.retention import _contiguous_features, _load_tile, _store_tile
+from allyouneed.kernels.triton.retention import _contiguous_features, _load_tile, _or, _store_tile
 
 SIDE = 64  # tokens of a chunk, features of a tile
 FEATURES_AT_ONCE = 256  # exponents that a program holds
@@ -85,10 +87,30 @@ def _features(
 
 
 @triton.jit
+def _sentences(starts, start, time, PACKED: tl.constexpr, CHUNK: tl.constexpr):
+    """Where the sentence of each token, and of the last one, begins in the chunk; negative: before it. Zeros if rows
+    are not PACKED."""
+    begin, last = tl.zeros((CHUNK,), tl.int32), 0
+    if PACKED:
+        at = start + tl.arange(0, CHUNK)
+        begin = tl.load(starts + at, mask=at < time, other=0) - start
+        last = tl.load(starts + tl.minimum(start + CHUNK, time) - 1) - start
+    return begin, last
+
+
+@triton.jit
+def _only(x, kept, PACKED: tl.constexpr):
+    """Rows of x (CHUNK, …) that are kept; all if rows are not PACKED."""
+    if PACKED:
+        x = tl.where(kept[:, None], x, 0.0).to(x.dtype)
+    return x
+
+
+@triton.jit
 def _walk(
-    x, y, extra, fades, near, rows, y_row, y_head, y_time, heads, time, chunks,
+    x, y, extra, fades, starts, near, rows, y_row, y_head, y_time, heads, time, chunks,
     M: tl.constexpr, V: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, VALUES: tl.constexpr,
-    BACK: tl.constexpr, PRECISION: tl.constexpr,
+    BACK: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """S and z before each chunk, or their gradients after it (BACK)."""
     tiles: tl.constexpr = (M + TILE - 1) // TILE
@@ -96,6 +118,7 @@ def _walk(
     row, head = line // heads, line % heads
     x += line * time * M
     y += row * y_row + head * y_head
+    starts += row * time
     f, value = i + tl.arange(0, TILE), tl.arange(0, VALUES)
     inside = (f < M)[:, None] & (value < V)[None, :]
     s, z = tl.zeros((TILE, VALUES), tl.float32), tl.zeros((TILE,), tl.float32)
@@ -107,6 +130,10 @@ def _walk(
         tl.store(rows + here * M + f, z, mask=f < M)
         a = _load_tile(x, start, time, M, i, M, CHUNK, TILE)
         b = _load_tile(y, start, time, y_time, 0, V, CHUNK, VALUES)
+        if PACKED:
+            begin, last = _sentences(starts, start, time, PACKED, CHUNK)
+            a = _only(a, begin < 0 if BACK else tl.arange(0, CHUNK) >= last, PACKED)
+            s, z = tl.where(last < 0, s, 0.0), tl.where(last < 0, z, 0.0)
         if BACK:
             at = start + tl.arange(0, CHUNK)
             e = tl.load(extra + line * time + at, mask=at < time, other=0.0)
@@ -133,9 +160,9 @@ def _row(rows, i, M: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def _outputs(
-    q, k, v, fades, near, rows, y, r, v_row, v_head, v_time, y_row, y_head, y_time, heads, time, chunks, least,
+    q, k, v, fades, starts, near, rows, y, r, v_row, v_head, v_time, y_row, y_head, y_time, heads, time, chunks, least,
     M: tl.constexpr, V: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, VALUES: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0).to(tl.int64)
     line, chunk = place // chunks, (place % chunks).to(tl.int32)
@@ -151,7 +178,12 @@ def _outputs(
         out = tl.dot(a, s, out, input_precision=PRECISION)
         total += tl.sum(a.to(tl.float32) * z[None, :], 1)
     step = tl.arange(0, CHUNK)
-    scores = tl.where(step[:, None] >= step[None, :], scores * tl.load(fades + place), 0.0)
+    past = step[:, None] >= step[None, :]
+    if PACKED:
+        begin, _ = _sentences(starts + row * time, start, time, PACKED, CHUNK)
+        past = past & (step[None, :] >= begin[:, None])
+        out, total = _only(out, begin < 0, PACKED), tl.where(begin < 0, total, 0.0)
+    scores = tl.where(past, scores * tl.load(fades + place), 0.0)
     total += tl.sum(scores, 1)
     c = _load_tile(v + row * v_row + head * v_head, start, time, v_time, 0, V, CHUNK, VALUES)
     out = tl.dot(scores.to(c.dtype), c, out, input_precision=PRECISION)
@@ -186,11 +218,11 @@ def _omega_tile(omega, i, M: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr, 
 
 @triton.jit
 def _slopes_q(
-    x, q, k, v, omega, fades, near, rows, h, e, dx,
+    x, q, k, v, omega, fades, starts, near, rows, h, e, dx,
     x_row, x_head, x_time, v_row, v_head, v_time, h_row, h_head, h_time, d_row, d_head, d_time,
     heads, time, chunks, scale, floor,
     M: tl.constexpr, V: tl.constexpr, D: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, VALUES: tl.constexpr,
-    WIDTH: tl.constexpr, RELU: tl.constexpr, PRECISION: tl.constexpr,
+    WIDTH: tl.constexpr, RELU: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the queries x, whose features are q."""
     place = tl.program_id(0).to(tl.int64)
@@ -203,12 +235,17 @@ def _slopes_q(
     c = _load_tile(v + row * v_row + head * v_head, start, time, v_time, 0, V, CHUNK, VALUES)
     extra = tl.load(e + line * time + start + step, mask=start + step < time, other=0.0)
     weights = tl.dot(g, tl.trans(c), input_precision=PRECISION) + extra[:, None]
-    weights = tl.where(step[:, None] >= step[None, :], weights * tl.load(fades + place), 0.0).to(g.dtype)
+    past = step[:, None] >= step[None, :]
+    begin, _ = _sentences(starts + row * time, start, time, PACKED, CHUNK)
+    if PACKED:
+        past = past & (step[None, :] >= begin[:, None])
+    weights = tl.where(past, weights * tl.load(fades + place), 0.0).to(g.dtype)
     found, total = tl.zeros((CHUNK, WIDTH), tl.float32), tl.zeros((CHUNK,), tl.float32)
     for i in range(0, M, TILE):
         a, b = _load_tile(q, start, time, M, i, M, CHUNK, TILE), _load_tile(k, start, time, M, i, M, CHUNK, TILE)
         s, z = _state(near + place * (M * V), i, M, V, TILE, VALUES), _row(rows + place * M, i, M, TILE)
         slope = tl.dot(g, tl.trans(s), input_precision=PRECISION) + extra[:, None] * z[None, :]
+        slope = _only(slope, begin < 0, PACKED)
         slope = tl.dot(weights, b, slope, input_precision=PRECISION)
         if RELU:
             slope = tl.where(a.to(tl.float32) > floor, slope, 0.0)
@@ -226,11 +263,11 @@ def _slopes_q(
 
 @triton.jit
 def _slopes_kv(
-    x, q, k, v, omega, fades, d_near, d_rows, h, e, dx, dv,
+    x, q, k, v, omega, fades, starts, d_near, d_rows, h, e, dx, dv,
     x_row, x_head, x_time, v_row, v_head, v_time, h_row, h_head, h_time, d_row, d_head, d_time,
     dv_row, dv_head, dv_time, heads, time, chunks, scale, floor,
     M: tl.constexpr, V: tl.constexpr, D: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, VALUES: tl.constexpr,
-    WIDTH: tl.constexpr, RELU: tl.constexpr, PRECISION: tl.constexpr,
+    WIDTH: tl.constexpr, RELU: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the keys x, whose features are k, and of the values. Transposed: keys are rows."""
     place = tl.program_id(0).to(tl.int64)
@@ -240,6 +277,9 @@ def _slopes_kv(
     k += line * time * M
     step = tl.arange(0, CHUNK)
     later = step[:, None] <= step[None, :]
+    begin, last = _sentences(starts + row * time, start, time, PACKED, CHUNK)
+    if PACKED:
+        later = later & (step[:, None] >= begin[None, :])
     fade = tl.load(fades + place)
     g = _load_tile(h + row * h_row + head * h_head, start, time, h_time, 0, V, CHUNK, VALUES)
     c = _load_tile(v + row * v_row + head * v_head, start, time, v_time, 0, V, CHUNK, VALUES)
@@ -254,6 +294,7 @@ def _slopes_kv(
         scores = tl.dot(b, tl.trans(a), scores, input_precision=PRECISION)
         for_v = tl.dot(b, s, for_v, input_precision=PRECISION)
         slope = tl.dot(c, tl.trans(s), input_precision=PRECISION) + z[None, :]
+        slope = _only(slope, step >= last, PACKED)
         slope = tl.dot(weights, a, slope, input_precision=PRECISION) * fade
         if RELU:
             slope = tl.where(b.to(tl.float32) > floor, slope, 0.0)
@@ -268,6 +309,7 @@ def _slopes_kv(
         found -= own * total[:, None] * (scale * scale)
     _store_tile(dx + row * d_row + head * d_head, found, start, time, d_time, 0, D, CHUNK, WIDTH)
     scores = tl.where(later, scores, 0.0).to(g.dtype)
+    for_v = _only(for_v, step >= last, PACKED)
     for_v = tl.dot(scores, g, for_v, input_precision=PRECISION) * fade
     _store_tile(dv + row * dv_row + head * dv_head, for_v, start, time, dv_time, 0, V, CHUNK, VALUES)
 
@@ -302,8 +344,9 @@ def _empty(q: Tensor, v: Tensor, features: int) -> tuple[Tensor, Tensor, Tensor,
 
 @torch.library.custom_op("allyouneed::performer", mutates_args=())
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, omega: Tensor, real: Tensor, scale: float, relu: bool, floor: float, least: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, omega: Tensor, real: Tensor, starts: Tensor | None, scale: float, relu: bool,
+    floor: float, least: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """y, and for backward r, φ(q), φ(k) and fades. `real` (batch, time) int8 or empty."""
     (batch, heads, time, width), features, values = q.shape, len(omega), v.shape[-1]
     plan, lines = _Tiling.of(q, v, features), batch * heads
@@ -317,38 +360,42 @@ def _forward(
         )  # fmt: skip
     highest = tops.amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
     fades.copy_((tops - highest).exp())
-    near, rows = _walked(phi_k, v, r, fades, plan, False)
+    near, rows = _walked(phi_k, v, r, fades, starts, plan, False)
     _outputs[(lines * plan.chunks,)](
-        phi_q, phi_k, v, fades, near, rows, y, r, *v.stride()[:3], *y.stride()[:3], heads, time, plan.chunks, least,
-        M=features, V=values, CHUNK=plan.chunk, TILE=plan.tile, VALUES=plan.values, PRECISION=plan.precision,
-        num_warps=4, num_stages=2,
+        phi_q, phi_k, v, fades, _or(starts, r), near, rows, y, r, *v.stride()[:3], *y.stride()[:3],
+        heads, time, plan.chunks, least,
+        M=features, V=values, CHUNK=plan.chunk, TILE=plan.tile, VALUES=plan.values, PACKED=starts is not None,
+        PRECISION=plan.precision, num_warps=4, num_stages=2,
     )  # fmt: skip
     return y, r, phi_q, phi_k, fades
 
 
-def _walked(x: Tensor, y: Tensor, extra: Tensor, fades: Tensor, plan: _Tiling, back: bool) -> tuple[Tensor, Tensor]:
+def _walked(
+    x: Tensor, y: Tensor, extra: Tensor, fades: Tensor, starts: Tensor | None, plan: _Tiling, back: bool
+) -> tuple[Tensor, Tensor]:
     (batch, heads, time, features), values = x.shape, y.shape[-1]
     near = x.new_empty(batch * heads, plan.chunks, features, values)
     rows = x.new_empty(batch * heads, plan.chunks, features, dtype=torch.float32)
     _walk[(batch * heads * triton.cdiv(features, plan.tile),)](
-        x, y, extra, fades, near, rows, *y.stride()[:3], heads, time, plan.chunks,
+        x, y, extra, fades, _or(starts, extra), near, rows, *y.stride()[:3], heads, time, plan.chunks,
         M=features, V=values, CHUNK=plan.chunk, TILE=plan.tile, VALUES=plan.values, BACK=back,
-        PRECISION=plan.precision, num_warps=4, num_stages=3,
+        PACKED=starts is not None, PRECISION=plan.precision, num_warps=4, num_stages=3,
     )  # fmt: skip
     return near, rows
 
 
 @_forward.register_fake
 def _(
-    q: Tensor, k: Tensor, v: Tensor, omega: Tensor, real: Tensor, scale: float, relu: bool, floor: float, least: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, omega: Tensor, real: Tensor, starts: Tensor | None, scale: float, relu: bool,
+    floor: float, least: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     return _empty(q, v, len(omega))
 
 
 @torch.library.custom_op("allyouneed::performer_backward", mutates_args=())
 def _backward(
-    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, omega: Tensor, y: Tensor, r: Tensor, phi_q: Tensor, phi_k: Tensor,
-    fades: Tensor, scale: float, relu: bool, floor: float, least: float,
+    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, omega: Tensor, starts: Tensor | None, y: Tensor, r: Tensor,
+    phi_q: Tensor, phi_k: Tensor, fades: Tensor, scale: float, relu: bool, floor: float, least: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     (batch, heads, time, width), features, values = q.shape, len(omega), v.shape[-1]
     plan, lines, dy = _Tiling.of(q, v, features), batch * heads, _contiguous_features(dy)
@@ -360,17 +407,18 @@ def _backward(
     )  # fmt: skip
     sizes: dict[str, Any] = {
         "M": features, "V": values, "D": width, "CHUNK": plan.chunk, "TILE": plan.tile, "VALUES": plan.values,
-        "WIDTH": plan.width, "RELU": relu, "PRECISION": plan.precision, "num_warps": 4, "num_stages": 2,
+        "WIDTH": plan.width, "RELU": relu, "PACKED": starts is not None, "PRECISION": plan.precision, "num_warps": 4,
+        "num_stages": 2,
     }  # fmt: skip
-    near, rows = _walked(phi_k, v, r, fades, plan, False)
+    near, rows = _walked(phi_k, v, r, fades, starts, plan, False)
     _slopes_q[(lines * plan.chunks,)](
-        q, phi_q, phi_k, v, omega, fades, near, rows, h, e, dq,
+        q, phi_q, phi_k, v, omega, fades, _or(starts, r), near, rows, h, e, dq,
         *q.stride()[:3], *v.stride()[:3], *h.stride()[:3], *dq.stride()[:3], heads, time, plan.chunks, scale, floor,
         **sizes,
     )  # fmt: skip
-    near, rows = _walked(phi_q, h, e, fades, plan, True)
+    near, rows = _walked(phi_q, h, e, fades, starts, plan, True)
     _slopes_kv[(lines * plan.chunks,)](
-        k, phi_q, phi_k, v, omega, fades, near, rows, h, e, dk, dv,
+        k, phi_q, phi_k, v, omega, fades, _or(starts, r), near, rows, h, e, dk, dv,
         *k.stride()[:3], *v.stride()[:3], *h.stride()[:3], *dk.stride()[:3], *dv.stride()[:3],
         heads, time, plan.chunks, scale, floor, **sizes,
     )  # fmt: skip
@@ -379,20 +427,20 @@ def _backward(
 
 @_backward.register_fake
 def _(
-    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, omega: Tensor, y: Tensor, r: Tensor, phi_q: Tensor, phi_k: Tensor,
-    fades: Tensor, scale: float, relu: bool, floor: float, least: float,
+    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, omega: Tensor, starts: Tensor | None, y: Tensor, r: Tensor,
+    phi_q: Tensor, phi_k: Tensor, fades: Tensor, scale: float, relu: bool, floor: float, least: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    q, k, v, omega, _, *rest = inputs
-    ctx.save_for_backward(q, k, v, omega, *output)
+    q, k, v, omega, _, starts, *rest = inputs
+    ctx.save_for_backward(q, k, v, omega, starts, *output)
     ctx.rest = rest
 
 
 def _gradients(ctx: Any, dy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    return *_backward(dy, *ctx.saved_tensors, *ctx.rest), *(None for _ in range(6))
+    return *_backward(dy, *ctx.saved_tensors, *ctx.rest), *(None for _ in range(7))
 
 
 _forward.register_autograd(_gradients, setup_context=_save)
@@ -401,14 +449,15 @@ _forward.register_autograd(_gradients, setup_context=_save)
 @launches
 def performer(
     q: Tensor, k: Tensor, v: Tensor, omega: Tensor, real: Tensor | None, scale: float, relu: bool, floor: float,
-    least: float, dtype: torch.dtype,
+    least: float, dtype: torch.dtype, starts: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Causal attention by the features ω (m, width) of q and k (batch, heads, time, width), times `scale`; like v.
 
     `real` (batch, time): keys that count. `floor` is added to relu features; `least`: smallest divisor. `dtype`: of
-    the products of features; exponents are fp32.
+    the products of features; exponents are fp32. `starts`: of packed rows.
     """
     q, k, v = (_contiguous_features(x.to(dtype)) for x in (q, k, v))
     shown = q.new_empty(0, dtype=torch.int8) if real is None else real.to(torch.int8).contiguous()
-    y: Tensor = _forward(q, k, v, omega.float().contiguous(), shown, scale, relu, floor, least)[0]
+    starts = None if starts is None else starts.contiguous()
+    y: Tensor = _forward(q, k, v, omega.float().contiguous(), shown, starts, scale, relu, floor, least)[0]
     return y
