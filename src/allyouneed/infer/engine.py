@@ -144,10 +144,23 @@ class Engine(ModelRunner):
             return observer.decode(self, requests, spec, on_progress)
         if self.shared is not None:
             return self.shared(requests, spec, on_progress)
+        return self._decode([(request, spec) for request in requests], on_progress)
+
+    def decode_each(self, requests: Sequence[tuple[Request, DecodingSpec]]) -> list[list[Hypothesis]]:
+        """`decode` of requests whose specifications differ in nothing but their logits processors: the model reads
+        their tokens together."""
+        if self.shared is not None or current_observer() is not None:
+            return [self.decode([request], spec)[0] for request, spec in requests]
+        return self._decode(requests)
+
+    def _decode(
+        self, requests: Sequence[tuple[Request, DecodingSpec]], on_progress: Progress | None = None
+    ) -> list[list[Hypothesis]]:
         scheduler = self._offline()
-        states = [scheduler.submit(request, spec) for request in requests]
+        states = [scheduler.submit(request, spec) for request, spec in requests]
         report = None if on_progress is None else _reporter(states, on_progress)
-        captures = self.device.type == "cuda" and self.graphs.suits(spec, requests)
+        captures = self.device.type == "cuda" and bool(requests)
+        captures = captures and self.graphs.suits(requests[0][1], [request for request, _ in requests])
         try:
             # garbage collection would stall a GPU that is kept busy by captured graphs
             with pause_gc() if captures else nullcontext():

@@ -33,7 +33,6 @@ from host_sync import NoHostSync
 from toy_models import BOS, VOCAB
 
 QUICK = [("gpt2", "draws"), ("llama", "penalties"), ("window", "greedy"), ("translation", "sample")]
-QUICK += [("retention", "least")]
 
 
 @pytest.fixture(autouse=True)

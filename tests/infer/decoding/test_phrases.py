@@ -23,6 +23,8 @@ def test_every_hypothesis_has_its_phrases(tokenizer: Tokenizer, options: dict[st
     free = generate_targets(engine, FRAME, sources, decoding, sample_keys=keys)
     both = Vocabularies(tokenizer, tokenizer)
     found = force_phrases(engine, FRAME, both, sources, decoding, keys, phrases)
+    (alone,) = force_phrases(engine, FRAME, both, sources[2:], decoding, keys[2:], phrases[2:])
+    assert [one.tokens for one in alone] == [one.tokens for one in found[2]], "the others do not matter"
     for hypotheses, plain, some in zip(found, free, phrases, strict=True):
         assert len(hypotheses) == len(plain)
         for one in hypotheses:

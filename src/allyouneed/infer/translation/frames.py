@@ -202,11 +202,11 @@ def force_phrases(
 ) -> list[list[Hypothesis]]:
     """As `generate_targets`, but each target contains its phrases, as often as given."""
     decoding = frame.without_forced(decoding)
-    spec, found = engine.spec(decoding, len(frame.forced)), list[list[Hypothesis]]()
+    spec, given = engine.spec(decoding, len(frame.forced)), list[tuple[Request, DecodingSpec]]()
     for source, key, some in zip(sources, keys, phrases, strict=True):
         request = Request(frame.begin, decoding.limit(len(source)), key, source)
-        found += engine.decode([request], phrase_spec(spec, vocabularies.target, request.limit, some))
-    return found
+        given.append((request, phrase_spec(spec, vocabularies.target, request.limit, some)))
+    return engine.decode_each(given)
 
 
 def phrase_spec(spec: DecodingSpec, target: Tokenizer, limit: int, phrases: Mapping[str, int]) -> DecodingSpec:
