@@ -3,6 +3,7 @@ the rows meanwhile and whoever computes the next token."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -175,6 +176,16 @@ def test_copied_rows_do_not_change_with_the_original(monkeypatch: pytest.MonkeyP
     for tokens in ([[2], [1]], [[4], [3]]):
         executor.advance(Rows.of(tokens), again)
     torch.testing.assert_close(found, executor.advance(Rows.of([[7], [8]]), again), rtol=1e-5, atol=1e-5)
+
+
+def test_large_carries_lie_where_the_system_gives_huge_pages() -> None:
+    """Private memory: of shared memory it gives none."""
+    copy, maps = bindings.in_huge_pages(torch.ones(bindings.LARGE // 4)), Path("/proc/self/maps")
+    assert copy.equal(torch.ones_like(copy)) and copy.data_ptr() % bindings.HUGE == 0
+    for line in maps.read_text("utf-8").splitlines() if maps.exists() else []:
+        place, access, *_ = line.split()
+        first, last = (int(end, 16) for end in place.split("-"))
+        assert not first <= copy.data_ptr() < last or access == "rw-p"
 
 
 def test_a_long_text_is_never_folded_again(monkeypatch: pytest.MonkeyPatch) -> None:

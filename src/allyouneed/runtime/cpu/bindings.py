@@ -208,7 +208,8 @@ def in_huge_pages(tensor: Tensor) -> Tensor:
     translation."""
     if tensor.numel() * 4 < LARGE:
         return in_single_precision(tensor)
-    memory = mmap.mmap(-1, tensor.numel() * 4 + HUGE)
+    # of shared memory, mmap's default, most systems give none
+    memory = mmap.mmap(-1, tensor.numel() * 4 + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # of a system without them
         memory.madvise(mmap.MADV_HUGEPAGE)
     pages = torch.frombuffer(memory, dtype=torch.float32)  # holds the memory
