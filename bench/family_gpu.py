@@ -23,6 +23,7 @@ bytes that were allocated. Results are written as JSON into $OUT, if set.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import gc
 import json
 import os
@@ -158,6 +159,7 @@ class Bench:
     results: dict[str, Any] = field(default_factory=dict)
     copied: float = 0.0  # bytes per second of a copy
     compile: str = "on"
+    locked: Any = None
 
     @property
     def left(self) -> float:
@@ -176,6 +178,15 @@ class Bench:
             self.wait()
             found.append(time.perf_counter() - start)
         return statistics.median(found)
+
+    def lock(self) -> None:
+        """Others that compile beside this one wait until it has measured."""
+        if self.locked is not None:
+            fcntl.flock(self.locked, fcntl.LOCK_EX)
+
+    def unlock(self) -> None:
+        if self.locked is not None:
+            fcntl.flock(self.locked, fcntl.LOCK_UN)
 
     def build(self, keys: dict[str, Any]) -> Any:
         torch.manual_seed(0)
@@ -388,9 +399,11 @@ def measure_peer(bench: Bench, name: str, keys: dict[str, Any]) -> None:
 
         first = bench.timed(theirs, 0)
         bench.timed(lambda rows=rows: decode(bench, engine, rows), 0)  # compiles and captures
+        bench.lock()
         turns = 3 if 3 * first < bench.left / 2 or static else 1
         both: list[Callable[[], Any]] = [theirs, lambda rows=rows: decode(bench, engine, rows)]
         taken = [[bench.timed(one, 0) for one in both] for _ in range(turns)]
+        bench.unlock()
         peer, ours = (rows * s.new / statistics.median(one) for one in zip(*taken, strict=True))
         bench.note(f"peer {name}", **{f"b{rows}": peer, f"b{rows} first": first, f"b{rows} ours": ours})
         print(f"peer {name:21s} b{rows} {peer:>9,.0f} tokens/s, ours {ours:,.0f}: {ours / peer:.1f}× "
@@ -438,8 +451,10 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="small sizes, to rehearse")
     parser.add_argument("--compile", default="on", choices=["on", "off"], help="fuse the operators of a step")
+    parser.add_argument("--lock", help="a file: runs that share it compile peers side by side, and measure in turn")
     given = parser.parse_args()
     bench = Bench(torch.device(given.device), TINY if given.tiny else Sizes(), given.seconds, compile=given.compile)
+    bench.locked = open(given.lock, "w") if given.lock else None  # noqa: SIM115
     bench.copied = copy_speed(bench)
     models, only = variants(bench.sizes), given.only.split(",")
     for unknown in set(Mixer.registry) - set(models) - OTHERS:

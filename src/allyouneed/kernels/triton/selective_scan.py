@@ -30,7 +30,7 @@ from allyouneed.kernels import launches
 TOKENS = 4  # loaded at once; in backward, a kept state for each so many
 STATES = 16  # per program at most
 GROUPS, LANES = 2, 16  # features of a program
-PROGRAMS = 2048  # to occupy the GPU
+PROGRAMS = 4096  # several per place on the GPU, so that the last ones do not run alone
 SHORTEST = 64  # tokens per segment at least
 LOG2_E = tl.constexpr(1.4426950408889634)
 

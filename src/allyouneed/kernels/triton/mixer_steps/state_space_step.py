@@ -154,7 +154,7 @@ def mamba2_step(
     rows, heads, states, width = h.shape
     assert h.is_contiguous() and x.stride(0) == b.stride(0) == c.stride(0)
     out = torch.empty(rows, heads * width, dtype=x.dtype, device=x.device)
-    block = min(triton.next_power_of_2(width), 32)
+    block = min(triton.next_power_of_2(width), 32 if rows * heads < 1024 else 64)  # few programs: smaller ones
     _mamba2_step[(rows, heads, triton.cdiv(width, block))](
         x, steps, bias, a_log, b, c, skip, z, h, out, x.stride(0), steps.stride(0), z.stride(0), HEADS=heads,
         GROUPS=b.shape[1] // states, STATES=states, WIDTH=width, MANY=triton.next_power_of_2(states),
