@@ -232,7 +232,9 @@ def curve(names: list[str], contexts: list[int], rounds: int, clock: Any) -> dic
     return found
 
 
-def plot(found: dict[str, list[float]], contexts: list[int], path: Path) -> None:
+def plot(
+    found: dict[str, list[float]], contexts: list[int], path: Path, label: str = "tokens/s, one row, fp32"
+) -> None:
     import matplotlib
 
     matplotlib.use("svg")
@@ -247,7 +249,7 @@ def plot(found: dict[str, list[float]], contexts: list[int], path: Path) -> None
     axes.set_yscale("log")
     axes.set_xticks(contexts, [f"{count // 1024}k" for count in contexts])
     axes.set_xlabel("tokens of context")
-    axes.set_ylabel("tokens/s, one row, fp32")
+    axes.set_ylabel(label)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(path, bbox_inches="tight", metadata={"Date": None})

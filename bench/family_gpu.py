@@ -11,8 +11,8 @@ attention in the same run, at 32k tokens of context, and against other libraries
 The skeleton: 12 layers of width 768, 12 heads, a gated channel of 2048, vocabulary 32k, rotary positions where a mixer
 takes them; mixers of about equal parameters. A run decodes through the engine's graph runner: 32 prompt tokens, 128 new
 ones. Tokens per second count decode steps alone, replayed at the middle of that text; `with prompt` is the whole run,
-prefill included, and so are peers and ours beside them, in turns. `long` starts at 32k tokens of context, which are not
-prefilled: what a step costs depends on its shapes only. `--compile on` (the default) fuses operators of a step
+prefill included, and so are peers and ours beside them, in turns. `long`: steps at 1k to 32k tokens of context, which
+are not prefilled: what a step costs depends on its shapes only. `--compile on` (the default) fuses operators of a step
 (runtime/cuda/compiled_step.py): mixers without kernels of their own take some seconds more for it, which are printed.
 
 Declared bytes are those of the cost functions (`allyouneed describe`): the weights that the tokens use, once, and each
@@ -323,10 +323,13 @@ def measure_long(bench: Bench, name: str, keys: dict[str, Any]) -> None:
     spec = Engine(model, bos=1, eos=2, pad=0).spec(Decoding(method="greedy", max_length=s.new))
     with torch.inference_mode():
         runner = GraphRunner(model, spec, rows, capacity, 0, bench.compile == "on")
-    taken = time_steps(bench, runner, s.long, 0.15)
-    share = declared(model, keys, rows, s.long)[0] / taken / bench.copied if bench.copied else 0.0
-    bench.note(name, **{"long rows": rows, "long": rows / taken, "long share": share})
-    print(f"{name:26s} long: {rows} rows {rows / taken:>9,.0f} tokens/s", flush=True)
+    contexts = [s.long >> halvings for halvings in range(5, -1, -1)]
+    speeds = [rows / time_steps(bench, runner, context, 0.1) for context in contexts]
+    share = declared(model, keys, rows, s.long)[0] * speeds[-1] / rows / bench.copied if bench.copied else 0.0
+    curve = dict(zip(contexts, speeds, strict=True))
+    bench.note(name, **{"long rows": rows, "long": speeds[-1], "long share": share, "by context": curve})
+    shown = ", ".join(f"{context}: {speed:,.0f}" for context, speed in curve.items())
+    print(f"{name:26s} {rows} rows, tokens/s by context: {shown}", flush=True)
 
 
 def copy_speed(bench: Bench) -> float:
@@ -410,6 +413,16 @@ def measure_peer(bench: Bench, name: str, keys: dict[str, Any]) -> None:
               f"(first call {first:.0f} s)", flush=True)  # fmt: skip
 
 
+def plot(results: Path, path: Path) -> None:
+    """Tokens per second against the context, of a run that was written as JSON."""
+    from family_cpu import plot as curves
+
+    found = json.loads(results.read_text())["results"]
+    by = {name: one["by context"] for name, one in found.items() if "by context" in one}
+    contexts = [int(context) for context in next(iter(by.values()))]
+    curves({name: list(one.values()) for name, one in by.items()}, contexts, path, "tokens/s of all rows, bf16")
+
+
 # --- the report -------------------------------------------------------------------------------------------------------
 
 
@@ -452,7 +465,11 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="small sizes, to rehearse")
     parser.add_argument("--compile", default="on", choices=["on", "off"], help="fuse the operators of a step")
     parser.add_argument("--lock", help="a file: runs that share it compile peers side by side, and measure in turn")
+    parser.add_argument("--plot", type=Path, nargs=2, metavar=("JSON", "SVG"), help="draw a run instead")
     given = parser.parse_args()
+    if given.plot:
+        plot(*given.plot)
+        return 0
     bench = Bench(torch.device(given.device), TINY if given.tiny else Sizes(), given.seconds, compile=given.compile)
     bench.locked = open(given.lock, "w") if given.lock else None  # noqa: SIM115
     bench.copied = copy_speed(bench)
