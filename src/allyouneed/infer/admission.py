@@ -10,7 +10,7 @@ from itertools import islice
 from allyouneed.infer.decoding.base import RequestState
 
 PATIENCE = 64  # steps after which a waiting request gains one level of priority
-POSTPONED = 2  # steps that a prefill is postponed at most
+POSTPONED = 4  # steps that a prefill is postponed at most
 WORTH = 16  # a prefill is worth stopping so many decoding rows for each row it reads
 SHORT = 16  # tokens a request counts for at least: short ones still need logits over the whole vocabulary
 
@@ -67,10 +67,10 @@ class FairQueue:
 
 class Postponement:
     """A prefill stops all rows that are decoding in captured graphs, for a time that hardly depends on how many prompts
-    it reads; while few are waiting, it is therefore postponed by a few steps, in which others may arrive."""
+    it reads; as long as it could read only a few, but more at each step, it is therefore postponed."""
 
     def __init__(self) -> None:
-        self.steps = 0  # that it has been postponed by
+        self.steps = self.rows = 0  # that it has been postponed by, and that it could have read then
 
     def applies(self, waiting: Iterable[RequestState], decoding: int, free: int) -> bool:
         """Whether this step prefills nothing. `decoding`, `free`: rows. The caller calls `end` when it has admitted
@@ -79,10 +79,10 @@ class Postponement:
             return False
         worth = -(-decoding // WORTH)
         rows = (state.spec.decoding.rows for state in waiting if not state.finished)
-        found = sum(islice(rows, worth))  # each has one row at least
-        if min(found, free) >= worth:
+        found = min(sum(islice(rows, worth)), free)  # a request has one row at least
+        if found >= worth or (self.steps and found <= self.rows):
             return False
-        self.steps += 1
+        self.steps, self.rows = self.steps + 1, found
         return True
 
     def end(self) -> None:

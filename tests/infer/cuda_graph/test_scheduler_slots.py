@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from allyouneed.infer import admission
 from allyouneed.infer.admission import POSTPONED, WORTH
 from allyouneed.infer.decoding.base import RequestState
 from allyouneed.infer.decoding.options import Decoding
@@ -93,7 +94,7 @@ def steps_until_admitted(scheduler: Scheduler, state: RequestState) -> int:
 
 @pytest.mark.parametrize("paged", [True, False])
 def test_few_prompts_wait_for_others_while_many_rows_decode(paged: bool) -> None:
-    """A prefill that is postponed changes no answer; it is postponed by a fixed number of steps at most."""
+    """A prefill that is postponed changes no answer."""
     engine = engine_of("grouped")
     pool = BlockPool(400, size=4) if paged else None
     scheduler = Scheduler(engine, rows=WORTH + 6, budget=500, pool=pool, graphs=engine.graphs)
@@ -103,7 +104,7 @@ def test_few_prompts_wait_for_others_while_many_rows_decode(paged: bool) -> None
     states.append(scheduler.submit(*asked[WORTH]))
     assert steps_until_admitted(scheduler, states[-1]) == 1
     states.append(scheduler.submit(*asked[WORTH + 1]))  # more than `WORTH` decode: it waits for a second one
-    assert steps_until_admitted(scheduler, states[-1]) == 1 + POSTPONED
+    assert steps_until_admitted(scheduler, states[-1]) == 2  # none has come
     states.append(scheduler.submit(*asked[WORTH + 2]))
     scheduler.step()
     states.append(scheduler.submit(*asked[WORTH + 3]))  # which is here
@@ -116,22 +117,42 @@ def test_few_prompts_wait_for_others_while_many_rows_decode(paged: bool) -> None
     assert scheduler.idle and (pool is None or pool.used == pool.evictable)
 
 
-def test_nobody_waits_longer_because_others_keep_coming_or_leave() -> None:
+def test_nobody_waits_longer_because_others_keep_coming_or_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prefill is postponed by a fixed number of steps at most."""
+    monkeypatch.setattr(admission, "WORTH", 2)  # so few are never enough
     engine = engine_of("grouped")
-    scheduler = Scheduler(engine, rows=2 * WORTH, budget=500)
-    scheduler.submit_all(prompts_of(WORTH + 1))
+    scheduler = Scheduler(engine, rows=40, budget=500)
+    scheduler.submit_all(prompts_of(2 * POSTPONED + 4))
     scheduler.step()
-    waiting: list[tuple[int, RequestState]] = []
-    for turn in range(8):  # one at each step, and every third leaves at once
+    came: list[tuple[int, RequestState]] = []
+    waits: list[int] = []
+    for turn in range(3 * POSTPONED):  # one at each step, and later every third leaves at once
         state = scheduler.submit(*prompts_of(1, turn)[0])
-        waiting.append((scheduler.steps, state))
-        if turn % 3 == 2:
+        came.append((scheduler.steps, state))
+        if turn > POSTPONED and turn % 3 == 2:
             state.cancel()
+        before = [one for one in came if not one[1].admitted]
         scheduler.step()
-        assert all(one.admitted or one.cancelled or scheduler.steps - at <= POSTPONED for at, one in waiting)
-    assert scheduler.slots is not None and scheduler.slots.rows_in_use > WORTH
+        waits += [scheduler.steps - at for at, one in before if one.admitted]
+    assert max(waits) == 1 + POSTPONED and len(waits) >= POSTPONED
     scheduler.run()
-    assert all(one.done or one.cancelled for _, one in waiting)
+    assert all(one.done or one.cancelled for _, one in came)
+
+
+def test_rows_that_become_free_one_by_one_are_filled_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many are waiting, and answers end at different steps."""
+    monkeypatch.setattr(admission, "WORTH", 4)
+    engine, prefills = engine_of("grouped"), []
+    scheduler = Scheduler(engine, rows=16, budget=500)
+    asked = [(Request([1, 5 + n % 3, 6], 20 + 4 * (n % 8), (n,)), Decoding(method="greedy")) for n in range(24)] * 2
+    expected = [decode_alone(engine, *one) for one in asked[:24]] * 2
+    states, seen = scheduler.submit_all(asked), 0
+    while not scheduler.idle:
+        scheduler.step()
+        admitted = sum(state.admitted for state in states)
+        prefills += [admitted - seen] * (admitted > seen)
+        seen = admitted
+    assert len(prefills) <= 12 and [token_lists([state.answer]) for state in states if state.answer] == expected
 
 
 def test_no_prefill_is_postponed_while_few_rows_decode_or_none_is_free() -> None:
