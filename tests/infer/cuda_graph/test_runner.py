@@ -16,6 +16,7 @@ from allyouneed.infer.decoding.beam_record import BeamRecord
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.request import Request
+from allyouneed.infer.speculative.drafts import PromptLookup
 from allyouneed.infer.translation.frames import phrase_spec
 from allyouneed.nn.models.base import Model
 from allyouneed.runtime.cuda.capture import can_capture
@@ -244,8 +245,12 @@ def test_what_needs_the_plain_path() -> None:
     assert engine.graphs.suits(spec)
     observed = Request([BOS], 20, (0,), observer=BeamRecord())
     assert engine.graphs.suits(spec, [observed]) and not engine.graphs.suits(engine.spec(DECODINGS["beam"]), [observed])
+    drafted = replace(spec, draft=PromptLookup(3))
+    with pytest.warns(UserWarning, match="speculative decoding without .* failed: RuntimeError: no"):
+        engine.graphs.refuse(RuntimeError("no"), drafted)
+    assert engine.graphs.suits(spec) and not engine.graphs.suits(drafted)
     with pytest.warns(UserWarning, match="capturing one failed: RuntimeError: no"):
-        engine.graphs.refuse(RuntimeError("no"))
+        engine.graphs.refuse(RuntimeError("no"), spec)
     assert not engine.graphs.suits(spec)
 
 

@@ -22,7 +22,7 @@ def decode_prefilled(graphs: GraphRunnerCache, states: States, requests: Sequenc
     try:
         runner = graphs.runner(key, requests)
     except Exception as error:
-        graphs.refuse(error)
+        graphs.refuse(error, key.kind)
         return False
     graphs.steps[key] += key.steps_of(requests)
     batch = GraphBatch(runner, graphs.engine, cache=graphs, key=key)

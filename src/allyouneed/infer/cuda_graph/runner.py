@@ -57,15 +57,9 @@ class GraphRunner:
     (runtime/cuda/compiled_step.py), which takes seconds. `stops`: stop conditions are checked in every step."""
 
     def __init__(
-        self,
-        model: Any,
-        spec: DecodingSpec,
-        slots: int,
-        capacity: int,
-        sources: int,
-        compiled: bool = False,
+        self, model: Any, spec: DecodingSpec, slots: int, capacity: int, sources: int, compiled: bool = False,
         stops: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.model, self.compiled = model, compiled
         self.states = StaticStates(model, slots, spec.decoding.rows, capacity, sources, tokens_per_step(spec))
         step = DecodeStep if spec.draft is None else MultiTokenStep
@@ -294,6 +288,7 @@ class GraphRunnerCache:
         self.compile = compile_mode()
         self.steps: Counter[Shape] = Counter()  # decoded in each shape
         self.refused: str | None = None  # why a capture has failed; there are no others then
+        self.refused_drafts: str | None = None  # why one with a draft has; there are others without
         self.known: ModelLimits | None = None  # of the model, inside of `ask_model_once`
         self.limits: tuple[int, ModelLimits] | None = None  # of a model with weights at these addresses
         self.kept: OrderedDict[Shape, GraphRunner] = OrderedDict()
@@ -307,7 +302,8 @@ class GraphRunnerCache:
 
     def suits(self, spec: DecodingSpec, requests: Sequence[Request] = ()) -> bool:
         """Whether model and specification have steps of a fixed shape that do not depend on the host."""
-        return self.refused is None and refusal(self.engine, spec, requests, self.known) is None
+        failed = self.refused or (self.refused_drafts if spec.draft is not None else None)
+        return failed is None and refusal(self.engine, spec, requests, self.known) is None
 
     @contextmanager
     def ask_model_once(self) -> Iterator[None]:
@@ -330,8 +326,9 @@ class GraphRunnerCache:
         try:
             self.keep(key, self.runner(key, requests))
         except Exception as error:
-            self.refuse(error)
-        return self.refused is None
+            self.refuse(error, key.kind)
+            return False
+        return True
 
     def runner(self, key: Shape, requests: Sequence[RequestState]) -> GraphRunner:
         """The one that is kept, or a new one, compiled once so many steps are to be decoded that this pays."""
@@ -352,10 +349,15 @@ class GraphRunnerCache:
                 warnings.warn(f"decoding without compiled steps: {type(error).__name__}: {error}", stacklevel=2)
         return GraphRunner(self.engine.model, *sizes, stops=key.stops)
 
-    def refuse(self, error: Exception) -> None:
+    def refuse(self, error: Exception, spec: DecodingSpec) -> None:
         """After a capture that has failed: a part waits for the host, or a kernel does not compile here."""
-        self.refused = f"{type(error).__name__}: {error}"
-        warnings.warn(f"decoding without CUDA graphs, since capturing one failed: {self.refused}", stacklevel=2)
+        reason = f"{type(error).__name__}: {error}"
+        if spec.draft is None:
+            self.refused = reason
+        else:
+            self.refused_drafts = reason
+        what = "decoding" if spec.draft is None else "speculative decoding"
+        warnings.warn(f"{what} without CUDA graphs, since capturing one failed: {reason}", stacklevel=2)
 
     def drop_stale(self, key: Shape) -> None:
         for stale in [shape for shape in list(self.kept) if shape.weights != key.weights]:

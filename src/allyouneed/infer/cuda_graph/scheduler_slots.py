@@ -95,7 +95,7 @@ class SchedulerSlots:
         try:
             runner = self.graphs.make(shape._replace(slots=count), self.graphs.compile == "on")
         except Exception as error:
-            self.graphs.refuse(error)
+            self.graphs.refuse(error, shape.kind)
             return False
         self.batches[shape] = GraphBatch(runner, self.engine, is_joined=True)
         return True
