@@ -84,6 +84,6 @@ def test_a_sentence_of_a_packed_row_is_alone(name, monkeypatch):
 def test_the_kinds_that_restart():
     """A list, so that none is lost by mistake."""
     found = {CASES[name].kind for name in RESTARTING}
-    recurrent = {"retention", "gated-retention", "rwkv", "mamba", "mamba2", "performer", "infini"}
+    recurrent = {"retention", "gated-retention", "rwkv", "mamba", "mamba2", "performer", "infini", "mixed-chunk"}
     sliding = {"convolution", "lightweight-convolution", "dynamic-convolution", "pooling", "conv-ffn"}
     assert found == recurrent | sliding | {"lsra", "branches"}  # those hold convolutions

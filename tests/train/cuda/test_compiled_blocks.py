@@ -124,6 +124,7 @@ MIXERS: dict[str, dict[str, Any]] = {
     "mamba2": {"heads": 4, "state": 8},
     "performer": HEADS | {"features": 16},
     "infini": HEADS | {"segment": 100, "positions": {"kind": "rotary"}},
+    "mixed-chunk": {"chunk": 100, "key_width": 8},
     "longnet": HEADS | {"segments": [64, 256], "dilations": [1, 4]},
     "alibi": {"kind": "attention", "positions": "alibi"} | CAUSAL,
     "t5": {"kind": "attention", "positions": "buckets"} | CAUSAL,
@@ -166,7 +167,7 @@ CONVOLUTIONS: dict[str, dict[str, Any]] = {
     "dynamic-convolution": SLIDING | HEADS,
     "branches": {"left": {"kind": "convolution"} | SLIDING, "right": {"kind": "rwkv-channel", "hidden": 32}},
 }
-RESTARTING = ("retention", "gated-retention", "rwkv", "mamba2", "performer", "infini", *CONVOLUTIONS)
+RESTARTING = ("retention", "gated-retention", "rwkv", "mamba2", "performer", "infini", "mixed-chunk", *CONVOLUTIONS)
 QUICK = ("performer",)
 
 

@@ -16,8 +16,10 @@ from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.attention import cache_cost
 from allyouneed.nn.observe import observe
 from allyouneed.nn.ops.attention.dense import dense_mask
+from allyouneed.nn.ops.linear_attention import prefix_sums
+from allyouneed.nn.ops.pieces import Pieces
 from allyouneed.nn.ops.retention import accumulator_dtype
-from allyouneed.nn.ops.unpack import unpack_rows
+from allyouneed.nn.ops.unpack import flip_starts, unpack_rows
 from allyouneed.nn.patterns.core import Causal, Full, Pattern
 from allyouneed.nn.patterns.sparse import BlockDiagonal
 from allyouneed.nn.positions.relative import Heads
@@ -185,6 +187,8 @@ class MixedChunkModule(_GatedModule):
     """The carry: tokens so far (batch, 1); Z and V of the current chunk (batch, C, s + e), from its first token on; and
     Σ K_linᵀ V of the chunks before it (batch, s, e)."""
 
+    traceable = unpacks = True
+
     def __init__(self, config: MixedChunk, common: Common) -> None:
         super().__init__(config, common)
         self.chunk, self.past = config.chunk, config.sees == "past"
@@ -192,16 +196,68 @@ class MixedChunkModule(_GatedModule):
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         if isinstance(state, Recurrent):
             return state.advance(self.continued, x, context)
-        unpacked = unpack_rows(context)
+        unpacked = unpack_rows(context, restarts=True)
         u, v, z = self.project(unpacked.gather(x))
         if unpacked.real is not None:
             v = v * unpacked.real[..., None]
         v = observe(self, "v", v[:, None])[:, 0]
         count, _, sums = self.begin(len(v), v)
-        seen = self.mix(z, v, count, sums, unpacked.real)[0] if v.shape[1] else v
+        if unpacked.starts is not None:
+            seen = self.mix_packed(z, v, self.pieces(unpacked.starts, context), unpacked.starts, sums)
+        else:
+            seen = self.mix(z, v, count, sums, unpacked.real)[0] if v.shape[1] else v
         seen = observe(self, "heads", seen[:, None])[:, 0]
         mixed: Tensor = self.out(unpacked.scatter(u * seen, x))
         return mixed
+
+    def prepare(self, context: Context, rows: int) -> None:
+        if (starts := unpack_rows(context, restarts=True).starts) is not None:
+            self.pieces(starts, context)
+
+    def pieces(self, starts: Tensor, context: Context) -> Pieces:
+        """Chunks of the sentences of packed rows."""
+        return context.memoize(("chunks", self.chunk), lambda: Pieces.of(starts, self.chunk, context.queries))
+
+    def mix_packed(self, z: Tensor, v: Tensor, pieces: Pieces, starts: Tensor, zeros: Tensor) -> Tensor:
+        """`mix` of packed rows, whose sentences begin anywhere. Rows are cut into blocks of a chunk's size: a chunk
+        reaches from one block into the next."""
+        (_, time, _), device = z.shape, z.device
+        size, at = self.chunk, torch.arange(time, device=device)
+        positions = at - starts
+        q, k, lin_q, lin_k = (self.rotate(self.scaled(z, number), positions) for number in range(4))
+        local, around = pieces.layout.positions, () if self.past else (-1,)
+
+        def cut(part: Tensor) -> Tensor:
+            return pad(part, (0, 0, 0, -time % size)).unflatten(1, (-1, size))  # (batch, blocks, size, …)
+
+        def near(part: Tensor) -> Tensor:
+            """Of each block and its neighbours: (batch, blocks, 2 · size or 3 · size, …)."""
+            blocks = cut(part)
+            return torch.cat([pad(blocks, (0, 0, 0, 0, by, -by)) for by in (1, 0, *around)], 2)
+
+        numbers = (at - local + 1)[..., None]  # of each token's chunk; 0: outside the row
+        mask = cut(numbers) == near(numbers)[..., 0][:, :, None]  # (batch, blocks, size, keys)
+        here, there = torch.arange(size, 2 * size, device=device), torch.arange(mask.shape[-1], device=device)
+        mask = mask & (here[:, None] >= there) if self.past else mask
+        count = self.length or mask.sum(-1, keepdim=True).clamp(min=1)
+        weights = self.weights(cut(q) @ near(k).mT, mask, count, here[None], there[None])
+        seen = (weights @ near(v)).flatten(1, 2)[:, :time]
+        q, k, v = lin_q[:, None], lin_k[:, None], v[:, None]  # one head
+        if self.past:
+            tokens, readers = pieces.tokens, pieces.readers
+            each = (pieces.gather(k, tokens) * pieces.real[:, None, ..., None]).mT @ pieces.gather(v, tokens)
+            sums = pieces.sums(each.to(zeros.dtype))
+            before = pieces.gather((positions - local)[:, None, :, None], readers)
+            sums = sums / (self.length or before[..., :1, :].clamp(min=1))
+            far = pieces.scatter((pieces.gather(q, readers) @ sums.to(q.dtype)).flatten(2, 3), time)[:, 0]
+        else:
+            ends = time - 1 - flip_starts(starts).flip(1)
+            until, _ = prefix_sums(q, k, v, zeros[:, None], None, starts)
+            after, _ = prefix_sums(
+                q.flip(2), k.flip(2), v.flip(2), zeros[:, None], None, flip_starts(starts), inclusive=False
+            )
+            far = (until + after.flip(2))[:, 0] / (self.length or (ends - starts + 1)[..., None])
+        return seen + far.to(seen.dtype)
 
     def continued(self, x: Tensor, carry: Carry, real: Tensor | None) -> tuple[Tensor, Carry]:
         """Outputs of new tokens (batch, time, width), and the carry after each row's last real one."""

@@ -46,6 +46,12 @@ class Pieces:
         pieces = TokenLayout(local, numbers, packed=True)
         return cls(pieces, tokens, real, (real & (begins > sentence))[..., 0], readers.where(read, time))
 
+    def sums(self, each: Tensor) -> Tensor:
+        """each (batch, heads, pieces, …) summed over the pieces of a sentence up to each of them."""
+        sentence = (~self.goes_on).cumsum(1)
+        past = (sentence[:, :, None] == sentence[:, None]).tril()  # (batch, pieces, pieces)
+        return (past[:, None].to(each.dtype) @ each.flatten(3)).view_as(each)
+
     def gather(self, x: Tensor, index: Tensor) -> Tensor:
         """x (batch, heads, time, width) at `tokens` or `readers`: (batch, heads, pieces, size, width)."""
         there = index.clamp(max=x.shape[2] - 1).flatten(1)[:, None, :, None]
