@@ -110,12 +110,14 @@ decoder.blocks.{n}.sublayers.channel.down.bias = transformer.h.{n}.mlp.c_proj.bi
 decoder.end.* = transformer.ln_f.*
 """
 IGNORED_WEIGHTS = ["lm_head.weight", "*.attn.bias", "*.attn.masked_bias"]
+PREPARE = chain(add_prefix("transformer."), untie_head("lm_head.weight", "transformer.wte.weight"))
+FINISH = remove_prefix("transformer.")
 FAMILY = Family(
     "gpt2",
     tree,
     LINES,
     IGNORED_WEIGHTS,
-    prepare=chain(add_prefix("transformer."), untie_head("lm_head.weight", "transformer.wte.weight")),
+    prepare=PREPARE,
     hf_config=hf_config,
-    finish=remove_prefix("transformer."),
+    finish=FINISH,
 )

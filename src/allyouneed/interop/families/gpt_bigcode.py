@@ -5,7 +5,7 @@ from __future__ import annotations
 from allyouneed.interop.families import gpt2
 from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
 from allyouneed.interop.hf.config_writer import ModelTree
-from allyouneed.interop.hf.transforms import add_prefix, chain, grouped_qkv, remove_prefix, untie_head
+from allyouneed.interop.hf.transforms import grouped_qkv
 from allyouneed.interop.hf.weight_table import Family, HfConfig
 
 # half-precision speed options; multi_query sets the number of key-value heads
@@ -44,7 +44,7 @@ FAMILY = Family(
     LINES,
     gpt2.IGNORED_WEIGHTS,
     transforms={"apart": grouped_qkv(counts)},
-    prepare=chain(add_prefix("transformer."), untie_head("lm_head.weight", "transformer.wte.weight")),
+    prepare=gpt2.PREPARE,
     hf_config=hf_config,
-    finish=remove_prefix("transformer."),
+    finish=gpt2.FINISH,
 )

@@ -6,7 +6,7 @@ from allyouneed.interop.families import gpt2
 from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
 from allyouneed.interop.hf.config_writer import ModelTree
 from allyouneed.interop.hf.rope import DEFAULT_LENGTH
-from allyouneed.interop.hf.transforms import add_prefix, chain, match_head, remove_prefix, untie_head
+from allyouneed.interop.hf.transforms import match_head
 from allyouneed.interop.hf.weight_table import Family, HfConfig
 
 
@@ -66,7 +66,7 @@ FAMILY = Family(
     tree,
     LINES,
     gpt2.IGNORED_WEIGHTS,
-    prepare=chain(add_prefix("transformer."), untie_head("lm_head.weight", "transformer.wte.weight")),
+    prepare=gpt2.PREPARE,
     hf_config=hf_config,
-    finish=remove_prefix("transformer."),
+    finish=gpt2.FINISH,
 )
