@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from allyouneed.runtime.cuda.capture import step_blockers
+from allyouneed.runtime.cuda.decode_step import DecodeStep
+from allyouneed.runtime.cuda.static_cache import StaticStates
 from any_part import CASES, VOCAB, build, case, first_of_each_kind
 from host_sync import NoHostSync
 from static_steps import SOURCES, decode_both, decode_many
@@ -80,3 +82,18 @@ def test_a_segment_longer_than_a_row_is_not_allocated() -> None:
 def test_the_guard_finds_what_waits_for_the_host(read: Any) -> None:
     with pytest.raises(AssertionError, match="waits for the host"), NoHostSync():
         read(torch.ones(3))
+
+
+@pytest.mark.parametrize("positions", [{"kind": "shaw", "distance": 2}, "transformer-xl"])
+def test_tables_of_distances_follow_weights_that_change(positions: Any) -> None:
+    mixer = {"kind": "attention", "heads": 3, "pattern": "causal", "positions": positions}
+    model = build({"kind": "decoder", "vocab": VOCAB, "width": 12, "decoder": [{"mixer": mixer}]})
+    states = StaticStates(model, 2, 1, 8, 0)
+    step, slots = DecodeStep(model, states), torch.arange(2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_()
+        states.reset_rows(slots, torch.zeros_like(slots))
+        other = DecodeStep(model, StaticStates(model, 2, 1, 8, 0))
+        for tokens in torch.tensor([[3, 4], [5, 6], [3, 7]]):
+            torch.testing.assert_close(step(tokens), other(tokens), rtol=0, atol=0)

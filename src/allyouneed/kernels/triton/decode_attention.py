@@ -7,14 +7,18 @@ The cache is (blocks, heads, slots, width). The block table locates the token at
     every = 1    table (rows, positions): one block per token, slot p (beams with shared prefixes)
     every = n    table (rows, positions / n): n tokens per block, slot p % n (block pool)
 
+With a ring (every = 0), positions from `first` on take turns in RING slots behind the first ones.
+
 One program per row, key-value head and split of the keys. The first split handles the new token: it rotates its key,
 stores key and value, and starts the sum with them, so no program reads what is being written. With grouped queries and
 a new token, the first keys are loaded while the previous kernel may still compute queries: they were written in earlier
-steps. The plain definition is in `nn/ops/attention/decode.py`.
+steps. Relative positions are rows of a table, looked up by distance. The plain definition is in
+`nn/ops/attention/decode.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -54,31 +58,51 @@ def _slot_of(table, row, table_row, at, inside, kv, slots, EVERY: tl.constexpr, 
 
 @triton.jit
 def _tile(
-    keys, values, table, row, table_row, start, end, kv, slots, f, half,
-    EVERY: tl.constexpr, KV: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
+    keys, values, table, row, table_row, start, end, kv, slots, f, half, query, place, first, near, near_values,
+    farthest, EVERY: tl.constexpr, KV: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, RING: tl.constexpr,
+    NEAR: tl.constexpr, NEAR_VALUES: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values of a row from `start` on, in feature halves, and which of them exist."""
+    """Keys and values of a row from `start` on and the vectors of their distances to the query, in feature halves, and
+    which of them exist. `place`: the slot of a ring that the new token takes."""
     at = start + tl.arange(0, TILE)
     inside = at < end
+    away = query - at
+    if RING > 0:
+        inside = inside & (at != place)
+        away = tl.where(at < first, away, away % RING)
     spot = _slot_of(table, row, table_row, at, inside, kv, slots, EVERY, KV)[:, None] * WIDTH + f[None, :]
     real = inside[:, None] & (f < half)[None, :]
     ka, kb = tl.load(keys + spot, mask=real, other=0.0), tl.load(keys + spot + half, mask=real, other=0.0)
     wa, wb = tl.load(values + spot, mask=real, other=0.0), tl.load(values + spot + half, mask=real, other=0.0)
-    return ka, kb, wa, wb, inside
+    ra, rb = ka, kb
+    line = tl.maximum(tl.minimum(away, farthest), 0)[:, None] * WIDTH + f[None, :]
+    if NEAR:
+        ra, rb = tl.load(near + line, mask=real, other=0.0), tl.load(near + line + half, mask=real, other=0.0)
+    if NEAR_VALUES:
+        more_a = tl.load(near_values + line, mask=real, other=0.0).to(tl.float32)
+        more_b = tl.load(near_values + line + half, mask=real, other=0.0).to(tl.float32)
+        wa, wb = (wa.to(tl.float32) + more_a).to(wa.dtype), (wb.to(tl.float32) + more_b).to(wb.dtype)
+    return ka, kb, wa, wb, ra, rb, inside
 
 
 @triton.jit
 def _accumulate(
-    qa, qb, ka, kb, wa, wb, inside, top, sum, va, vb, scale, bias, begin, bias_size, mine,
-    QUERIES: tl.constexpr, TILE: tl.constexpr, BIAS: tl.constexpr,
+    qa, qb, pa, pb, ka, kb, wa, wb, ra, rb, inside, top, sum, va, vb, scale, bias, begin, bias_size, mine,
+    QUERIES: tl.constexpr, TILE: tl.constexpr, BIAS: tl.constexpr, NEAR: tl.constexpr,
 ):  # fmt: skip
     """Online softmax: extend the running sums by these keys. `bias` (QUERIES,): where the biases of a query begin."""
     if QUERIES == 1:
         product = qa.to(tl.float32) * ka.to(tl.float32) + qb.to(tl.float32) * kb.to(tl.float32)
+        if NEAR:
+            product += pa.to(tl.float32) * ra.to(tl.float32) + pb.to(tl.float32) * rb.to(tl.float32)
         scores = tl.sum(product, 1)[None, :] * scale
     else:
         scores = tl.dot(qa, tl.trans(ka), input_precision="ieee")
-        scores = tl.dot(qb, tl.trans(kb), scores, input_precision="ieee") * scale
+        scores = tl.dot(qb, tl.trans(kb), scores, input_precision="ieee")
+        if NEAR:
+            scores = tl.dot(pa, tl.trans(ra), scores, input_precision="ieee")
+            scores = tl.dot(pb, tl.trans(rb), scores, input_precision="ieee")
+        scores = scores * scale
     if BIAS:
         at = begin + tl.arange(0, TILE)
         known = mine[:, None] & (inside & (at < bias_size))[None, :]
@@ -102,11 +126,13 @@ def _accumulate(
 
 @triton.jit
 def _decode_attention(
-    q, k, v, keys, values, table, seen, turns, biases, out, tops, sums, parts, arrived,
-    q_row, k_row, v_row, q_part, table_row, slots, scale, bias_row, bias_head, bias_size,
+    q, k, v, keys, values, table, seen, turns, biases, near, near_values, content, position, out, tops, sums, parts,
+    arrived, q_row, k_row, v_row, q_part, table_row, slots, scale, bias_row, bias_head, bias_size, first, near_head,
+    farthest,
     KV: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr, QUERIES: tl.constexpr,
     EVERY: tl.constexpr, NEW: tl.constexpr, TURNS: tl.constexpr, SHARES: tl.constexpr, TILE: tl.constexpr,
-    PARTS: tl.constexpr, BIAS: tl.constexpr, WAIT: tl.constexpr, OVERLAP: tl.constexpr,
+    PARTS: tl.constexpr, BIAS: tl.constexpr, RING: tl.constexpr, NEAR: tl.constexpr, NEAR_VALUES: tl.constexpr,
+    QUERY_BIASES: tl.constexpr, WAIT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row, kv, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if OVERLAP:
@@ -115,16 +141,23 @@ def _decode_attention(
             gdc_wait()
     # data of earlier steps is visible, whatever the previous kernel still does
     count = tl.load(seen + row).to(tl.int32)
-    each = tl.cdiv(tl.cdiv(count, SHARES), TILE) * TILE
+    query = count if NEW else count - 1  # its position
+    place, stored = count, count
+    if RING > 0:
+        place = tl.where(count < first, count, first + (count - first) % RING)
+        stored = tl.minimum(count, first + RING)
+    each = tl.cdiv(tl.cdiv(stored, SHARES), TILE) * TILE
     begin = share * each
-    end = tl.minimum(count, begin + each)
+    end = tl.minimum(stored, begin + each)
+    near += kv.to(tl.int64) * near_head
     kind = keys.dtype.element_ty
     half: tl.constexpr = WIDTH // 2
     f = tl.arange(0, HALF)  # features in two halves, which rotary positions rotate together
     known = f < half
-    ka, kb, wa, wb, inside = _tile(
-        keys, values, table, row, table_row, begin, end, kv, slots, f, half, EVERY, KV, WIDTH, TILE
-    )
+    ka, kb, wa, wb, ra, rb, inside = _tile(
+        keys, values, table, row, table_row, begin, end, kv, slots, f, half, query, place, first, near, near_values,
+        farthest, EVERY, KV, WIDTH, TILE, RING, NEAR, NEAR_VALUES,
+    )  # fmt: skip
     if OVERLAP:  # noqa: SIM102
         if not WAIT:
             gdc_wait()
@@ -139,7 +172,14 @@ def _decode_attention(
         cos = tl.load(turns + row * WIDTH + f, mask=known, other=0.0)
         sin = tl.load(turns + row * WIDTH + half + f, mask=known, other=0.0)
         qa, qb = _rotate(qa, qb, cos[None, :], sin[None, :])
-    qa, qb = qa.to(kind), qb.to(kind)
+    pa, pb = qa, qb  # what the vectors of distances are multiplied with
+    if QUERY_BIASES:
+        own = heads[:, None] * WIDTH + f[None, :]
+        pa = qa + tl.load(position + own, mask=mine, other=0.0).to(tl.float32)
+        pb = qb + tl.load(position + own + half, mask=mine, other=0.0).to(tl.float32)
+        qa += tl.load(content + own, mask=mine, other=0.0).to(tl.float32)
+        qb += tl.load(content + own + half, mask=mine, other=0.0).to(tl.float32)
+    qa, qb, pa, pb = qa.to(kind), qb.to(kind), pa.to(kind), pb.to(kind)
     top = tl.full((QUERIES,), float("-inf"), dtype=tl.float32)
     sum = tl.zeros((QUERIES,), dtype=tl.float32)
     va, vb = tl.zeros((QUERIES, HALF), dtype=tl.float32), tl.zeros((QUERIES, HALF), dtype=tl.float32)
@@ -153,31 +193,41 @@ def _decode_attention(
             new = v + row.to(tl.int64) * v_row + kv * WIDTH + f
             own_a = _sum_parts(new, q_part, known, PARTS).to(kind)
             own_b = _sum_parts(new + half, q_part, known, PARTS).to(kind)
-            target = _slot_of(table, row, table_row, count, True, kv, slots, EVERY, KV) * WIDTH + f
+            target = _slot_of(table, row, table_row, place, True, kv, slots, EVERY, KV) * WIDTH + f
             tl.store(keys + target, new_a, mask=known)
             tl.store(keys + target + half, new_b, mask=known)
             tl.store(values + target, own_a, mask=known)
             tl.store(values + target + half, own_b, mask=known)
             product = qa.to(tl.float32) * new_a.to(tl.float32)[None, :]
             product += qb.to(tl.float32) * new_b.to(tl.float32)[None, :]
+            if NEAR:
+                at_a = tl.load(near + f, mask=known, other=0.0).to(tl.float32)
+                at_b = tl.load(near + half + f, mask=known, other=0.0).to(tl.float32)
+                product += pa.to(tl.float32) * at_a[None, :] + pb.to(tl.float32) * at_b[None, :]
             top = tl.sum(product, 1) * scale
             counted = tl.full((QUERIES,), 1.0, dtype=tl.float32)
             if BIAS:
-                top += tl.load(bias + count, mask=(g < GROUP) & (count < bias_size), other=float("-inf")).to(tl.float32)
+                top += tl.load(bias + place, mask=(g < GROUP) & (place < bias_size), other=float("-inf")).to(tl.float32)
                 counted = tl.where(top > float("-inf"), 1.0, 0.0)
             sum += counted
-            va += counted[:, None] * own_a.to(tl.float32)[None, :]
-            vb += counted[:, None] * own_b.to(tl.float32)[None, :]
+            value_a, value_b = own_a.to(tl.float32), own_b.to(tl.float32)
+            if NEAR_VALUES:
+                value_a += tl.load(near_values + f, mask=known, other=0.0).to(tl.float32)
+                value_b += tl.load(near_values + half + f, mask=known, other=0.0).to(tl.float32)
+            va += counted[:, None] * value_a[None, :]
+            vb += counted[:, None] * value_b[None, :]
     top, sum, va, vb = _accumulate(
-        qa, qb, ka, kb, wa, wb, inside, top, sum, va, vb, scale, bias, begin, bias_size, g < GROUP, QUERIES, TILE, BIAS
-    )
+        qa, qb, pa, pb, ka, kb, wa, wb, ra, rb, inside, top, sum, va, vb, scale, bias, begin, bias_size, g < GROUP,
+        QUERIES, TILE, BIAS, NEAR,
+    )  # fmt: skip
     for start in range(begin + TILE, end, TILE):
-        ka, kb, wa, wb, inside = _tile(
-            keys, values, table, row, table_row, start, end, kv, slots, f, half, EVERY, KV, WIDTH, TILE
-        )
+        ka, kb, wa, wb, ra, rb, inside = _tile(
+            keys, values, table, row, table_row, start, end, kv, slots, f, half, query, place, first, near, near_values,
+            farthest, EVERY, KV, WIDTH, TILE, RING, NEAR, NEAR_VALUES,
+        )  # fmt: skip
         top, sum, va, vb = _accumulate(
-            qa, qb, ka, kb, wa, wb, inside, top, sum, va, vb, scale, bias, start, bias_size, g < GROUP,
-            QUERIES, TILE, BIAS,
+            qa, qb, pa, pb, ka, kb, wa, wb, ra, rb, inside, top, sum, va, vb, scale, bias, start, bias_size, g < GROUP,
+            QUERIES, TILE, BIAS, NEAR,
         )  # fmt: skip
     last = True
     if SHARES > 1:  # the last program merges all splits by their softmax mass
@@ -231,12 +281,14 @@ def split_config(rows: int, kv_heads: int, group: int, most: int) -> SplitConfig
 def decode_attention(
     q: Tensor, keys: Tensor, values: Tensor, table: Tensor, seen: Tensor, scale: float, every: int,
     new: tuple[Tensor, Tensor] | None = None, turns: Tensor | None = None, arrived: Tensor | None = None,
-    cut: SplitConfig | None = None, bias: Tensor | None = None,
+    cut: SplitConfig | None = None, bias: Tensor | None = None, ring: tuple[int, int] = (0, 0),
+    relative: Sequence[Tensor | None] | None = None,
 ) -> Tensor:  # fmt: skip
     """q (rows, heads, width); keys and values: see above; `seen` (rows,): cached tokens. `new`: key and value (rows, kv
     heads, width) to append. All three may come in unsummed parts (parts, rows, heads, width). `turns` (rows, width):
     cosines and sines that rotate queries and new keys in halves. `arrived`: zeroed counters per row and head, zero
-    again afterwards. `bias` (rows or 1, heads or 1, positions) is added to the scores; -inf hides a key."""
+    again afterwards. `bias` (rows or 1, heads or 1, slots) is added to the scores; -inf hides a key. `ring`: `first`
+    and RING. `relative`: see `RelativeTables`."""
     rows, heads, width = q.shape[-3:]
     _, kv_heads, slots, _ = keys.shape
     k, v = new or (q, q)
@@ -254,13 +306,20 @@ def decode_attention(
             arrived = torch.zeros(rows * kv_heads, dtype=torch.int32, device=q.device)
     wide = q if bias is None else bias
     assert bias is None or (bias.dim() == 3 and bias.stride(2) == 1)
+    near, near_values, content, position = relative or (None, None, None, None)
+    assert near is None or (near.is_contiguous() and (len(near) == 1 or group == 1))
+    assert ring[1] == 0 or (every == 0 and new is not None)
+    others = [q if x is None else x for x in (near, near_values, content, position)]
     _decode_attention[(rows, kv_heads, cut.shares)](
-        q, k, v, keys, values, table, seen, seen if turns is None else turns, wide, out, tops, sums, pieces,
+        q, k, v, keys, values, table, seen, seen if turns is None else turns, wide, *others, out, tops, sums, pieces,
         seen if arrived is None else arrived, q.stride(-3), k.stride(-3), v.stride(-3), q.stride(0), table.stride(0),
         slots, scale, wide.stride(0) if wide.shape[0] > 1 else 0, wide.stride(1) if wide.shape[1] > 1 else 0,
-        wide.shape[-1], KV=kv_heads, GROUP=group, WIDTH=width, HALF=max(16, triton.next_power_of_2(width // 2)),
+        wide.shape[-1], ring[0], near.stride(0) if near is not None and len(near) > 1 else 0,
+        0 if near is None else near.shape[1] - 1, KV=kv_heads, GROUP=group, WIDTH=width,
+        HALF=max(16, triton.next_power_of_2(width // 2)),
         QUERIES=1 if group == 1 else max(16, triton.next_power_of_2(group)), EVERY=every, NEW=new is not None,
         TURNS=turns is not None, SHARES=cut.shares, TILE=cut.tile, PARTS=parts, BIAS=bias is not None,
+        RING=ring[1], NEAR=near is not None, NEAR_VALUES=near_values is not None, QUERY_BIASES=content is not None,
         WAIT=group == 1 or new is None, OVERLAP=overlap, num_warps=cut.warps,
         num_stages=3 if group == 1 else 2, launch_pdl=overlap,
     )  # fmt: skip

@@ -32,8 +32,8 @@ from allyouneed.runtime.program import Unsupported
 @make_kernel.register(LongNetAttention)
 def _longnet(part: LongNetAttention, setup: StepSetup, state: Any, partial: bool) -> Kernel:
     """A key counts once per branch that reaches it: the bias is the logarithm of their number."""
-    if not part.score_mod().plain:
-        raise Unsupported("the attention kernel computes softmax(q·k + bias)")
+    if not part.score_mod().plain or not isinstance(state, StaticKVCache):
+        raise Unsupported("the attention kernel computes softmax(q·k + bias) of all keys")
     segments = segment_table(part, setup)  # (heads, branches, positions)
     key = ("longnet", tuple(branches for branches, _ in part.groups))
 
@@ -98,7 +98,7 @@ def _lsh(part: LSHAttention, setup: StepSetup, state: Any, partial: bool) -> Ker
         from allyouneed.kernels.triton.mixer_steps.lsh import lsh_attention
 
         q, v = joint(x, [part.qk, part.v])  # (rows, heads · head_width)
-        table, size, _ = states.table
+        table, size = states.table[:2]
         mixed = lsh_attention(
             q, v, directions, keys, values, buckets, table, positions, size, config.whole, states.counters
         )
@@ -123,7 +123,7 @@ def _tensorized(part: TensorizedModule, setup: StepSetup, state: Any, partial: b
     def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
         from allyouneed.kernels.triton.mixer_steps.tensorized import pair_linear, pairs
 
-        table, size, _ = states.table
+        table, size = states.table[:2]
         found = pairs(linear(x, part.qkv), part.cores, keys, values, table, positions, size, part.length)
         sums = pair_linear(found, out.weight, positions, part.length)
         return sums if partial else total(sums).to(x.dtype)

@@ -62,7 +62,7 @@ def _gau(part: GAUModule, setup: StepSetup, state: Any, partial: bool) -> Kernel
         from allyouneed.kernels.triton.mixer_steps.gated import gau_step
 
         turns = None if rotary is None else row_rotation(rotary, setup, positions, context)
-        uvz, (table, size, _) = linear(x, part.up, activation=silu), states.table
+        uvz, (table, size) = linear(x, part.up, activation=silu), states.table[:2]
         mixed = gau_step(uvz, gated._replace(turns=turns), keys, values, table, positions, size, arrived)
         return linear(mixed, part.out, partial=partial)
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -33,8 +33,12 @@ from allyouneed.nn.patterns.core import And, Causal, Full, Pattern, Window
 from allyouneed.nn.positions.alibi import AlibiModule
 from allyouneed.nn.positions.relative import RelativeModule
 from allyouneed.nn.positions.rotary import RotaryModule
+from allyouneed.nn.positions.shaw import ShawModule
 from allyouneed.nn.positions.t5_bias import BucketsModule
+from allyouneed.nn.positions.transformer_xl import TransformerXLModule
+from allyouneed.runtime.cuda.relative_tables import relative_tables
 from allyouneed.runtime.cuda.static_cache import StaticKVCache, StaticStates, attend_source
+from allyouneed.runtime.cuda.window_cache import StaticWindowKVCache
 from allyouneed.runtime.program import Unsupported
 from allyouneed.runtime.rules import Rules
 
@@ -98,19 +102,26 @@ def _glu(part: GLUModule, setup: StepSetup, state: Any, partial: bool) -> Kernel
 
 @make_kernel.register(SelfAttention)
 def _self_attention(part: SelfAttention, setup: StepSetup, state: Any, partial: bool) -> Kernel:
-    return attention_kernel(part, setup, state, partial, make_bias(part, setup))
+    check_state(state, setup)
+    return attention_kernel(part, setup, state, partial, make_bias(part, setup, state))
+
+
+def check_state(state: Any, setup: StepSetup) -> None:
+    if not isinstance(state, StaticKVCache | StaticWindowKVCache):
+        raise Unsupported(f"{type(state).__name__} has no fused kernel")
+    if isinstance(state, StaticWindowKVCache) and setup.states.tokens > 1:
+        raise Unsupported("a ring of keys has a fused kernel for one token per row")
 
 
 def attention_kernel(
     part: SelfAttention, setup: StepSetup, state: Any, partial: bool, bias: Callable[[Context], Tensor] | None
 ) -> Kernel:
-    """`bias`: of all layers of a kind, (rows or 1, heads or 1, positions), added to the scores of their keys."""
+    """`bias`: of all layers of a kind, (rows or 1, heads or 1, slots), added to the scores of their keys."""
     check_heads(part)
-    if not isinstance(state, StaticKVCache):
-        raise Unsupported("a ring of keys has no fused kernel")
+    check_state(state, setup)
     one = torch.empty(1, part.kv_heads, 1, part.head_width, dtype=setup.states.dtype, device=setup.states.device)
-    state.tokens.allocate((one, one))
-    relative = part.relative
+    state.allocate((one, one))
+    relative, tables = part.relative, relative_tables(part, setup.states)
     add_rotation(relative, setup)
 
     def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
@@ -124,25 +135,28 @@ def attention_kernel(
         if isinstance(relative, RotaryModule):
             rotation = row_rotation(relative, setup, positions, context)
         added = None if bias is None else bias(context)
-        seen = state.attend(prepare_scores(part, q), (k, v), positions, part.score_mod().scale, rotation, added)
+        scale = part.score_mod().scale
+        seen = state.attend(prepare_scores(part, q), (k, v), positions, scale, rotation, added, tables)
         return linear(seen.flatten(1), part.out, partial=partial)
 
     return run
 
 
-def make_bias(part: SelfAttention, setup: StepSetup) -> Callable[[Context], Tensor] | None:
+def make_bias(part: SelfAttention, setup: StepSetup, state: Any) -> Callable[[Context], Tensor] | None:
     """What is added to the scores because of positions: that of ALiBi or T5, and -inf where a key is not seen. None if
-    all keys are seen as they are."""
-    score_mod, slots = part.score_mod(), setup.states.static_layout
-    if score_mod.plain and sees_all(part.pattern, setup.states.capacity):
+    all keys are seen as they are, but for what the kernel itself adds (`relative_tables`)."""
+    score_mod = part.score_mod()
+    if isinstance(part.relative, ShawModule | TransformerXLModule):
+        score_mod = replace(score_mod, bias=None, values=None)
+    if score_mod.plain and sees_all(part.pattern, state.most):
         return None
     if not score_mod.fused or (score_mod.bias is not None and type(part.relative) not in (AlibiModule, BucketsModule)):
         raise Unsupported("the attention kernel computes softmax(q·k + bias)")
     shared = score_mod.static if score_mod.bias is not None else "mask"
-    key = ("decode bias", part.pattern_text, id(part) if shared is None else shared)
+    key = ("decode bias", part.pattern_text, state.most, id(part) if shared is None else shared)
 
     def compute(context: Context) -> Tensor:
-        positions = context.queries.positions
+        positions, slots = context.queries.positions, state.slot_layout(context)
         seen = dense_mask(part.pattern, context.queries, slots)[:, :, 0]  # (rows or 1, 1, positions)
         if score_mod.bias is None:
             return torch.zeros_like(seen, dtype=torch.float32).masked_fill(~seen, float("-inf"))
@@ -176,15 +190,28 @@ def rotation_key(key: Any) -> Any:
     return (*key, "one")
 
 
+NEW_SHARED = "new key and value of the shared cache"
+
+
 def shared_cache(model: DecoderDecoderModel, setup: StepSetup) -> Callable[[Tensor, Tensor, Context], None]:
-    """Store the keys and values of the new tokens, which all layers of the second stack read."""
+    """Keys and values of the new tokens, which all layers of the second stack read. The first of these stores them,
+    where all have kernels for one token per row."""
     reader = next(part for part in model.second.modules() if isinstance(part, SharedAttention))
-    tokens = setup.shared.tokens
+    tokens, part, states = setup.shared.tokens, model.keys, setup.states
+    fused = type(part.norm) in NORMS and part.k_norm is None and not setup.gathers_shared and states.tokens == 1
+    if fused:
+        one = torch.empty(1, reader.kv_heads, 1, reader.head_width, dtype=states.dtype, device=states.device)
+        tokens.allocate((one, one))
 
     def run(x: Tensor, positions: Tensor, context: Context) -> None:
-        tokens.write(model.keys(x[:, None], context, reader), positions)
+        if fused:
+            normal = add_norm(x, None, part.norm, context, keep=False)[1]
+            both = (linear(normal, each).unflatten(-1, (-1, part.head_width)) for each in (part.k, part.v))
+            context.memo[NEW_SHARED] = tuple(both)  # (rows, kv_heads, head_width) each
+            return
+        tokens.write(part(x[:, None], context, reader), positions)
         keys, values = tokens.read() if setup.gathers_shared else tokens.stored
-        context.memory = Memory(x[:, None], setup.states.static_layout, (keys, values))
+        context.memory = Memory(x[:, None], states.static_layout, (keys, values))
 
     return run
 
@@ -201,12 +228,13 @@ def _shared_attention(part: SharedAttention, setup: StepSetup, state: Any, parti
     def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
         q = prepare_scores(part, linear(x, part.q).unflatten(-1, (-1, part.head_width)))
         states, cache, scale = setup.states, setup.shared, part.score_mod().scale
-        counts = context.memoize("tokens of a row", lambda: positions + 1)
+        new = context.memo.pop(NEW_SHARED, None)
+        counts = positions if new else context.memoize("tokens of a row", lambda: positions + 1)
         rotation = None
         if isinstance(part.relative, RotaryModule):
             rotation = row_rotation(part.relative, setup, positions, context)
         keys, values, counters = cache.keys, cache.values, states.counters
-        seen = decode_attention(q, keys, values, counts, scale, states.table_of(len(x)), None, rotation, counters)
+        seen = decode_attention(q, keys, values, counts, scale, states.table_of(len(x)), new, rotation, counters)
         return linear(seen.flatten(1), part.out, partial=partial)
 
     return run
@@ -245,8 +273,11 @@ def check_heads(part: SelfAttention | CrossAttention | SharedAttention) -> None:
         raise Unsupported("the attention kernel reads heads in halves")
     if isinstance(part.relative, RotaryModule):
         check_rotary(part.relative, part.head_width)
-    elif type(part.relative) not in (RelativeModule, AlibiModule, BucketsModule):
+    elif type(part.relative) not in FUSED_POSITIONS:
         raise Unsupported(f"{type(part.relative).__name__} has no fused kernel")
+
+
+FUSED_POSITIONS = (RelativeModule, AlibiModule, BucketsModule, ShawModule, TransformerXLModule)
 
 
 def check_rotary(rotary: RotaryModule, head_width: int) -> None:

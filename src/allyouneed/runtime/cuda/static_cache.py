@@ -8,7 +8,7 @@ row without room overwrites its last position.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
 
@@ -20,7 +20,7 @@ from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttenti
 from allyouneed.nn.mixers.attention.shared_kv import SharedKeys
 from allyouneed.nn.models.decoder_decoder import DecoderDecoderModel
 from allyouneed.nn.models.stack import Stack
-from allyouneed.nn.ops.attention.decode import BlockTable, copy_blocks, decode_attention, rotate_halves
+from allyouneed.nn.ops.attention.decode import BlockTable, RelativeTables, copy_blocks, decode_attention, rotate_halves
 from allyouneed.nn.positions.relative import RelativeModule
 from allyouneed.nn.positions.rotary import RotaryModule
 from allyouneed.nn.states.base import State, States
@@ -112,7 +112,7 @@ class StaticKVCache(KVState):
 
     def attend(
         self, q: Tensor, new: tuple[Tensor, Tensor], positions: Tensor, scale: float, rotation: Tensor | None,
-        bias: Tensor | None = None,
+        bias: Tensor | None = None, relative: RelativeTables | None = None,
     ) -> Tensor:  # fmt: skip
         """Store one new token per row at `positions` (rows,) and attend to all up to it: (rows, heads, head_width).
         Arguments: see `decode_attention`. Several tokens per row (multi_token.py) are all stored before they attend."""
@@ -124,11 +124,23 @@ class StaticKVCache(KVState):
             self.tokens.write_rows((key, new[1]), states.rows_of(len(positions)), positions)
             table, counts = states.table_of(len(positions)), positions + 1
             return decode_attention(
-                q, self.keys, self.values, counts, scale, table, None, rotation, states.counters, bias
+                q, self.keys, self.values, counts, scale, table, None, rotation, states.counters, bias, relative
             )
         return decode_attention(
-            q, self.keys, self.values, positions, scale, states.table, new, rotation, states.counters, bias
+            q, self.keys, self.values, positions, scale, states.table, new, rotation, states.counters, bias, relative
         )
+
+    def allocate(self, like: tuple[Tensor, Tensor]) -> None:
+        self.tokens.allocate(like)
+
+    @property
+    def most(self) -> int:
+        """Tokens of a row that are stored at most."""
+        return self.states.capacity
+
+    def slot_layout(self, context: Context) -> TokenLayout:
+        """Of what is stored once the new tokens are."""
+        return self.states.static_layout
 
     def load(self, given: Prefilled, past: State) -> None:
         """Copy a prefilled cache into the first row of each slot."""
@@ -274,6 +286,7 @@ class StaticStates(States):
         inside = [one for layer in parts for part in layer.values() for one in part.modules()]
         heads = [getattr(one, "kv_heads", getattr(one, "heads", 1)) for one in inside]
         self.counters = torch.zeros(rows * tokens * max(heads, default=1), dtype=torch.int32, device=device)
+        self.derived: list[Callable[[], None]] = []  # update what was computed from weights that have changed
         self.token_rows = self.row_ids.repeat_interleave(tokens)  # of all new tokens
         self.token_blocks = self.block_table.repeat_interleave(tokens, 0)
         sources_of = (self.token_rows // group).int()[:, None].contiguous()
@@ -338,6 +351,8 @@ class StaticStates(States):
 
     def reset_rows(self, slots: Tensor, counts: Tensor) -> Tensor:
         """The rows (slots, group) of these slots, which have so many tokens now; those of a prompt are in the first."""
+        for update in self.derived:
+            update()
         rows = slots[:, None] * self.group + torch.arange(self.group, device=self.device)
         self.device_lengths[rows] = counts[:, None].expand_as(rows)
         if self.group > 1:

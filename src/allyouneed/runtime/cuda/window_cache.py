@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.nn.context import Context, TokenLayout
+from allyouneed.nn.ops.attention.decode import RelativeTables, decode_attention
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.kv_cache import KVState
 from allyouneed.nn.states.window import MAX_TRIM, WindowKVCache
@@ -21,6 +22,7 @@ class StaticWindowKVCache(KVState):
     def __init__(self, states: StaticStates, first: int, recent: int) -> None:
         self.states, self.first, self.recent = states, first, recent
         self.stored: tuple[Tensor, ...] = ()
+        self.table = states.own_rows._replace(ring=(first, recent))
 
     def allocate(self, like: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
         if not self.stored:
@@ -34,12 +36,31 @@ class StaticWindowKVCache(KVState):
 
     def append(self, keys: Tensor, values: Tensor, context: Context) -> tuple[Tensor, Tensor, TokenLayout]:
         """One token per row."""
-        key = ("static window", self.first, self.recent)
-        slots, layout = context.memoize(key, lambda: self._update(context.queries.positions))
+        slots, layout = self._updated(context)
         for stored, new in zip(self.allocate((keys, values)), (keys, values), strict=True):
             stored[self.states.row_ids, :, slots] = new[:, :, 0].to(stored.dtype)
         keys, values = (stored[:, :, :-1] for stored in self.stored)
         return keys, values, layout
+
+    def attend(
+        self, q: Tensor, new: tuple[Tensor, Tensor], positions: Tensor, scale: float, rotation: Tensor | None,
+        bias: Tensor | None = None, relative: RelativeTables | None = None,
+    ) -> Tensor:  # fmt: skip
+        """`StaticKVCache.attend` of one token per row; `bias` is that of the slots."""
+        keys, values = self.stored
+        counters = self.states.counters
+        return decode_attention(q, keys, values, positions, scale, self.table, new, rotation, counters, bias, relative)
+
+    @property
+    def most(self) -> int:
+        return self.first + self.recent
+
+    def slot_layout(self, context: Context) -> TokenLayout:
+        return self._updated(context)[1]
+
+    def _updated(self, context: Context) -> tuple[Tensor, TokenLayout]:
+        key = ("static window", self.first, self.recent)
+        return context.memoize(key, lambda: self._update(context.queries.positions))
 
     def _update(self, positions: Tensor) -> tuple[Tensor, TokenLayout]:
         """The slot of each row's new token (rows,), and the layout of all slots afterwards."""

@@ -23,16 +23,26 @@ from allyouneed.kernels import usable
 
 class BlockTable(NamedTuple):
     """`rows_per_block`: row r uses block r // rows_per_block, so that the definition need not gather; None: look it
-    up."""
+    up. `ring` (first, recent), with size 0: positions from `first` on take turns in `recent` slots behind the first
+    ones; what lies in the slots after them is not seen."""
 
     blocks: Tensor
     size: int
     rows_per_block: int | None = None
+    ring: tuple[int, int] | None = None
 
     def locate(self, positions: Tensor, storage: Tensor) -> tuple[Tensor, Tensor]:
         """Block and slot (rows,) of each row's token at its position (rows,)."""
         entries = positions // self.size if self.size else torch.zeros_like(positions)
+        if self.ring is not None:
+            first, recent = self.ring
+            positions = torch.where(positions < first, positions, first + (positions - first) % recent)
         return self.blocks.gather(1, entries[:, None])[:, 0].long(), positions % storage.shape[2]
+
+    def distances(self, positions: Tensor, slots: Tensor) -> Tensor:
+        """(rows, slots): how far the token in each slot is behind a row's newest, at its position (rows,)."""
+        away = positions[:, None] - slots
+        return away if self.ring is None else torch.where(slots < self.ring[0], away, away % self.ring[1])
 
     def gather(self, storage: Tensor) -> Tensor:
         """(blocks, kv_heads, slots, head_width) to (rows, kv_heads, capacity, head_width), in order of positions."""
@@ -42,6 +52,17 @@ class BlockTable(NamedTuple):
             slots = torch.arange(self.blocks.shape[1], device=storage.device) % storage.shape[2]
             return storage[self.blocks.long(), :, slots].transpose(1, 2)
         return storage[self.blocks].transpose(1, 2).flatten(2, 3)
+
+
+class RelativeTables(NamedTuple):
+    """Vectors by the distance of a key from the query; a larger distance has the last. With r and s of a key's
+    distance, its score is (q + u)·k + (q + v)·r, scaled, and its value is that of its token plus s (Shaw et al. 2018,
+    eq. 3 and 4; Dai et al. 2019, 3.3)."""
+
+    keys: Tensor  # r: (heads or 1, distances, head_width)
+    values: Tensor | None  # s: (distances, head_width); None: zeros
+    content: Tensor | None  # u: (heads, head_width); None: zeros
+    position: Tensor | None  # v: (heads, head_width)
 
 
 def copy_blocks(storage: Tensor, table: BlockTable, target: Tensor, rows: Tensor, counts: Tensor) -> None:
@@ -59,25 +80,30 @@ def copy_blocks(storage: Tensor, table: BlockTable, target: Tensor, rows: Tensor
 def decode_attention(
     q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, scale: float, table: BlockTable,
     new: tuple[Tensor, Tensor] | None = None, rotation: Tensor | None = None, counters: Tensor | None = None,
-    bias: Tensor | None = None,
+    bias: Tensor | None = None, relative: RelativeTables | None = None,
 ) -> Tensor:  # fmt: skip
     """q (rows, heads, head_width) to (rows, heads, head_width): softmax(q·k · scale) v over the first `lengths` (rows,)
     positions, and over `new`: key and value (rows, kv_heads, head_width) of one more token, stored behind them.
 
     `rotation` (rows, head_width): cosines beside sines that rotate q and the new key by halves. `counters`: zeros for
-    each row and key-value head, for the kernel to count with. `bias` (rows or 1, heads or 1, positions) is added to the
-    scores; -inf hides a key. On a GPU, q and `new` may be partial sums (parts, rows, heads, head_width).
+    each row and key-value head, for the kernel to count with. `bias` (rows or 1, heads or 1, positions, or slots of a
+    ring) is added to the scores; -inf hides a key. On a GPU, q and `new` may be partial sums (parts, rows, heads,
+    head_width).
     """
     if usable(q):
         from allyouneed.kernels.triton.decode_attention import decode_attention as kernel
 
-        return kernel(q, keys, values, table.blocks, lengths, scale, table.size, new, rotation, counters, None, bias)
-    return define_decode_attention(q, keys, values, lengths, scale, table, new, rotation, bias)
+        return kernel(
+            q, keys, values, table.blocks, lengths, scale, table.size, new, rotation, counters, None, bias,
+            table.ring or (0, 0), relative,
+        )  # fmt: skip
+    return define_decode_attention(q, keys, values, lengths, scale, table, new, rotation, bias, relative)
 
 
 def define_decode_attention(
     q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, scale: float, table: BlockTable,
     new: tuple[Tensor, Tensor] | None = None, rotation: Tensor | None = None, bias: Tensor | None = None,
+    relative: RelativeTables | None = None,
 ) -> Tensor:  # fmt: skip
     """The definition."""
     if rotation is not None:
@@ -94,7 +120,19 @@ def define_decode_attention(
     if group is None:
         keys, values = table.gather(keys), table.gather(values)
         group = 1
-    visible = torch.arange(keys.shape[2], device=q.device) < count[:, None]  # (rows, capacity)
+    slots = torch.arange(keys.shape[2], device=q.device)
+    kept = count if table.ring is None else count.clamp(max=sum(table.ring))
+    visible = slots < kept[:, None]  # (rows, capacity)
+    if relative is not None:
+        away = table.distances(count - 1, slots).clamp(0, relative.keys.shape[1] - 1)  # (rows, capacity)
+        scored = q if relative.position is None else q + relative.position
+        by_distance = (scored.transpose(0, 1) @ relative.keys.mT).transpose(0, 1) * scale  # (rows, heads, distances)
+        found = by_distance.gather(2, away[:, None].expand(-1, q.shape[1], -1))
+        bias = found if bias is None else found + bias[..., : keys.shape[2]]
+        q = q if relative.content is None else q + relative.content
+        if relative.values is not None:
+            keys, values, group = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0), 1
+            values = values + relative.values[away][:, None]
     # (rows / group, heads, group, head_width): rows that share a block are its queries
     queries = q.unflatten(0, (-1, group)).transpose(1, 2)
     mask, gqa = visible.unflatten(0, (-1, group))[:, None], q.shape[1] != keys.shape[1]
