@@ -57,6 +57,7 @@ ORDER = (
     "attention", "experts", "mla", "hf mla", "retention", "rwkv", "gated-retention", "performer", "longnet", "infini",
     "alibi", "bigbird", "window", "mamba2", "mamba", "sparse", "t5", "dilated",
 )  # fmt: skip
+MORE = ("convolution", "lightweight-convolution", "dynamic-convolution", "lsra", "mixed-chunk")  # only by name
 LINEAR = (
     "retention", "gated-retention", "rwkv", "performer", "infini", "mamba", "mamba2", "window", "longnet", "bigbird",
     "sparse", "dilated",
@@ -73,11 +74,11 @@ def models(s: Sizes, length: int) -> dict[str, dict[str, Any]]:
     }
     known |= {name: attention | {"pattern": pattern} for name, pattern in patterns.items()}
     known["t5"] = attention | {"positions": "buckets"}
-    found = {name: tree(s, known[name]) for name in ORDER if name in known}
+    found = {name: tree(s, known[name]) for name in (*ORDER, *MORE) if name in known}
     expert = {"kind": "glu", "hidden": s.hidden // 2, "bias": False}
     found["experts"] = tree(s, attention, {"kind": "moe", "experts": 8, "top": 2, "expert": expert})
     found["hf mla"] = found["mla"]
-    return {name: found[name] for name in ORDER}
+    return {name: found[name] for name in (*ORDER, *MORE)}
 
 
 # --- a process for each model -----------------------------------------------------------------------------------------
@@ -335,7 +336,7 @@ class Bench:
     def verdicts(self) -> None:
         print()
         speed = {name: found["speed"] for name, found in self.results.items() if "speed" in found}
-        for name in [name for name in ORDER if name in speed and name not in ("attention", "hf mla")]:
+        for name in [name for name in (*ORDER, *MORE) if name in speed and name not in ("attention", "hf mla")]:
             found = self.results[name]
             checks = [("attention's share", found.get("share_ratio"), 0.75)] if name != "experts" else []
             if name in ASKED and ASKED[name][0] in speed:
@@ -375,8 +376,8 @@ def main() -> None:
     names = [name for name in names if not given.packed or name != "hf mla"]  # theirs sees across documents
     if given.only:
         names = ["attention", *(name for name in given.only.split(",") if name != "attention")]
-        if unknown := set(names) - set(ORDER):
-            parser.error(f"unknown: {', '.join(sorted(unknown))} (allowed: {', '.join(ORDER)})")
+        if unknown := set(names) - set(trees):
+            parser.error(f"unknown: {', '.join(sorted(unknown))} (allowed: {', '.join(trees)})")
     bench = Bench(given, flops, os.environ.get("OUT") or tempfile.mkdtemp())
     workers: list[Worker] = []
     try:
