@@ -241,7 +241,8 @@ def add_norm(
     width, tokens = x.shape[-1], x.numel() // x.shape[-1]
     out, total = torch.empty_like(x), torch.empty_like(x)
     kept = torch.empty(x.shape if seed is not None else 0, dtype=torch.bool, device=x.device)
-    mean, scale = torch.empty(2, *x.shape[:-1], 1, dtype=torch.float32, device=x.device)
+    mean = torch.empty(*x.shape[:-1], 1, dtype=torch.float32, device=x.device)
+    scale = torch.empty_like(mean)  # results of an operator may not share memory
     part = triton.next_power_of_2(triton.cdiv(width, 4))
     step = max(1, min(SUM_NORM.tokens, 256 * SUM_NORM.tokens // part))
     if tokens:
