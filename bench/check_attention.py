@@ -18,26 +18,28 @@ from allyouneed.nn.ops.attention.tiled import Tiled
 from allyouneed.nn.patterns.core import Pattern
 from check_state_spaces import random_starts
 
-# pattern, batch, heads, key-value heads, time, width, width of values, block, bias, segments of rows
+# pattern, batch, heads, key-value heads, time, width, width of values, block, bias (constant from this distance on, 0:
+# none), segments of rows
 TILES: list[tuple[Any, ...]] = [
-    ("causal", 2, 2, 2, 70, 16, 16, 32, True, "none"),
-    ("full", 2, 4, 2, 50, 20, 12, 16, True, "none"),
-    ("causal", 2, 2, 1, 80, 16, 16, 32, True, "packed"),
-    ("full", 2, 2, 2, 40, 16, 16, 16, True, "padded"),
+    ("causal", 2, 2, 2, 70, 16, 16, 16, 20, "none"),
+    ("full", 2, 4, 2, 60, 20, 12, 16, 9, "none"),
+    ("causal", 2, 2, 1, 80, 16, 16, 16, 12, "packed"),
+    ("full", 2, 2, 2, 70, 16, 16, 16, 17, "padded"),
+    ("full", 1, 2, 2, 50, 16, 16, 32, 99, "none"),
 ]
 TILES += [
-    ("causal & (window(9) | strided(9))", 2, 2, 1, 90, 16, 16, 16, False, "none"),
-    ("block-window(8, 2) | global-prefix(8) | random-blocks(8, 2, 0)", 1, 2, 2, 70, 16, 20, 16, False, "none"),
-    ("causal & dilated(40, 4)", 1, 2, 2, 75, 16, 16, 16, False, "none"),
+    ("causal & (window(9) | strided(9))", 2, 2, 1, 90, 16, 16, 16, 0, "none"),
+    ("block-window(8, 2) | global-prefix(8) | random-blocks(8, 2, 0)", 1, 2, 2, 70, 16, 20, 16, 0, "none"),
+    ("causal & dilated(40, 4)", 1, 2, 2, 75, 16, 16, 16, 0, "none"),
 ]
 LARGE_TILES: list[tuple[Any, ...]] = [
-    ("causal", 3, 4, 4, 1024, 64, 64, 128, True, "none"),
-    ("full", 2, 4, 2, 1000, 64, 48, 128, True, "padded"),
-    ("causal", 2, 4, 4, 777, 128, 128, 128, True, "packed"),
-    ("causal", 1, 2, 2, 4096, 64, 64, 128, True, "none"),
-    ("causal & (window(32) | strided(32))", 2, 4, 4, 1024, 64, 64, 64, False, "none"),
-    ("block-window(64, 2) | global-prefix(64) | random-blocks(64, 3, 0)", 1, 2, 2, 2000, 64, 64, 64, False, "none"),
-    ("causal & dilated(256, 8)", 2, 4, 2, 1500, 64, 64, 64, False, "none"),
+    ("causal", 3, 4, 4, 1024, 64, 64, 128, 128, "none"),
+    ("full", 2, 4, 2, 1000, 64, 48, 128, 40, "padded"),
+    ("causal", 2, 4, 4, 777, 128, 128, 128, 128, "packed"),
+    ("causal", 1, 2, 2, 4096, 64, 64, 128, 128, "none"),
+    ("causal & (window(32) | strided(32))", 2, 4, 4, 1024, 64, 64, 64, 0, "none"),
+    ("block-window(64, 2) | global-prefix(64) | random-blocks(64, 3, 0)", 1, 2, 2, 2000, 64, 64, 64, 0, "none"),
+    ("causal & dilated(256, 8)", 2, 4, 2, 1500, 64, 64, 64, 0, "none"),
 ]
 
 
@@ -66,29 +68,31 @@ def tiles(check: Any, sizes: tuple[Any, ...], dtype: torch.dtype) -> None:
     pattern, layout = Pattern.from_text(text), rows_of(kind, batch, time, check.device)
     shapes = ((heads, width), (kv, width), (kv, values))
     given = [torch.randn(batch, time, n, w).transpose(1, 2).to(dtype) for n, w in shapes]
-    bias = [2 * torch.randn(heads, 2 * time - 1)] if biased else []
+    bias = [2 * torch.randn(heads, 2 * biased + 1)] if biased else []
     real = torch.ones(1, time, device=check.device) if layout.real is None else layout.real
     g = torch.randn(batch, heads, time, values).to(check.device) * real[:, None, :, None]
     parts = [BlockLayout(pattern, layout, layout, block)] if biased else block_layouts(pattern, layout, layout, block)
-    plan = Tiled(pattern, parts, layout, lambda: None)  # type: ignore[arg-type,return-value]
-    distance = torch.arange(time, device=check.device)[:, None] - torch.arange(time, device=check.device)
+    plan = Tiled(pattern, parts, layout, lambda: None, biased or None)  # type: ignore[arg-type,return-value]
+    step = torch.arange(1 - time, time, device=check.device)
+    distance = step[time - 1 :, None] - step[time - 1 :] + time - 1
 
     def run(wide: torch.dtype, exact: bool) -> list[Tensor]:
         q, k, v = (check.leaf(x, wide) for x in given)
-        table = [check.leaf(x, torch.float64 if exact else torch.float32) for x in bias]
+        leaves = [check.leaf(x, torch.float64 if exact else torch.float32) for x in bias]
+        table = [x[:, step.clamp(-biased, biased) + biased] for x in leaves]  # by distance
         if exact:
-            mod = ScoreMod(width**-0.5, bias=lambda *_: table[0][:, distance + time - 1] if table else None)
+            mod = ScoreMod(width**-0.5, bias=lambda *_: table[0][:, distance])
             mod = mod if table else ScoreMod(width**-0.5)
             mask = dense_mask(pattern, layout, layout)
             out = attention_weights(q, k, mask, layout.positions, layout.positions, mod) @ repeat_kv(v, heads)
         else:
-            how = (width**-0.5, block, plan.causal, plan.masked_by)
+            how = (width**-0.5, block, plan.causal, plan.masked_by, plan.near)
             out = tiled_attention(q, k, v, *(table or [None]), plan.segments, plan.plan, *how)
         out = out * real[:, None, :, None]
-        return [out, *torch.autograd.grad((out.double() * g).sum(), [q, k, v, *table])]
+        return [out, *torch.autograd.grad((out.double() * g).sum(), [q, k, v, *leaves])]
 
     limits = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
-    name = f"{text[:20]} {sizes[1:8]} {str(dtype)[6:]}{', bias' * biased}, {kind}"
+    name = f"{text[:20]} {sizes[1:8]} {str(dtype)[6:]}{', bias' * bool(biased)}, {kind}"
     check.report(name, run(dtype, False), run(torch.float64, True), limits[dtype])
 
 

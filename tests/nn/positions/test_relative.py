@@ -194,3 +194,8 @@ def test_biases_by_distance_are_those_of_the_pairs(causal):
     pairs = part.bias(torch.zeros(0), positions, positions, 1.0)[0]  # (heads, queries, keys)
     apart = positions.T - positions
     torch.testing.assert_close(part.distance_bias(30)[:, apart + 29], pairs, atol=0, rtol=0)
+    for side in (
+        part.distance_bias(30)[:, : 30 - part.constant_from],
+        part.distance_bias(30)[:, 29 + part.constant_from :],
+    ):
+        assert torch.equal(side, side[:, :1].expand_as(side)) and side.shape[1] > 10

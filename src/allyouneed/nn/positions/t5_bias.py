@@ -86,7 +86,7 @@ class BucketsModule(RelativeModule):
 
     def __init__(self, config: Buckets, heads: Heads) -> None:
         super().__init__()
-        self.config, self.both = config, config.both(heads)
+        self.config, self.both, self.constant_from = config, config.both(heads), config.distance
         self.one_per_stack = None if config.untied else config.key(heads)
         self.table = nn.Embedding(config.buckets, heads.heads)
 

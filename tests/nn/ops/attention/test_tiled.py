@@ -33,7 +33,7 @@ def padded(side, *lengths):
     return TokenLayout.of(Rows(torch.zeros(len(lengths), max(lengths)).long(), torch.tensor(lengths), side=side))
 
 
-def pairs(plan, time, computed):
+def pairs(plan, time, computed, near=99):
     """How often each pair of tokens is visited, from either side: (rows, queries, keys) each."""
     both = []
     for side in (0, 1):
@@ -47,10 +47,11 @@ def pairs(plan, time, computed):
             grid = torch.zeros(rows, slots, slots, dtype=torch.long)
             for row in range(rows):
                 for here in range(blocks):
-                    full, some = counts[:, row, here].tolist()
+                    far, full, some = counts[:, row, here].tolist()
                     for n in range(some):
                         there, tile = entries[:, row, here, n].tolist()
                         q, k = (there, here) if side else (here, there)
+                        assert (abs(q - k) >= near) == (n < far) or n >= full
                         q_slot, k_slot = (BLOCK * b + torch.arange(BLOCK) for b in (q, k))
                         kept = torch.ones(BLOCK, BLOCK, dtype=torch.long)
                         if n >= full:
@@ -81,8 +82,12 @@ def test_stored_tiles_allow_the_pairs_of_the_pattern(pattern, time):
     "layout", [whole(20), packed([3, 17, 9], [30]), padded("right", 20, 9), padded("left", 20, 9)],
     ids=["whole", "packed", "padded right", "padded left"],
 )  # fmt: skip
-def test_computed_masks_allow_the_pairs_of_the_pattern(pattern, layout):
-    plan, time = Tiled(pattern, block_layouts(pattern, layout, layout, BLOCK), layout, lambda: None), layout.time
+@pytest.mark.parametrize(("constant_from", "near"), [(1, 1), (2, 2), (9, 2), (10, 3)])
+def test_computed_masks_allow_the_pairs_of_the_pattern(pattern, layout, constant_from, near):
+    """And full blocks whose pairs are all `constant_from` apart come first."""
+    parts, time = block_layouts(pattern, layout, layout, BLOCK), layout.time
+    plan = Tiled(pattern, parts, layout, lambda: None, constant_from)
+    assert plan.near == near
     rows = 1 if layout.segments is None else len(layout.segments)
     segments = torch.ones(rows, time).int() if plan.segments is None else plan.segments
     segments = torch.nn.functional.pad(segments, (0, BLOCK))
@@ -98,7 +103,7 @@ def test_computed_masks_allow_the_pairs_of_the_pattern(pattern, layout):
 
     real = segments[:, :time, None] > 0  # queries of padding may see anything
     truth = dense_mask(pattern, layout, layout)[:, 0].expand(rows, time, time)
-    for found in pairs(plan.plan, time, computed):
+    for found in pairs(plan.plan, time, computed, near):
         assert torch.equal(found * real, (truth & real).long())
 
 

@@ -8,7 +8,8 @@ several parts, each with its own token order; the softmax continues from part to
 follows from the final log-sum-exp (base 2).
 
 The gradient of the bias is a sum along diagonals. Tiles at the same distance from the main diagonal hold the same
-distances: a program adds up such tiles in registers, and the sums along their diagonals come last.
+distances: a program adds up such tiles in registers, and the sums along their diagonals come last. Blocks that are
+`near` blocks away or more share one bias on each side: it is read once for a tile, and its gradient is their sum.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ FIELDS = 6  # tensors of a part: order, key counts, key entries, query counts, q
 PROGRAMS = 1024  # that add up the gradient of the bias, to occupy the GPU
 
 
-def diagonal_sums(tiles: Tensor, time: int, causal: bool) -> Tensor:
-    """Tiles (heads, diagonals, block, block) to sums by distance (heads, 2 · time − 1). Causal: from the main diagonal
-    down."""
-    _, diagonals, block, _ = tiles.shape
+def diagonal_sums(tiles: Tensor, time: int, ahead: int) -> Tensor:
+    """Tiles (heads, diagonals, block, block) to sums by distance (heads, 2 · time − 1). `ahead`: diagonals above the
+    main one."""
+    block = tiles.shape[-1]
     skewed = pad(tiles.flip(-1), (0, block)).flatten(2)[..., :-block].unflatten(-1, (block, 2 * block - 1))
     near = pad(skewed.sum(2), (0, 1))  # (heads, diagonals, 2 · block): i − j + block − 1 of a tile
     found = pad(near[..., :block].flatten(1), (0, block)) + pad(near[..., block:].flatten(1), (block, 0))
-    least = 1 - block - (0 if causal else (diagonals // 2) * block)  # the distance of the first sum
+    least = 1 - block - ahead * block  # the distance of the first sum
     left = least + time - 1
     return pad(found, (left, 2 * time - 1 - left - found.shape[1]))
 
@@ -63,6 +64,11 @@ def _features(q: Tensor, v: Tensor) -> tuple[int, int, int, int]:
     return width, max(16, triton.next_power_of_2(width)), values, max(16, triton.next_power_of_2(values))
 
 
+def _narrow(bias: Tensor, q: Tensor) -> Tensor:
+    """In two bytes for half precision: a table of four is copied to shared memory ahead, element by element."""
+    return bias.to(torch.float16) if q.itemsize == 2 else bias
+
+
 def _parts(plan: Sequence[Tensor]) -> list[Sequence[Tensor]]:
     return [plan[start : start + FIELDS] for start in range(0, len(plan), FIELDS)]
 
@@ -70,12 +76,12 @@ def _parts(plan: Sequence[Tensor]) -> list[Sequence[Tensor]]:
 @torch.library.custom_op("allyouneed::tiled_attention", mutates_args=())
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor, segments: Tensor, plan: list[Tensor],
-    scale: float, table: int, causal: bool, masked_by: int,
+    scale: float, table: int, causal: bool, masked_by: int, near: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output and log-sum-exp (batch, heads, time), base 2. `bias` (heads, 2 · time − 1 + 2 · MARGIN), base 2, and
     `segments`: empty if there are none. `masked_by`: 0 nothing, 1 segments > 0, 2 equal segments."""
     (batch, heads, time, _), run = q.shape, _Launch.of(q, table)
-    out, lse = _empty_outputs(q, v)
+    (out, lse), bias = _empty_outputs(q, v), _narrow(bias, q)
     for number, (order, counts, entries, _, _, masks) in enumerate(_parts(plan)):
         blocks, many = entries.shape[2:]
         kernels.outputs[(batch * heads * blocks * (table // run.m),)](
@@ -111,7 +117,7 @@ def _empty_outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 @_forward.register_fake
 def _(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor, segments: Tensor, plan: list[Tensor],
-    scale: float, table: int, causal: bool, masked_by: int,
+    scale: float, table: int, causal: bool, masked_by: int, near: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     return _empty_outputs(q, v)
 
@@ -119,12 +125,14 @@ def _(
 @torch.library.custom_op("allyouneed::tiled_attention_backward", mutates_args=())
 def _backward(
     do: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, segments: Tensor,
-    plan: list[Tensor], scale: float, table: int, causal: bool, masked_by: int,
+    plan: list[Tensor], scale: float, table: int, causal: bool, masked_by: int, near: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v and the bias."""
     (batch, heads, time, _), kv_heads, run, widths = q.shape, k.shape[1], _Launch.of(q, table), _widths(q, v)
-    do = _contiguous_features(do)
+    do, wide, bias = _contiguous_features(do), bias, _narrow(bias, q)
     dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))  # with the strides of the inputs
+    starts, lines = plan[2].shape[2] * (table // run.m), batch * heads
+    rests = torch.empty(2, batch, heads, starts, dtype=torch.float32, device=q.device)
     delta, base, group = torch.empty_like(lse), scale * LOG2E, heads // kv_heads
     given = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3])
     kernels.deltas[(batch * heads * triton.cdiv(time, 64),)](
@@ -138,8 +146,9 @@ def _backward(
         }  # fmt: skip
         rows, blocks, many = k_entries.shape[1:]
         kernels.slopes_q[(batch * heads * blocks * (table // run.m),)](
-            q, k, v, bias, segments, order, k_counts, k_entries, masks, do, lse, delta, dq, *given, *dq.stride()[:3],
-            heads, time, blocks, many, k_entries.stride(0), base, scale, ROWS=rows, **both,
+            q, k, v, bias, segments, order, k_counts, k_entries, masks, do, lse, delta, dq, rests, *given,
+            *dq.stride()[:3], lines, heads, time, blocks, many, k_entries.stride(0), near, base, scale,
+            ROWS=rows, **both,
         )  # fmt: skip
         rows, blocks, many = q_entries.shape[1:]
         kernels.slopes_kv[(batch * kv_heads * blocks * (table // run.m),)](
@@ -148,25 +157,29 @@ def _backward(
             q_entries.stride(0), base, scale, ROWS=rows, **both,
         )  # fmt: skip
     if not bias.numel():
-        return dq, dk, dv, torch.empty_like(bias)
-    m = 64 * 2 // q.itemsize
+        return dq, dk, dv, torch.empty_like(wide)
+    m = min(table, 64 * 2 // q.itemsize)
     blocks = triton.cdiv(time, m)
-    diagonals = blocks if causal else 2 * blocks - 1
-    splits = max(1, min(batch, PROGRAMS // (heads * diagonals)))
-    d_tiles = torch.empty(splits, heads, diagonals, m, m, dtype=torch.float32, device=q.device)
-    kernels.slopes_bias[(heads * diagonals * splits,)](
-        q, k, v, bias, segments, do, lse, delta, d_tiles, *given, batch, heads, time, blocks, diagonals, base,
-        SPLITS=splits, GROUP=group, **widths, M=m, CAUSAL=causal, SEGMENTS=masked_by, PRECISION=run.precision,
-        num_warps=4, num_stages=2,
+    behind = min(blocks, near * (table // m))  # diagonals, the main one included
+    ahead = 0 if causal else behind - 1
+    splits = max(1, min(batch, PROGRAMS // (heads * (behind + ahead))))
+    d_tiles = torch.empty(splits, heads, behind + ahead, m, m, dtype=torch.float32, device=q.device)
+    kernels.slopes_bias[(heads * (behind + ahead) * splits,)](
+        q, k, v, bias, segments, do, lse, delta, d_tiles, *given, batch, heads, time, blocks, behind + ahead, ahead,
+        near, base, SPLITS=splits, GROUP=group, **widths, TABLE=table, M=m, CAUSAL=causal, SEGMENTS=masked_by,
+        PRECISION=run.precision, num_warps=4, num_stages=2,
     )  # fmt: skip
-    d_bias = diagonal_sums(d_tiles.sum(0), time, causal) / LOG2E
-    return dq, dk, dv, pad(d_bias, (MARGIN, MARGIN))
+    d_bias = diagonal_sums(d_tiles.sum(0), time, ahead)
+    far = rests.sum((1, 3))  # (2, heads)
+    d_bias[:, -1] += far[0]
+    d_bias[:, 0] += far[1]
+    return dq, dk, dv, pad(d_bias / LOG2E, (MARGIN, MARGIN))
 
 
 @_backward.register_fake
 def _(
     do: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, segments: Tensor,
-    plan: list[Tensor], scale: float, table: int, causal: bool, masked_by: int,
+    plan: list[Tensor], scale: float, table: int, causal: bool, masked_by: int, near: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), torch.empty_like(bias)
 
@@ -181,7 +194,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def _gradients(ctx: Any, do: Tensor, _: Tensor) -> tuple[Any, ...]:
     out, lse, q, k, v, bias, segments, *plan = ctx.saved_tensors
     dq, dk, dv, d_bias = _backward(do, out, lse, q, k, v, bias, segments, plan, *ctx.rest)
-    return dq, dk, dv, d_bias if bias.numel() else None, None, [None] * len(plan), None, None, None, None
+    return dq, dk, dv, d_bias if bias.numel() else None, None, [None] * len(plan), *[None] * len(ctx.rest)
 
 
 _forward.register_autograd(_gradients, setup_context=_save)
@@ -190,17 +203,18 @@ _forward.register_autograd(_gradients, setup_context=_save)
 @launches
 def tiled_attention(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, segments: Tensor | None, plan: list[Tensor],
-    scale: float, table: int, causal: bool, masked_by: int,
+    scale: float, table: int, causal: bool, masked_by: int, near: int,
 ) -> Tensor:  # fmt: skip
     """q (batch, heads, time, width), k and v with as many or fewer heads, to (batch, heads, time, width of v).
 
     `bias` (heads, 2 · time − 1): added to the scores, by distance from 1 − time to time − 1. `segments` (batch or 1,
-    time) int32. `plan`: FIELDS tensors of each part; `table`: tokens of a block.
+    time) int32. `plan`: FIELDS tensors of each part; `table`: tokens of a block. `near`: blocks that are so many
+    apart or more share one bias on each side.
     """
     cast = torch.get_autocast_dtype("cuda") if q.is_cuda and torch.is_autocast_enabled("cuda") else v.dtype
     q, k, v = (_contiguous_features(x.to(cast)) for x in (q, k, v))
     none = q.new_empty(0, dtype=torch.float32)
     bias = none if bias is None else pad(bias.float() * LOG2E, (MARGIN, MARGIN)).contiguous()
     marks = none.to(torch.int32) if segments is None else segments.expand(len(q), -1).contiguous()
-    out: Tensor = _forward(q, k, v, bias, marks, plan, scale, table, causal, masked_by)[0]
+    out: Tensor = _forward(q, k, v, bias, marks, plan, scale, table, causal, masked_by, near)[0]
     return out

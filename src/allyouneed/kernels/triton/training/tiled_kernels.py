@@ -41,13 +41,16 @@ def _slots(order, start, time, SORTED: tl.constexpr, COUNT: tl.constexpr):
 
 @triton.jit
 def _adjust(
-    scores, q, k, bias, segments, tile, time,
+    scores, q, k, first_q, first_k, bias, segments, tile, time,
     MASKED: tl.constexpr, TILES: tl.constexpr, CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr, BIAS: tl.constexpr,
     TABLE: tl.constexpr,
 ):  # fmt: skip
-    """Scores (base 2) plus the bias, -inf where masked. q and k: slots, which broadcast to the scores."""
-    if BIAS:
-        scores += tl.load(bias + (q - k + (time - 1 + MARGIN)))
+    """Scores (base 2) plus the bias, -inf where masked. q and k: slots, which broadcast to the scores. BIAS: 1 by pair,
+    2 that of the first pair for all."""
+    if BIAS == 1:
+        scores += tl.load(bias + (q - k + (time - 1 + MARGIN))).to(tl.float32)
+    if BIAS == 2:
+        scores += tl.load(bias + (first_q - first_k + (time - 1 + MARGIN))).to(tl.float32)
     if MASKED:
         if TILES:
             scores = tl.where(tl.load(tile + q % TABLE * TABLE + k % TABLE) != 0, scores, float("-inf"))
@@ -66,8 +69,8 @@ def _adjust(
 
 @triton.jit
 def _attend(
-    a, slot, top, total, out, first, last, k, v, bias, segments, order, entries, tiles, masks, k_time, v_time, time,
-    scale,
+    a, slot, begin, top, total, out, first, last, k, v, bias, segments, order, entries, tiles, masks, k_time, v_time,
+    time, scale,
     MASKED: tl.constexpr, TILES: tl.constexpr, CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr, BIAS: tl.constexpr,
     SORTED: tl.constexpr, WIDTH: tl.constexpr, FEATURES: tl.constexpr, VALUES: tl.constexpr, WIDE: tl.constexpr,
     TABLE: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
@@ -85,7 +88,7 @@ def _attend(
         c = _load_rows(v, at, inside, v_time, VALUES, WIDE)
         scores = tl.dot(a, tl.trans(b), input_precision=PRECISION) * scale
         scores = _adjust(
-            scores, slot[:, None], k_slot[None, :], bias, segments, tile, time,
+            scores, slot[:, None], k_slot[None, :], begin, start, bias, segments, tile, time,
             MASKED, TILES, CAUSAL, SEGMENTS, BIAS, TABLE,
         )  # fmt: skip
         higher = tl.maximum(top, tl.max(scores, 1))
@@ -115,7 +118,9 @@ def outputs(
     here = start // TABLE
     if ROWS > 1:
         here += row * blocks
-    full, some = tl.load(counts + here), tl.load(counts + ROWS * blocks + here)
+    far, full = tl.load(counts + here), tl.load(counts + ROWS * blocks + here)
+    some = tl.load(counts + 2 * ROWS * blocks + here)
+    far = far if BIAS else 0
     entries += here.to(tl.int64) * many
     tiles = entries + apart
     segments += row * time
@@ -131,13 +136,21 @@ def outputs(
         top = tl.load(lse + line * time + at, mask=inside, other=float("-inf"))
         total = tl.where(top > float("-inf"), 1.0, 0.0)
         found = _load_rows(out, at, inside, o_time, VALUES, WIDE).to(tl.float32)
+    if BIAS:
+        top, total, found = _attend(
+            a, slot, start, top, total, found, 0, far, k, v, bias, segments, order, entries, tiles, masks,
+            k_time, v_time, time, scale, False, TILES, CAUSAL, SEGMENTS, 2, SORTED, WIDTH, FEATURES,
+            VALUES, WIDE, TABLE, N, PRECISION,
+        )  # fmt: skip
     top, total, found = _attend(
-        a, slot, top, total, found, 0, full, k, v, bias, segments, order, entries, tiles, masks, k_time, v_time, time,
-        scale, False, TILES, CAUSAL, SEGMENTS, BIAS, SORTED, WIDTH, FEATURES, VALUES, WIDE, TABLE, N, PRECISION,
+        a, slot, start, top, total, found, far, full, k, v, bias, segments, order, entries, tiles, masks,
+        k_time, v_time, time, scale, False, TILES, CAUSAL, SEGMENTS, BIAS, SORTED, WIDTH, FEATURES,
+        VALUES, WIDE, TABLE, N, PRECISION,
     )  # fmt: skip
     top, total, found = _attend(
-        a, slot, top, total, found, full, some, k, v, bias, segments, order, entries, tiles, masks, k_time, v_time,
-        time, scale, True, TILES, CAUSAL, SEGMENTS, BIAS, SORTED, WIDTH, FEATURES, VALUES, WIDE, TABLE, N, PRECISION,
+        a, slot, start, top, total, found, full, some, k, v, bias, segments, order, entries, tiles, masks,
+        k_time, v_time, time, scale, True, TILES, CAUSAL, SEGMENTS, BIAS, SORTED, WIDTH, FEATURES,
+        VALUES, WIDE, TABLE, N, PRECISION,
     )  # fmt: skip
     there = total > 0
     whole = tl.where(there, total, 1.0)
@@ -170,12 +183,14 @@ def _load_sums(lse, delta, at, inside):
 
 @triton.jit
 def _span_q(
-    a, g, low, mean, slot, dq, first, last, k, v, bias, segments, order, entries, tiles, masks, k_time, v_time, time,
-    scale,
+    a, g, low, mean, slot, begin, dq, behind, ahead, first, last, k, v, bias, segments, order, entries, tiles, masks,
+    k_time, v_time, time, near, scale,
     MASKED: tl.constexpr, TILES: tl.constexpr, CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr, BIAS: tl.constexpr,
     SORTED: tl.constexpr, WIDTH: tl.constexpr, FEATURES: tl.constexpr, VALUES: tl.constexpr, WIDE: tl.constexpr,
     TABLE: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Gradient of the queries; `behind` and `ahead`: score gradients of blocks that are `near` blocks away or more,
+    whose keys are behind or ahead of the queries."""
     each: tl.constexpr = TABLE // N
     for step in range(first * each, last * each):
         entry = step // each
@@ -188,19 +203,25 @@ def _span_q(
         c = _load_rows(v, at, inside, v_time, VALUES, WIDE)
         scores = tl.dot(a, tl.trans(b), input_precision=PRECISION) * scale
         scores = _adjust(
-            scores, slot[:, None], k_slot[None, :], bias, segments, tile, time,
+            scores, slot[:, None], k_slot[None, :], begin, start, bias, segments, tile, time,
             MASKED, TILES, CAUSAL, SEGMENTS, BIAS, TABLE,
         )  # fmt: skip
         slope = tl.exp2(scores - low[:, None]) * (tl.dot(g, tl.trans(c), input_precision=PRECISION) - mean[:, None])
+        if BIAS > 0:  # noqa: SIM102  # near full blocks have none
+            if MASKED or BIAS == 2:
+                sums = tl.sum(slope, 1)
+                away = begin // TABLE - start // TABLE
+                behind += tl.where(away >= near, sums, 0.0)
+                ahead += tl.where(-away >= near, sums, 0.0)
         dq = tl.dot(slope.to(b.dtype), b, dq, input_precision=PRECISION)
-    return dq
+    return dq, behind, ahead
 
 
 @triton.jit
 def slopes_q(
-    q, k, v, bias, segments, order, counts, entries, masks, do, lse, delta, dq,
+    q, k, v, bias, segments, order, counts, entries, masks, do, lse, delta, dq, rests,
     q_row, q_head, q_time, k_row, k_head, k_time, v_row, v_head, v_time, g_row, g_head, g_time,
-    dq_row, dq_head, dq_time, heads, time, blocks, many, apart, scale, factor,
+    dq_row, dq_head, dq_time, lines, heads, time, blocks, many, apart, near, scale, factor,
     ROWS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, FEATURES: tl.constexpr, VALUES: tl.constexpr,
     WIDE: tl.constexpr, TABLE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, CAUSAL: tl.constexpr,
     SEGMENTS: tl.constexpr, TILES: tl.constexpr, BIAS: tl.constexpr, SORTED: tl.constexpr, MORE: tl.constexpr,
@@ -212,7 +233,9 @@ def slopes_q(
     here = start // TABLE
     if ROWS > 1:
         here += row * blocks
-    full, some = tl.load(counts + here), tl.load(counts + ROWS * blocks + here)
+    far, full = tl.load(counts + here), tl.load(counts + ROWS * blocks + here)
+    some = tl.load(counts + 2 * ROWS * blocks + here)
+    far = far if BIAS else 0
     entries += here.to(tl.int64) * many
     tiles = entries + apart
     segments += row * time
@@ -224,21 +247,34 @@ def slopes_q(
     g = _load_rows(do + row * g_row + head * g_head, at, inside, g_time, VALUES, WIDE)
     low, mean = _load_sums(lse + line * time, delta + line * time, at, inside)
     found = tl.zeros((M, FEATURES), tl.float32)
-    found = _span_q(
-        a, g, low, mean, slot, found, 0, full, k, v, bias, segments, order, entries, tiles, masks, k_time, v_time,
-        time, scale, False, TILES, CAUSAL, SEGMENTS, BIAS, SORTED, WIDTH, FEATURES, VALUES, WIDE, TABLE, N, PRECISION,
+    behind, ahead = tl.zeros((M,), tl.float32), tl.zeros((M,), tl.float32)
+    if BIAS:
+        found, behind, ahead = _span_q(
+            a, g, low, mean, slot, start, found, behind, ahead, 0, far, k, v, bias, segments, order, entries, tiles,
+            masks, k_time, v_time, time, near, scale, False, TILES, CAUSAL, SEGMENTS, 2, SORTED, WIDTH, FEATURES,
+            VALUES, WIDE, TABLE, N, PRECISION,
+        )  # fmt: skip
+    found, behind, ahead = _span_q(
+        a, g, low, mean, slot, start, found, behind, ahead, far, full, k, v, bias, segments, order, entries, tiles,
+        masks, k_time, v_time, time, near, scale, False, TILES, CAUSAL, SEGMENTS, BIAS, SORTED, WIDTH, FEATURES,
+        VALUES, WIDE, TABLE, N, PRECISION,
     )  # fmt: skip
-    found = _span_q(
-        a, g, low, mean, slot, found, full, some, k, v, bias, segments, order, entries, tiles, masks, k_time, v_time,
-        time, scale, True, TILES, CAUSAL, SEGMENTS, BIAS, SORTED, WIDTH, FEATURES, VALUES, WIDE, TABLE, N, PRECISION,
+    found, behind, ahead = _span_q(
+        a, g, low, mean, slot, start, found, behind, ahead, full, some, k, v, bias, segments, order, entries, tiles,
+        masks, k_time, v_time, time, near, scale, True, TILES, CAUSAL, SEGMENTS, BIAS, SORTED, WIDTH, FEATURES,
+        VALUES, WIDE, TABLE, N, PRECISION,
     )  # fmt: skip
     _store_rows(dq + row * dq_row + head * dq_head, found * factor, at, inside, dq_time, WIDTH, FEATURES, MORE)
+    if BIAS:
+        place = line * starts + start // M
+        tl.store(rests + place, tl.sum(behind, 0))
+        tl.store(rests + lines * starts + place, tl.sum(ahead, 0))
 
 
 @triton.jit
 def _span_kv(
-    b, c, slot, dk, dv, first, last, q, do, lse, delta, bias, segments, order, entries, tiles, masks, q_time, g_time,
-    time, scale,
+    b, c, slot, begin, dk, dv, first, last, q, do, lse, delta, bias, segments, order, entries, tiles, masks, q_time,
+    g_time, time, scale,
     MASKED: tl.constexpr, TILES: tl.constexpr, CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr, BIAS: tl.constexpr,
     SORTED: tl.constexpr, WIDTH: tl.constexpr, FEATURES: tl.constexpr, VALUES: tl.constexpr, WIDE: tl.constexpr,
     TABLE: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
@@ -257,7 +293,7 @@ def _span_kv(
         low, mean = _load_sums(lse, delta, at, inside)
         scores = tl.dot(b, tl.trans(a), input_precision=PRECISION) * scale
         scores = _adjust(
-            scores, q_slot[None, :], slot[:, None], bias, segments, tile, time,
+            scores, q_slot[None, :], slot[:, None], start, begin, bias, segments, tile, time,
             MASKED, TILES, CAUSAL, SEGMENTS, BIAS, TABLE,
         )  # fmt: skip
         weights = tl.exp2(scores - low[None, :])
@@ -284,7 +320,9 @@ def slopes_kv(
     here = start // TABLE
     if ROWS > 1:
         here += row * blocks
-    full, some = tl.load(counts + here), tl.load(counts + ROWS * blocks + here)
+    far, full = tl.load(counts + here), tl.load(counts + ROWS * blocks + here)
+    some = tl.load(counts + 2 * ROWS * blocks + here)
+    far = far if BIAS else 0
     entries += here.to(tl.int64) * many
     tiles = entries + apart
     segments += row * time
@@ -297,13 +335,19 @@ def slopes_kv(
         sums = (row * heads * GROUP + head) * time
         mine, theirs = q + row * q_row + head * q_head, do + row * g_row + head * g_head
         table = bias + head * (2 * time - 1 + 2 * MARGIN)
+        if BIAS:
+            for_k, for_v = _span_kv(
+                b, c, slot, start, for_k, for_v, 0, far, mine, theirs, lse + sums, delta + sums, table, segments, order,
+                entries, tiles, masks, q_time, g_time, time, scale, False, TILES, CAUSAL, SEGMENTS, 2, SORTED,
+                WIDTH, FEATURES, VALUES, WIDE, TABLE, N, PRECISION,
+            )  # fmt: skip
         for_k, for_v = _span_kv(
-            b, c, slot, for_k, for_v, 0, full, mine, theirs, lse + sums, delta + sums, table, segments, order,
+            b, c, slot, start, for_k, for_v, far, full, mine, theirs, lse + sums, delta + sums, table, segments, order,
             entries, tiles, masks, q_time, g_time, time, scale, False, TILES, CAUSAL, SEGMENTS, BIAS, SORTED,
             WIDTH, FEATURES, VALUES, WIDE, TABLE, N, PRECISION,
         )  # fmt: skip
         for_k, for_v = _span_kv(
-            b, c, slot, for_k, for_v, full, some, mine, theirs, lse + sums, delta + sums, table, segments, order,
+            b, c, slot, start, for_k, for_v, full, some, mine, theirs, lse + sums, delta + sums, table, segments, order,
             entries, tiles, masks, q_time, g_time, time, scale, True, TILES, CAUSAL, SEGMENTS, BIAS, SORTED,
             WIDTH, FEATURES, VALUES, WIDE, TABLE, N, PRECISION,
         )  # fmt: skip
@@ -315,18 +359,22 @@ def slopes_kv(
 def slopes_bias(
     q, k, v, bias, segments, do, lse, delta, d_tiles,
     q_row, q_head, q_time, k_row, k_head, k_time, v_row, v_head, v_time, g_row, g_head, g_time,
-    rows, heads, time, blocks, diagonals, scale,
+    rows, heads, time, blocks, diagonals, ahead, near, scale,
     SPLITS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, FEATURES: tl.constexpr, VALUES: tl.constexpr,
-    WIDE: tl.constexpr, M: tl.constexpr, CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr, TABLE: tl.constexpr, M: tl.constexpr, CAUSAL: tl.constexpr, SEGMENTS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The score gradients (M, M) of all tiles at one distance from the main diagonal, added up."""
+    """The score gradients (M, M) of all tiles at one distance from the main diagonal, added up: of those in blocks that
+    are less than `near` blocks apart. `ahead`: diagonals above the main one."""
     split, place = tl.program_id(0) % SPLITS, tl.program_id(0) // SPLITS
     head, diagonal = (place // diagonals).to(tl.int64), place % diagonals
-    behind = diagonal - (diagonals - blocks)  # blocks that the keys are behind the queries
+    behind = diagonal - ahead  # tiles that the keys are behind the queries
     count = blocks - tl.abs(behind)
     mine = (rows - split + SPLITS - 1) // SPLITS
     table = bias + head * (2 * time - 1 + 2 * MARGIN)
     steps = tl.arange(0, M)
+    apart = behind * M + steps[:, None] - steps[None, :]
+    biases = tl.load(table + (apart + (time - 1 + MARGIN))).to(tl.float32)
     total = tl.zeros((M, M), tl.float32)
     for step in range(count * mine):
         row = (split + step // count * SPLITS).to(tl.int64)
@@ -339,12 +387,12 @@ def slopes_bias(
         g = _load_rows(do + row * g_row + head * g_head, q_slot, q_in, g_time, VALUES, WIDE)
         sums = (row * heads + head) * time
         low, mean = _load_sums(lse + sums, delta + sums, q_slot, q_in)
-        scores = tl.dot(a, tl.trans(b), input_precision=PRECISION) * scale
+        scores = tl.dot(a, tl.trans(b), input_precision=PRECISION) * scale + biases
         scores = _adjust(
-            scores, q_slot[:, None], k_slot[None, :], table, segments + row * time, segments, time,
-            True, False, CAUSAL, SEGMENTS, True, M,
+            scores, q_slot[:, None], k_slot[None, :], 0, 0, table, segments + row * time, segments, time,
+            True, False, CAUSAL, SEGMENTS, 0, M,
         )  # fmt: skip
         slope = tl.exp2(scores - low[:, None]) * (tl.dot(g, tl.trans(c), input_precision=PRECISION) - mean[:, None])
-        total += slope
+        total += tl.where(tl.abs(i * M // TABLE - (i - behind) * M // TABLE) < near, slope, 0.0)
     there = d_tiles + (split * heads + head).to(tl.int64) * diagonals * (M * M) + diagonal.to(tl.int64) * (M * M)
     tl.store(there + steps[:, None] * M + steps[None, :], total)

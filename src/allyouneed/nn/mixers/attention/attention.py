@@ -224,6 +224,7 @@ class SoftmaxAttention(SubLayer):
             static=relative.static,
             pair_bias=relative.pair_bias if relative.adds_bias else None,
             distance_bias=relative.distance_bias if relative.bias_by_distance else None,
+            constant_from=relative.constant_from,
         )
 
     def score_with_key_bias(self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
@@ -260,7 +261,7 @@ class SoftmaxAttention(SubLayer):
     def attention_fn(self, context: Context, keys: TokenLayout, rows: int, score_mod: ScoreMod) -> AttentionFn:
         source = None if context.memory is None else context.memory.layout
         key_side = "own" if keys is context.queries else "source" if keys is source else id(keys)
-        biases = (score_mod.pair_bias is not None, score_mod.distance_bias is not None)
+        biases = (score_mod.pair_bias is not None, score_mod.distance_bias is not None, score_mod.constant_from)
         key = (self.pattern_text, key_side, rows, score_mod.plain, *biases)
         return context.memoize(
             key, lambda: select_attention(self.pattern, context.queries, keys, score_mod, context.static)

@@ -27,7 +27,8 @@ class ScoreMod:
     it to c·tanh(score / c); `values(weights, …)` is added to the result. Positions are (batch or 1, time). `static`:
     key of a bias that is independent of q and equal for all layers. `pair_bias(head, query position, key position)`:
     the bias of single pairs, for kernels that compute it where they need it. `distance_bias(time)`: a bias that depends
-    on the distance only, (heads, 2 · time − 1), from the distance 1 − time to time − 1.
+    on the distance only, (heads, 2 · time − 1), from the distance 1 − time to time − 1. `constant_from`: distances of
+    at least so many tokens have the same bias, on each side.
     """
 
     scale: float
@@ -38,6 +39,7 @@ class ScoreMod:
     static: Hashable = None
     pair_bias: PairBias | None = None
     distance_bias: Callable[[int], Tensor] | None = None
+    constant_from: int | None = None
 
     @property
     def plain(self) -> bool:

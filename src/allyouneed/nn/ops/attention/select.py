@@ -40,8 +40,8 @@ def select_attention(
     """The cheapest attention equal to the dense mask of this pattern. `static`: nothing may wait for the device, and so
     blocks are not searched.
 
-    It depends on `score_mod` only through `plain` and whether it has a `pair_bias`, so layers that agree in that share
-    it.
+    It depends on `score_mod` only through `plain`, `constant_from` and whether it has a `pair_bias` or `distance_bias`,
+    so layers that agree in that share it.
     """
     if queries.packed != keys.packed:
         raise ValueError("one side is packed (segments), the other is not; pack both or neither")
@@ -82,7 +82,7 @@ def _general(pattern: Pattern, queries: TokenLayout, keys: TokenLayout, score_mo
     own = cuda and keys is queries and queries.time >= FLEX_BLOCK and torch.is_grad_enabled()
     by_distance = score_mod.fused and score_mod.distance_bias is not None and queries.consecutive
     if own and by_distance and isinstance(pattern, Causal | Full):
-        return tiled(pattern, queries)
+        return tiled(pattern, queries, score_mod.constant_from)
     # a bias inside the kernel, in training: prompts have many lengths, each of which would be compiled
     pairwise = score_mod.plain or (score_mod.fused and score_mod.pair_bias is not None and torch.is_grad_enabled())
     if own and large and score_mod.plain and queries.time <= LONGEST_TILED and _whole_rows(queries) is not None:
@@ -92,14 +92,15 @@ def _general(pattern: Pattern, queries: TokenLayout, keys: TokenLayout, score_mo
     return block_sparse_or_dense(pattern, queries, keys) if long else dense(pattern, queries, keys)
 
 
-def tiled(pattern: Pattern, layout: TokenLayout) -> Tiled:
+def tiled(pattern: Pattern, layout: TokenLayout, constant_from: int | None) -> Tiled:
     """Our own kernels for self-attention, masks computed; `Causal` or `Full`."""
 
     def plan() -> Tiled:
         parts = [BlockLayout(pattern, layout, layout, FLEX_BLOCK)]
-        return Tiled(pattern, parts, layout, lambda: block_sparse_or_dense(pattern, layout, layout))
+        return Tiled(pattern, parts, layout, lambda: block_sparse_or_dense(pattern, layout, layout), constant_from)
 
-    return _keep((Tiled, pattern, _whole_rows(layout), layout.device), plan)
+    rows = _whole_rows(layout)
+    return _keep((Tiled, pattern, rows and (*rows, constant_from), layout.device), plan)
 
 
 def tiled_or_flex(pattern: Pattern, layout: TokenLayout) -> Tiled | Flex:

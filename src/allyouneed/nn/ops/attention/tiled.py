@@ -25,17 +25,19 @@ TILES_AT_ONCE = 512  # masks that are computed at once
 class Tiled:
     """`parts`: blocks of self-attention, one layout for each token order. Partial blocks of `Causal` and `Full` are
     masked by computing, those of other patterns by stored tiles. `make_fallback` builds the plan for what the kernels
-    cannot do: dropout, wide heads."""
+    cannot do: dropout, wide heads. `constant_from`: as in `ScoreMod`."""
 
     def __init__(
         self, pattern: Pattern, parts: Sequence[BlockLayout], layout: TokenLayout,
-        make_fallback: Callable[[], AttentionFn],
+        make_fallback: Callable[[], AttentionFn], constant_from: int | None = None,
     ) -> None:  # fmt: skip
         self.block, self.make_fallback = parts[0].block, make_fallback
         self.computed, self.causal = isinstance(pattern, Causal | Full), isinstance(pattern, Causal)
         self.masked_by = 0 if layout.segments is None else 2 if layout.packed else 1
         self.segments = None if layout.segments is None else layout.segments.to(torch.int32)
-        self.plan = [x for part in parts for x in part_tables(part, tiles=not self.computed)]
+        # blocks that are so many apart or more share one bias
+        self.near = parts[0].query.blocks + 1 if constant_from is None else 1 - (1 - constant_from) // self.block
+        self.plan = [x for part in parts for x in part_tables(part, not self.computed, self.near)]
 
     @cached_property
     def fallback(self) -> AttentionFn:
@@ -49,15 +51,16 @@ class Tiled:
         from allyouneed.kernels.triton.training.tiled_attention import tiled_attention
 
         bias = None if by_distance is None else by_distance(q.shape[2])
-        how = (score_mod.scale, self.block, self.causal, self.masked_by)
+        how = (score_mod.scale, self.block, self.causal, self.masked_by, self.near)
         found: Tensor = tiled_attention(q, k, v, bias, self.segments, self.plan, *how)
         return found
 
 
-def part_tables(part: BlockLayout, tiles: bool) -> list[Tensor]:
+def part_tables(part: BlockLayout, tiles: bool, near: int) -> list[Tensor]:
     """Tensors of one part: token order (slots,), int32, empty if it is that of the row; of each query block the numbers
-    of full and of all key blocks (2, rows, blocks), and their indices and masks (2, rows, blocks, most), full blocks
-    first; the same of each key block; mask tiles (n, block, block) int8, empty if masks are computed."""
+    of key blocks that are full and at least `near` blocks away, that are full, and of all (3, rows, blocks); in this
+    order their indices and masks (2, rows, blocks, most); the same of each key block; mask tiles (n, block, block)
+    int8, empty if masks are computed."""
     device, block = part.query.tokens.device, part.block
     order = part.query.tokens.flatten().to(torch.int32) if part.query.sorted else torch.empty(0, device=device).int()
     some, every = part.grid()
@@ -66,12 +69,14 @@ def part_tables(part: BlockLayout, tiles: bool) -> list[Tensor]:
     if tiles:
         masks, number[some & ~every] = mask_tiles(part, *(some & ~every).nonzero(as_tuple=True)[1:])
         masks = masks if len(masks) else torch.ones(1, block, block, dtype=torch.int8, device=device)
-    found = []
+    step = torch.arange(part.query.blocks, device=device)
+    away, found = (step[:, None] - step).abs() >= near, []
     for here, whole, tile in ((some, every, number), (some.mT, every.mT, number.mT)):
-        which = (here.to(torch.int8) + whole.to(torch.int8)).argsort(dim=-1, descending=True, stable=True)
-        counts = torch.stack((whole.sum(-1, dtype=torch.int32), here.sum(-1, dtype=torch.int32)))
+        far = whole & away
+        which = sum(x.to(torch.int8) for x in (here, whole, far)).argsort(dim=-1, descending=True, stable=True)
+        counts = torch.stack([x.sum(-1, dtype=torch.int32) for x in (far, whole, here)])
         if tiles:
-            which = which[..., : max(1, int(counts[1].max()))]
+            which = which[..., : max(1, int(counts[2].max()))]
         found += [counts, torch.stack((which.to(torch.int32), tile.gather(-1, which)))]
     return [order, *found, masks]
 
