@@ -73,7 +73,7 @@ def part_tables(part: BlockLayout, tiles: bool, near: int) -> list[Tensor]:
     away, found = (step[:, None] - step).abs() >= near, []
     for here, whole, tile in ((some, every, number), (some.mT, every.mT, number.mT)):
         far = whole & away
-        which = sum(x.to(torch.int8) for x in (here, whole, far)).argsort(dim=-1, descending=True, stable=True)
+        which = torch.stack((here, whole, far)).sum(0).argsort(dim=-1, descending=True, stable=True)
         counts = torch.stack([x.sum(-1, dtype=torch.int32) for x in (far, whole, here)])
         if tiles:
             which = which[..., : max(1, int(counts[2].max()))]
