@@ -121,7 +121,7 @@ def attention_kernel(
     check_state(state, setup)
     one = torch.empty(1, part.kv_heads, 1, part.head_width, dtype=setup.states.dtype, device=setup.states.device)
     state.allocate((one, one))
-    relative, tables = part.relative, relative_tables(part, setup.states)
+    relative, tables, scale = part.relative, relative_tables(part, setup.states), part.score_mod().scale
     add_rotation(relative, setup)
 
     def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
@@ -135,7 +135,6 @@ def attention_kernel(
         if isinstance(relative, RotaryModule):
             rotation = row_rotation(relative, setup, positions, context)
         added = None if bias is None else bias(context)
-        scale = part.score_mod().scale
         seen = state.attend(prepare_scores(part, q), (k, v), positions, scale, rotation, added, tables)
         return linear(seen.flatten(1), part.out, partial=partial)
 
