@@ -76,10 +76,12 @@ def _mixed_chunk(part: MixedChunkModule, setup: StepSetup, state: Any, partial: 
     gated, arrived = gated_parts(part, setup, part.chunk), counters(part, setup)
 
     def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
-        from allyouneed.kernels.triton.mixer_steps.gated import mixed_chunk_step
+        from allyouneed.kernels.triton.mixer_steps.gated import chunk_scores, mixed_chunk_step
 
         count, current, sums = state.carry(len(x), x[:, None])
-        mixed = mixed_chunk_step(linear(x, part.up, activation=silu), gated, count, current, sums, arrived)
+        u, v, z = linear(x, part.up, activation=silu).split(part.parts, -1)
+        scores = chunk_scores(z, gated, count, current)
+        mixed = mixed_chunk_step(u, v, scores, gated.length, count, current, sums, arrived)
         return linear(mixed, part.out, partial=partial)
 
     return run

@@ -1,9 +1,9 @@
 """One token per row through a gated attention unit (Hua, Dai, Liu, Le 2022, "Transformer Quality in Linear Time", 2.2
-and 3.2): queries and keys from the shared features Z, relu(q·k / n + bias)² over the keys, and the gate U, in one
-launch. GAU attends to a KV cache, mixed chunks to the current chunk and to the sums of those before it. Definitions:
-nn/mixers/gau.py.
+and 3.2): queries and keys from the shared features Z, relu(q·k / n + bias)² over the keys, and the gate U. GAU attends
+to a KV cache, mixed chunks to the current chunk and to the sums of those before it. Definitions: nn/mixers/gau.py.
 
-One program per row and block of values; each computes all scores that it needs. Features of queries and keys lie in two
+One program per row and block of values. Those of GAU compute all scores that they need; those of mixed chunks, which
+rotate all keys of the chunk in every step, have them from a launch before. Features of queries and keys lie in two
 halves, which rotary positions rotate together. Sums are fp32.
 """
 
@@ -113,108 +113,120 @@ def _gau_step(
 
 
 @triton.jit
-def _mixed_chunk_step(
-    u, v, z, gains, offsets, turns, numbers, biases, counts, current, sums, out, arrived, row_stride, farthest, length,
-    CHUNK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCKS: tl.constexpr, SOME: tl.constexpr, LINES: tl.constexpr, TURNS: tl.constexpr, BIAS: tl.constexpr,
-    TILE: tl.constexpr, OVERLAP: tl.constexpr,
+def _chunk_scores(
+    z, gains, offsets, turns, numbers, biases, counts, current, weights, queries, keys, row_stride, farthest, length,
+    CHUNK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, HALF: tl.constexpr, TURNS: tl.constexpr,
+    BIAS: tl.constexpr, TILE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """Some tokens of a row's chunk: their weights, and at the end of the chunk their keys for the sums."""
+    row, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * TILE
     half: tl.constexpr = KEYS // 2
-    f, e = tl.arange(0, HALF), block * BLOCK + tl.arange(0, BLOCK)
-    known, real = f < half, e < VALUES
+    f, at = tl.arange(0, HALF), first + tl.arange(0, TILE)
+    known = f < half
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
     count = tl.load(counts + row)
     inside = count % CHUNK  # tokens of the chunk before this one
     begin = count - inside
-    kind = current.dtype.element_ty
-    cos, sin = f * 0.0, f * 0.0
-    if TURNS:
-        angle = turns + tl.minimum(count, farthest) * KEYS + f
-        cos, sin = tl.load(angle, mask=known, other=0.0), tl.load(angle + half, mask=known, other=0.0)
-    za = tl.load(z + row * row_stride + f, mask=known, other=0.0)
-    zb = tl.load(z + row * row_stride + half + f, mask=known, other=0.0)
-    own = tl.load(v + row * row_stride + e, mask=real, other=0.0)
-    store = current + (row * CHUNK + inside) * (KEYS + VALUES)
-    if block == 0:
-        tl.store(store + f, za, mask=known)
-        tl.store(store + half + f, zb, mask=known)
-    tl.store(store + KEYS + e, own, mask=real)
-    za, zb = za.to(tl.float32), zb.to(tl.float32)
-    # within the chunk: attention
-    qa, qb = _scaled(za, zb, gains, offsets, 0, f, known, cos, sin, half, TURNS)
-    ka, kb = _scaled(za, zb, gains, offsets, 1, f, known, cos, sin, half, TURNS)
-    scale = 1.0 / tl.where(length > 0, length, inside + 1).to(tl.float32)
-    weight = _weigh(tl.sum(qa * ka + qb * kb, 0) * scale, 0, True, numbers, biases, BIAS)
-    mixed = weight * own.to(tl.float32)
-    lines, columns = f[None, :], known[None, :]
-    for start in range(0, inside, TILE):
-        at = start + tl.arange(0, TILE)
-        earlier = at < inside
-        both = earlier[:, None] & columns
-        here = current + (row * CHUNK + at[:, None]) * (KEYS + VALUES)
-        ta = tl.load(here + lines, mask=both, other=0.0).to(tl.float32)
-        tb = tl.load(here + half + lines, mask=both, other=0.0).to(tl.float32)
-        tile = tl.load(here + KEYS + e[None, :], mask=earlier[:, None] & real[None, :], other=0.0).to(tl.float32)
-        tcos, tsin = ta * 0.0, ta * 0.0
+    if first <= inside:
+        za = tl.load(z + row * row_stride + f, mask=known, other=0.0)
+        zb = tl.load(z + row * row_stride + half + f, mask=known, other=0.0)
+        if inside < first + TILE:
+            store = current + (row * CHUNK + inside) * (KEYS + VALUES) + f
+            tl.store(store, za, mask=known)
+            tl.store(store + half, zb, mask=known)
+        qcos, qsin = f * 0.0, f * 0.0
+        if TURNS:
+            angle = turns + tl.minimum(count, farthest) * KEYS + f
+            qcos, qsin = tl.load(angle, mask=known, other=0.0), tl.load(angle + half, mask=known, other=0.0)
+        wa, wb = za.to(tl.float32), zb.to(tl.float32)
+        if first == 0:
+            la, lb = _scaled(wa, wb, gains, offsets, 2, f, known, qcos, qsin, half, TURNS)
+            tl.store(queries + row * KEYS + f, la, mask=known)
+            tl.store(queries + row * KEYS + half + f, lb, mask=known)
+        qa, qb = _scaled(wa, wb, gains, offsets, 0, f, known, qcos, qsin, half, TURNS)
+        lines, columns = f[None, :], known[None, :]
+        older, newest = (at < inside)[:, None] & columns, (at == inside)[:, None]
+        here = current + (row * CHUNK + at[:, None]) * (KEYS + VALUES) + lines
+        ta = tl.where(newest, wa[None, :], tl.load(here, mask=older, other=0.0).to(tl.float32))
+        tb = tl.where(newest, wb[None, :], tl.load(here + half, mask=older, other=0.0).to(tl.float32))
+        cos, sin = ta * 0.0, ta * 0.0
         if TURNS:
             angles = turns + tl.minimum(begin + at, farthest)[:, None] * KEYS + lines
-            tcos, tsin = tl.load(angles, mask=both, other=0.0), tl.load(angles + half, mask=both, other=0.0)
-        ta, tb = _scaled(ta, tb, gains, offsets, 1, lines, columns, tcos, tsin, half, TURNS)
-        scores = tl.sum(ta * qa[None, :] + tb * qb[None, :], 1) * scale
-        mixed += tl.sum(_weigh(scores, inside - at, earlier, numbers, biases, BIAS)[:, None] * tile, 0)
-    # the chunks before: linear attention, some features of the query at a time
+            cos, sin = (
+                tl.load(angles, mask=older | newest & columns, other=0.0),
+                tl.load(angles + half, mask=older | newest & columns, other=0.0),
+            )
+        ka, kb = _scaled(ta, tb, gains, offsets, 1, lines, columns, cos, sin, half, TURNS)
+        scale = 1.0 / tl.where(length > 0, length, inside + 1).to(tl.float32)
+        scores = tl.sum(ka * qa[None, :] + kb * qb[None, :], 1) * scale
+        found = _weigh(scores, inside - at, at <= inside, numbers, biases, BIAS)
+        tl.store(weights + row * CHUNK + at, found, mask=at <= inside)
+        if inside == CHUNK - 1:
+            ka, kb = _scaled(ta, tb, gains, offsets, 3, lines, columns, cos, sin, half, TURNS)
+            target, owned = keys + (row * CHUNK + at[:, None]) * KEYS + lines, (at < CHUNK)[:, None] & columns
+            tl.store(target, ka.to(keys.dtype.element_ty), mask=owned)
+            tl.store(target + half, kb.to(keys.dtype.element_ty), mask=owned)
+
+
+@triton.jit
+def _mixed_chunk_step(
+    u, v, weights, queries, keys, counts, current, sums, out, arrived, row_stride, length,
+    CHUNK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr, SOME: tl.constexpr, LINES: tl.constexpr, TILE: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Some values of a row."""
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    e = block * BLOCK + tl.arange(0, BLOCK)
+    real = e < VALUES
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    count = tl.load(counts + row)
+    inside = count % CHUNK
+    begin = count - inside
+    own = tl.load(v + row * row_stride + e, mask=real, other=0.0)
+    tl.store(current + (row * CHUNK + inside) * (KEYS + VALUES) + KEYS + e, own, mask=real)
+    # the chunks before: linear attention
+    far = tl.zeros((BLOCK,), dtype=tl.float32)
     if begin > 0:
-        far = tl.zeros((BLOCK,), dtype=tl.float32)
-        for start in range(0, half, LINES):
+        for start in range(0, KEYS, LINES):
             g = start + tl.arange(0, LINES)
-            inner = g < half
-            la = tl.load(z + row * row_stride + g, mask=inner, other=0.0).to(tl.float32)
-            lb = tl.load(z + row * row_stride + half + g, mask=inner, other=0.0).to(tl.float32)
-            gcos, gsin = g * 0.0, g * 0.0
-            if TURNS:
-                here = turns + tl.minimum(count, farthest) * KEYS + g
-                gcos, gsin = tl.load(here, mask=inner, other=0.0), tl.load(here + half, mask=inner, other=0.0)
-            la, lb = _scaled(la, lb, gains, offsets, 2, g, inner, gcos, gsin, half, TURNS)
-            kept, mine = sums + (row * KEYS + g[:, None]) * VALUES + e[None, :], inner[:, None] & real[None, :]
-            far += tl.sum(la[:, None] * tl.load(kept, mask=mine, other=0.0), 0)
-            far += tl.sum(lb[:, None] * tl.load(kept + half * VALUES, mask=mine, other=0.0), 0)
-        mixed += far / tl.where(length > 0, length, begin).to(tl.float32)
+            query = tl.load(queries + row * KEYS + g, mask=g < KEYS, other=0.0)
+            kept = sums + (row * KEYS + g[:, None]) * VALUES + e[None, :]
+            far += tl.sum(query[:, None] * tl.load(kept, mask=(g < KEYS)[:, None] & real[None, :], other=0.0), 0)
+    far = far / tl.where(length > 0, length, tl.maximum(begin, 1)).to(tl.float32)
+    # within the chunk: attention
+    mixed = tl.load(weights + row * CHUNK + inside) * own.to(tl.float32)
+    for start in range(0, inside, TILE):
+        at = start + tl.arange(0, TILE)
+        older = at < inside
+        weight = tl.load(weights + row * CHUNK + at, mask=older, other=0.0)
+        here = current + (row * CHUNK + at[:, None]) * (KEYS + VALUES) + KEYS + e[None, :]
+        tile = tl.load(here, mask=older[:, None] & real[None, :], other=0.0).to(tl.float32)
+        mixed += tl.sum(weight[:, None] * tile, 0)
     gate = tl.load(u + row * row_stride + e, mask=real, other=0.0).to(tl.float32)
-    tl.store(out + row * VALUES + e, (gate * mixed).to(out.dtype.element_ty), mask=real)
+    tl.store(out + row * VALUES + e, (gate * (mixed + far)).to(out.dtype.element_ty), mask=real)
     # a complete chunk joins the sums, some of the values at a time: this must not need more registers than the rest
     if inside == CHUNK - 1:
         tl.debug_barrier()  # all threads have read the sums
+        d = tl.arange(0, WIDE)
         for first in range(0, BLOCK, SOME):
             s = block * BLOCK + first + tl.arange(0, SOME)
             some = s < VALUES
             new = tl.load(v + row * row_stride + s, mask=some, other=0.0)
-            more_a, more_b = tl.zeros((HALF, SOME), dtype=tl.float32), tl.zeros((HALF, SOME), dtype=tl.float32)
+            more = tl.zeros((WIDE, SOME), dtype=tl.float32)
             for start in range(0, CHUNK, TILE):
                 at = start + tl.arange(0, TILE)
-                older, newest = (at < inside)[:, None], (at == inside)[:, None]
-                owned = (at < CHUNK)[:, None] & columns
-                here = current + (row * CHUNK + at[:, None]) * (KEYS + VALUES)
-                ta = tl.load(here + lines, mask=older & columns, other=0.0).to(tl.float32)
-                tb = tl.load(here + half + lines, mask=older & columns, other=0.0).to(tl.float32)
-                ta, tb = tl.where(newest, za[None, :], ta), tl.where(newest, zb[None, :], tb)
-                those = tl.load(here + KEYS + s[None, :], mask=older & some[None, :], other=0.0)
-                those = tl.where(newest, new[None, :], those)
-                tcos, tsin = ta * 0.0, ta * 0.0
-                if TURNS:
-                    angles = turns + tl.minimum(begin + at, farthest)[:, None] * KEYS + lines
-                    tcos, tsin = tl.load(angles, mask=owned, other=0.0), tl.load(angles + half, mask=owned, other=0.0)
-                ta, tb = _scaled(ta, tb, gains, offsets, 3, lines, columns, tcos, tsin, half, TURNS)
-                ta, tb = tl.where(owned, ta, 0.0).to(kind), tl.where(owned, tb, 0.0).to(kind)
-                more_a = tl.dot(tl.trans(ta), those, more_a, input_precision="ieee")
-                more_b = tl.dot(tl.trans(tb), those, more_b, input_precision="ieee")
-            both = known[:, None] & some[None, :]
-            target = sums + (row * KEYS + f[:, None]) * VALUES + s[None, :]
-            tl.store(target, tl.load(target, mask=both, other=0.0) + more_a, mask=both)
-            target += half * VALUES
-            tl.store(target, tl.load(target, mask=both, other=0.0) + more_b, mask=both)
+                own_keys = keys + (row * CHUNK + at[None, :]) * KEYS + d[:, None]
+                key = tl.load(own_keys, mask=(at < CHUNK)[None, :] & (d < KEYS)[:, None], other=0.0)
+                values = current + (row * CHUNK + at[:, None]) * (KEYS + VALUES) + KEYS + s[None, :]
+                those = tl.load(values, mask=(at < inside)[:, None] & some[None, :], other=0.0)
+                those = tl.where((at == inside)[:, None], new[None, :], those)
+                more = tl.dot(key, those, more, input_precision="ieee")
+            target, both = sums + (row * KEYS + d[:, None]) * VALUES + s[None, :], (d < KEYS)[:, None] & some[None, :]
+            tl.store(target, tl.load(target, mask=both, other=0.0) + more, mask=both)
     tl.debug_barrier()
     if tl.atomic_add(arrived + row, 1, sem="acq_rel") == BLOCKS - 1:  # all programs have read the count
         tl.store(arrived + row, 0)
@@ -268,26 +280,49 @@ def gau_step(
     return out
 
 
+class ChunkScores(NamedTuple):
+    """Of a new token: `weights` of the chunk's tokens (rows, chunk), the rotated query of the sums (rows, s), and at
+    the end of a chunk the keys that join them (rows, chunk, s)."""
+
+    weights: Tensor
+    queries: Tensor
+    keys: Tensor
+
+
+@launches
+def chunk_scores(z: Tensor, gated: GatedParts, counts: Tensor, current: Tensor) -> ChunkScores:
+    """Z (rows, s), which is stored in the `current` chunk (rows, chunk, s + e) behind `counts` (rows, 1) tokens.
+    `gated.turns`: of every position."""
+    (rows, width), (_, chunk, both) = z.shape, current.shape
+    assert width % 2 == 0 and z.stride(1) == 1 and counts.is_contiguous() and current.is_contiguous()
+    weights, queries = (torch.empty(rows, n, device=z.device) for n in (chunk, width))
+    keys = torch.empty(rows, chunk, width, dtype=z.dtype, device=z.device)
+    turns, numbers, biases = (z if x is None else x for x in (gated.turns, gated.numbers, gated.biases))
+    _chunk_scores[(rows, triton.cdiv(chunk, 16))](
+        z, gated.gains, gated.offsets, turns, numbers, biases, counts, current, weights, queries, keys, z.stride(0),
+        0 if gated.turns is None else len(gated.turns) - 1, gated.length, CHUNK=chunk, KEYS=width,
+        VALUES=both - width, HALF=triton.next_power_of_2(width // 2), TURNS=gated.turns is not None,
+        BIAS=gated.biases is not None, TILE=16, OVERLAP=overlaps(z.device), launch_pdl=overlaps(z.device), num_warps=4,
+    )  # fmt: skip
+    return ChunkScores(weights, queries, keys)
+
+
 @launches
 def mixed_chunk_step(
-    uvz: Tensor, gated: GatedParts, counts: Tensor, current: Tensor, sums: Tensor, arrived: Tensor
-) -> Tensor:
-    """U, V and Z side by side (rows, 2 e + s), to U ⊙ (V_quad + V_lin) (rows, e). The state of the rows is updated:
-    tokens `counts` (rows, 1), Z and V of the `current` chunk (rows, chunk, s + e), and `sums` Σ K_linᵀ V of those
-    before (rows, s, e). `gated.turns`: of every position. `arrived`: zeros for each row."""
+    u: Tensor, v: Tensor, scores: ChunkScores, length: int, counts: Tensor, current: Tensor, sums: Tensor,
+    arrived: Tensor,
+) -> Tensor:  # fmt: skip
+    """U and V (rows, e), parts of one tensor, to U ⊙ (V_quad + V_lin) (rows, e). The state of the rows is updated:
+    tokens `counts` (rows, 1), V of the `current` chunk (rows, chunk, s + e), and `sums` Σ K_linᵀ V of those before
+    (rows, s, e). `length`: see `GatedParts`. `arrived`: zeros for each row."""
     (rows, width, count), chunk = sums.shape, current.shape[1]
-    assert width % 2 == 0 and uvz.stride(1) == 1 and all(x.is_contiguous() for x in (counts, current, sums))
-    block = block_size(rows, count, width)
+    assert u.stride() == v.stride() and u.stride(1) == 1 and sums.is_contiguous() and current.is_contiguous()
+    block, wide = block_size(rows, count, width), max(16, triton.next_power_of_2(width))
     blocks = triton.cdiv(count, block)
-    u, v, z = uvz.split([count, count, width], -1)
-    out = torch.empty(rows, count, dtype=uvz.dtype, device=uvz.device)
-    turns, numbers, biases = (uvz if x is None else x for x in (gated.turns, gated.numbers, gated.biases))
+    out = torch.empty(rows, count, dtype=u.dtype, device=u.device)
     _mixed_chunk_step[(rows, blocks)](
-        u, v, z, gated.gains, gated.offsets, turns, numbers, biases, counts, current, sums, out, arrived,
-        uvz.stride(0), 0 if gated.turns is None else len(gated.turns) - 1, gated.length, CHUNK=chunk, KEYS=width,
-        VALUES=count, HALF=max(16, triton.next_power_of_2(width // 2)), BLOCK=block, BLOCKS=blocks,
-        SOME=min(block, 64), LINES=min(16, triton.next_power_of_2(width // 2)), TURNS=gated.turns is not None,
-        BIAS=gated.biases is not None, TILE=64 if rows < 4 else 16, OVERLAP=overlaps(uvz.device),
-        launch_pdl=overlaps(uvz.device), num_warps=8, num_stages=1,
+        u, v, *scores, counts, current, sums, out, arrived, u.stride(0), length, CHUNK=chunk, KEYS=width, VALUES=count,
+        WIDE=wide, BLOCK=block, BLOCKS=blocks, SOME=min(block, 32), LINES=min(wide, 4096 // block), TILE=32,
+        OVERLAP=overlaps(u.device), launch_pdl=overlaps(u.device), num_warps=4 if rows < 4 else 8, num_stages=2,
     )  # fmt: skip
     return out
