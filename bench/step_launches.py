@@ -18,7 +18,7 @@ from allyouneed.config import parse
 from allyouneed.nn.linear.ternary import pack_model
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.ops.attention import decode
-from allyouneed.runtime.cuda import kernels, mixer_kernels
+from allyouneed.runtime.cuda import kernels, mixer_kernels, state_space_kernels
 from allyouneed.runtime.cuda.compiled_step import group_calls, record
 from allyouneed.runtime.cuda.decode_step import DecodeStep
 from allyouneed.runtime.cuda.static_cache import StaticStates
@@ -61,7 +61,7 @@ def launch_as_on_a_gpu() -> None:
     patched: Any
     for patched in (kernels, mixer_kernels, decode):
         patched.usable = lambda x: x.dtype is torch.float32
-    for patched in (kernels, mixer_kernels):
+    for patched in (kernels, mixer_kernels, state_space_kernels):
         patched.is_narrow = lambda x, weight: True
     from check_ternary import round_by_interpreter
 

@@ -87,8 +87,12 @@ def _synthesizer(part: SynthesizerModule, setup: StepSetup, state: Any, partial:
 @make_kernel.register(LSHAttention)
 def _lsh(part: LSHAttention, setup: StepSetup, state: Any, partial: bool) -> Kernel:
     require_kernels(setup)
+    from allyouneed.kernels.triton.mixer_steps.lsh import direction_count
+
     states, config = setup.states, part.config
     shape = (part.heads, part.head_width, config.rounds, config.buckets // 2)
+    if direction_count(*shape[1:]) > 1 << 15:
+        raise Unsupported("the kernel holds the hash directions of a head at once")
     directions = rotations(config.seed, shape, states.device)
     heads = torch.empty(1, part.heads, 1, part.head_width, dtype=states.dtype, device=states.device)
     hashed = torch.empty(1, part.heads, 1, config.rounds, dtype=torch.int32, device=states.device)

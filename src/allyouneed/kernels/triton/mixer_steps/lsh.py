@@ -20,19 +20,6 @@ from allyouneed.kernels.triton.decode_attention import _slot_of, split_config
 
 
 @triton.jit
-def _bucket(key, directions, head, f, known, number, WIDTH: tl.constexpr, ROUNDS: tl.constexpr, HALF: tl.constexpr,
-            MANY: tl.constexpr):  # fmt: skip
-    """argmax([xR; −xR]) of one round; R (heads, width, rounds, HALF)."""
-    n = tl.arange(0, MANY)
-    real = n < HALF
-    at = directions + ((head * WIDTH + f[:, None]) * ROUNDS + number) * HALF + n[None, :]
-    turned = tl.sum(key[:, None] * tl.load(at, mask=known[:, None] & real[None, :], other=0.0), 0)
-    ahead, behind = tl.where(real, turned, float("-inf")), tl.where(real, -turned, float("-inf"))
-    first = tl.max(ahead, 0) >= tl.max(behind, 0)
-    return tl.where(first, tl.argmax(ahead, 0), HALF + tl.argmax(behind, 0)).to(tl.int32)
-
-
-@triton.jit
 def _lsh_attention(
     q, v, directions, keys, values, buckets, table, seen, out, tops, sums, parts, arrived,
     q_row, v_row, table_row, slots, whole,
@@ -43,6 +30,14 @@ def _lsh_attention(
     row, head, share = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     f, r = tl.arange(0, WIDE), tl.arange(0, TURNS)
     known = f < WIDTH
+    # the directions R (heads, width, rounds, HALF) of a head, those of a round padded to MANY
+    d = tl.arange(0, TURNS * MANY)
+    turn, number = d // MANY, d % MANY
+    drawn = ((turn < ROUNDS) & (number < HALF))[None, :] & known[:, None]
+    directed = tl.load(
+        directions + ((head * WIDTH + f[:, None]) * ROUNDS + turn[None, :]) * HALF + number[None, :],
+        mask=drawn, other=0.0,
+    )  # fmt: skip
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
@@ -54,11 +49,13 @@ def _lsh_attention(
     query = tl.load(q + row * q_row + head * WIDTH + f, mask=known, other=0.0).to(tl.float32)
     new = query * tl.rsqrt(tl.sum(query * query, 0) / WIDTH + 1e-6) * tl.rsqrt(WIDTH * 1.0)
     new = new.to(kind)
-    own = tl.zeros((TURNS,), dtype=tl.int32)  # the token's bucket in every round
+    own = tl.zeros((TURNS,), dtype=tl.int32)  # the token's bucket in every round: argmax([xR; −xR])
     if HALF > 0:
-        for number in tl.static_range(ROUNDS):
-            bucket = _bucket(new.to(tl.float32), directions, head, f, known, number, WIDTH, ROUNDS, HALF, MANY)
-            own = tl.where(r == number, bucket, own)
+        turned = tl.reshape(tl.sum(new.to(tl.float32)[:, None] * directed, 0), (TURNS, MANY))
+        real = (tl.arange(0, MANY) < HALF)[None, :]
+        ahead, behind = tl.where(real, turned, float("-inf")), tl.where(real, -turned, float("-inf"))
+        is_ahead = tl.max(ahead, 1) >= tl.max(behind, 1)
+        own = tl.where(is_ahead, tl.argmax(ahead, 1), HALF + tl.argmax(behind, 1)).to(tl.int32)
     if share == 0:
         target = _slot_of(table, row, table_row, count, True, head, slots, EVERY, HEADS)
         tl.store(keys + target * WIDTH + f, new, mask=known)
@@ -77,10 +74,10 @@ def _lsh_attention(
         )
         met = tl.max(((theirs == own[None, :]) & (r < ROUNDS)[None, :]).to(tl.int32), 1) > 0
         met = inside & (met | (count < whole))
-        real = met[:, None] & known[None, :]
+        read = met[:, None] & known[None, :]
         here = spot[:, None] * WIDTH + f[None, :]
-        key = tl.load(keys + here, mask=real, other=0.0).to(tl.float32)
-        value = tl.load(values + here, mask=real, other=0.0).to(tl.float32)
+        key = tl.load(keys + here, mask=read, other=0.0).to(tl.float32)
+        value = tl.load(values + here, mask=read, other=0.0).to(tl.float32)
         scores = tl.where(met, tl.sum(key * query[None, :], 1), float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 0))
         safe = tl.where(higher > float("-inf"), higher, 0.0)
@@ -118,6 +115,11 @@ def _lsh_attention(
         tl.store(out + (row * HEADS + head) * WIDTH + f, result.to(out.dtype.element_ty), mask=known)
 
 
+def direction_count(width: int, rounds: int, half: int) -> int:
+    """Numbers that a program holds to hash a token."""
+    return triton.next_power_of_2(width) * triton.next_power_of_2(rounds) * triton.next_power_of_2(max(1, half))
+
+
 @launches
 def lsh_attention(
     q: Tensor, v: Tensor, directions: Tensor, keys: Tensor, values: Tensor, buckets: Tensor, table: Tensor,
@@ -136,11 +138,12 @@ def lsh_attention(
     if shares > 1:
         tops, sums = torch.empty(2, rows, heads, shares, device=q.device)
         pieces = torch.empty(rows, heads, shares, width, device=q.device)
+    drawn = direction_count(width, rounds, half)
     _lsh_attention[(rows, heads, shares)](
         q, v, directions, keys, values, buckets, table, seen, out, tops, sums, pieces, arrived, q.stride(0),
         v.stride(0), table.stride(0), slots, whole, HEADS=heads, WIDTH=width, WIDE=triton.next_power_of_2(width),
         ROUNDS=rounds, TURNS=triton.next_power_of_2(rounds), HALF=half, MANY=triton.next_power_of_2(max(1, half)),
         EVERY=every, SHARES=shares, TILE=cut.tile, OVERLAP=overlaps(q.device), launch_pdl=overlaps(q.device),
-        num_warps=2, num_stages=2,
+        num_warps=min(8, max(2, drawn // 2048)), num_stages=2,
     )  # fmt: skip
     return out
