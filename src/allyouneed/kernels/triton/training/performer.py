@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from allyouneed.kernels import launches
+from allyouneed.kernels import _capability, launches
 from allyouneed.kernels.triton.retention import _contiguous_features, _load_tile, _or, _store_tile
 
 SIDE = 64  # tokens of a chunk, features of a tile
@@ -325,10 +325,13 @@ class _Tiling(NamedTuple):
 
     @classmethod
     def of(cls, q: Tensor, v: Tensor, features: int) -> _Tiling:
-        side = SIDE * 2 // q.itemsize  # fp32 tiles are half as wide, to fit in shared memory
-        chunk, tile = (min(side, max(16, triton.next_power_of_2(x))) for x in (q.shape[2], features))
-        at_once = min(FEATURES_AT_ONCE * 2 // q.itemsize, max(16, triton.next_power_of_2(features)))
         values, width = (max(16, triton.next_power_of_2(x.shape[-1])) for x in (v, q))
+        side = SIDE * 2 // q.itemsize  # fp32 tiles are half as wide, to fit in shared memory
+        if max(values, width) > SIDE and _capability(q.device) < (9, 0):  # less shared memory
+            side //= 2
+        chunk, tile = (min(side, max(16, triton.next_power_of_2(x))) for x in (q.shape[2], features))
+        at_once = FEATURES_AT_ONCE * 2 // q.itemsize * SIDE // max(SIDE, width)
+        at_once = min(at_once, max(16, triton.next_power_of_2(features)))
         precision = "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
         return cls(triton.cdiv(q.shape[2], chunk), chunk, tile, at_once, values, width, precision)
 

@@ -22,7 +22,7 @@ import triton
 from torch import Tensor
 from torch.nn.functional import pad
 
-from allyouneed.kernels import launches
+from allyouneed.kernels import _capability, launches
 from allyouneed.kernels.triton.retention import _contiguous_features
 from allyouneed.kernels.triton.training import tiled_kernels as kernels
 
@@ -48,15 +48,18 @@ class _Launch(NamedTuple):
 
     m: int
     n: int
+    side: int  # of the tiles that the gradient of the bias adds up
     warps: int
     precision: str
 
     @classmethod
-    def of(cls, q: Tensor, table: int) -> _Launch:
+    def of(cls, q: Tensor, v: Tensor, table: int) -> _Launch:
         precision = "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
-        if q.itemsize == 4:  # fp32 tiles are smaller, to fit in shared memory
-            return cls(min(table, 64), min(table, 32), 4, precision)
-        return cls(min(table, 128), min(table, 64), 8 if table >= 128 else 4, precision)
+        m, n, side = (128, 64, 64) if q.itemsize == 2 else (64, 32, 32)
+        if max(q.shape[-1], v.shape[-1]) > 64 and _capability(q.device) < (9, 0):  # less shared memory
+            m, n, side = m // 2, n // 2, side // 2
+        m = min(table, m)
+        return cls(m, min(table, n), min(table, side), 8 if m == 128 else 4, precision)
 
 
 def _features(q: Tensor, v: Tensor) -> tuple[int, int, int, int]:
@@ -80,7 +83,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output and log-sum-exp (batch, heads, time), base 2. `bias` (heads, 2 · time − 1 + 2 · MARGIN), base 2, and
     `segments`: empty if there are none. `masked_by`: 0 nothing, 1 segments > 0, 2 equal segments."""
-    (batch, heads, time, _), run = q.shape, _Launch.of(q, table)
+    (batch, heads, time, _), run = q.shape, _Launch.of(q, v, table)
     (out, lse), bias = _empty_outputs(q, v), _narrow(bias, q)
     for number, (order, counts, entries, _, _, masks) in enumerate(_parts(plan)):
         blocks, many = entries.shape[2:]
@@ -128,7 +131,7 @@ def _backward(
     plan: list[Tensor], scale: float, table: int, causal: bool, masked_by: int, near: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v and the bias."""
-    (batch, heads, time, _), kv_heads, run, widths = q.shape, k.shape[1], _Launch.of(q, table), _widths(q, v)
+    (batch, heads, time, _), kv_heads, run, widths = q.shape, k.shape[1], _Launch.of(q, v, table), _widths(q, v)
     do, wide, bias = _contiguous_features(do), bias, _narrow(bias, q)
     dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))  # with the strides of the inputs
     starts, lines = plan[2].shape[2] * (table // run.m), batch * heads
@@ -158,8 +161,7 @@ def _backward(
         )  # fmt: skip
     if not bias.numel():
         return dq, dk, dv, torch.empty_like(wide)
-    m = min(table, 64 * 2 // q.itemsize)
-    blocks = triton.cdiv(time, m)
+    m, blocks = run.side, triton.cdiv(time, run.side)
     behind = min(blocks, near * (table // m))  # diagonals, the main one included
     ahead = 0 if causal else behind - 1
     splits = max(1, min(batch, PROGRAMS // (heads * (behind + ahead))))
