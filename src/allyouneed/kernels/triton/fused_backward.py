@@ -24,7 +24,7 @@ class Tile(NamedTuple):
 
 
 # chosen by bench/train_gpu.py kernels
-ACTIVATION, MERGE, LAYER_NORM, ADD_NORM = Tile(4, 512, 4), Tile(4, 512, 4), Tile(2, 0, 4), Tile(8, 0, 8)
+ACTIVATION, MERGE, LAYER_NORM, ADD_NORM = Tile(4, 512, 4), Tile(4, 512, 4), Tile(2, 0, 4), Tile(4, 0, 4)
 SUM_NORM = Tile(2, 0, 4)  # tokens of a program
 
 
@@ -265,7 +265,7 @@ def _add_norm_backward(
     by_weight = tl.zeros((STEP, WIDE), tl.float32)
     by_bias = tl.zeros((STEP, WIDE), tl.float32)
     passed = tl.zeros((STEP, WIDE), tl.float32)
-    for start in range(0, ROWS, STEP):
+    for start in tl.range(0, ROWS, STEP, num_stages=3):
         line = first + start + tl.arange(0, STEP)
         at = line.to(tl.int64)[:, None] * width + column
         inside = (line < tokens)[:, None] & (column < width)

@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS = 64  # queries at a time: with all scores of a row, gradients would not fit into registers
+# queries at a time, forward and backward, so that scores and gradients stay in registers and several programs fit
+QUERIES, QUERIES_BACK = 64, 32
 
 
 @triton.jit
@@ -100,11 +101,11 @@ def _backward(
     tl.store(dv + at * VALUES + g[None, :], of_values.to(dv.dtype.element_ty), mask=there[:, None])
 
 
-def _sizes(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> dict[str, Any]:
+def _sizes(q: Tensor, k: Tensor, v: Tensor, causal: bool, most: int) -> dict[str, Any]:
     def tile(time: int) -> int:
         return max(16, triton.next_power_of_2(time))
 
-    heads, rows, columns = q.shape[1], min(ROWS, tile(q.shape[2])), tile(k.shape[2])
+    heads, rows, columns = q.shape[1], min(most, tile(q.shape[2])), tile(k.shape[2])
     return {
         "HEADS": heads, "GROUP": heads // k.shape[1], "WIDTH": q.shape[3], "VALUES": v.shape[3], "ROWS": rows,
         "COLUMNS": columns, "CAUSAL": causal,
@@ -124,7 +125,7 @@ def row_attention(
     q, k, v = _near(q), _near(k), _near(v)
     lse = torch.empty(batch, heads, queries, dtype=torch.float32, device=q.device)
     if lse.numel():
-        sizes = _sizes(q, k, v, causal)
+        sizes = _sizes(q, k, v, causal, QUERIES)
         _forward[(batch, heads, triton.cdiv(queries, sizes["ROWS"]))](
             q, k, v, query, key, q_place, k_place, out, lse, scale, queries, k.shape[2], *q.stride()[:3],
             *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], num_warps=4, **sizes,
@@ -142,6 +143,6 @@ def row_attention_backward(
     if len(q):
         _backward[(len(q), k.shape[1])](
             gradient, q, k, v, query, key, q_place, k_place, lse, dq, dk, dv, scale, q.shape[2], k.shape[2],
-            *gradient.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], num_warps=8,
-            **_sizes(q, k, v, causal),
+            *gradient.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], num_warps=4,
+            num_stages=1, **_sizes(q, k, v, causal, QUERIES_BACK),
         )  # fmt: skip
