@@ -53,8 +53,13 @@ def test_what_the_kernel_cannot_do_takes_the_other_plan():
     queries = layout(QUERIES)
     plan = ShortRows(queries, queries, True, lambda: lambda *given: given)
     wide, odd = torch.ones(2, 2, 7, 16), torch.ones(2, 2, 7, 12).half()
-    for x, dropout in ((wide, 0.0), (odd, 0.0), (wide.half(), 0.1)):
-        assert plan(x, x, x, dropout, ScoreMod(1.0))[3] == dropout
+    for x, v, dropout in (
+        (wide, wide, 0.0),
+        (odd, odd, 0.0),
+        (wide.half(), wide.half(), 0.1),
+        (wide.half(), wide, 0.0),
+    ):
+        assert plan(x, x, v, dropout, ScoreMod(1.0))[3] == dropout
     assert isinstance(plan(*[wide.half()] * 3, 0.0, ScoreMod(1.0)), torch.Tensor)
 
 

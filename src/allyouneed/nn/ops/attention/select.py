@@ -114,7 +114,7 @@ def tiled_or_flex(pattern: Pattern, layout: TokenLayout) -> Tiled | Flex:
         ordered = len(parts) == 1 and not parts[0].query.sorted
         if ordered and parts[0].area > 0.75 * large.area:
             return flex(pattern, layout, layout)
-        return Tiled(pattern, parts, layout, lambda: block_sparse_or_dense(pattern, layout, layout))
+        return Tiled(pattern, parts, layout, lambda: flex(pattern, layout, layout))
 
     return _keep((tiled_or_flex, pattern, _whole_rows(layout), layout.device), plan)
 

@@ -17,7 +17,7 @@ from allyouneed.nn.ops.attention.dense import AttentionFn, ScoreMod
 
 class ShortRows:
     """A token attends to its sentence, or to what is not later in it if `causal`. `make_fallback` builds the plan for
-    what the kernel cannot do: dropout, odd head widths, single precision."""
+    what the kernel cannot do: dropout, odd head widths, single or mixed precision."""
 
     def __init__(
         self, queries: TokenLayout, keys: TokenLayout, causal: bool, make_fallback: Callable[[], AttentionFn]
@@ -30,14 +30,14 @@ class ShortRows:
         return self.make_fallback()
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float, score_mod: ScoreMod) -> Tensor:
-        if dropout or not score_mod.plain or not can_tile(q, v):
+        if dropout or not score_mod.plain or not can_tile(q, k, v):
             return self.fallback(q, k, v, dropout, score_mod)
         return attend(q, k, v, *self.marks, self.causal, score_mod.scale)[0]
 
 
-def can_tile(q: Tensor, v: Tensor) -> bool:
+def can_tile(q: Tensor, k: Tensor, v: Tensor) -> bool:
     widths = all(16 <= x.shape[-1] <= 128 and not x.shape[-1] & (x.shape[-1] - 1) for x in (q, v))
-    return widths and q.dtype in (torch.bfloat16, torch.float16)
+    return widths and q.dtype in (torch.bfloat16, torch.float16) and q.dtype == k.dtype == v.dtype
 
 
 def _sentences(layout: TokenLayout) -> Tensor:
@@ -85,9 +85,7 @@ def attend_backward(
     if usable(q):
         from allyouneed.kernels.triton.training.row_attention import row_attention_backward
 
-        row_attention_backward(
-            gradient, q, k, v, query, key, q_place, k_place, causal, scale, lse, dq, dk, dv
-        )  # fmt: skip
+        row_attention_backward(gradient, q, k, v, query, key, q_place, k_place, causal, scale, lse, dq, dk, dv)
         return dq, dk, dv
     right, value = _repeat(k, q), _repeat(v, q)
     scores = _scores(q, right, query, key, q_place, k_place, causal, scale)
