@@ -383,27 +383,32 @@ def test_every_data_entry_key_is_documented_with_its_default(name: str, head: st
     assert {key: yaml.safe_load(cells[0].strip("`")) for key, cells in rows.items()} == defaults
 
 
-def test_every_task_is_documented() -> None:
-    rows = table(ROOT / "docs" / "tasks.md", "task")
+@pytest.mark.parametrize(("name", "head"), [("tasks", "task"), ("zh/tasks", "任务")])
+def test_every_task_is_documented(name: str, head: str) -> None:
+    rows = table(DOCS / f"{name}.md", head)
     assert set(rows) == set(Task.registry)
-    for kind, (models, head, reads, metrics, keys) in rows.items():
+    for kind, (models, first_head, reads, metrics, keys) in rows.items():
         task = Task.registry[kind]
         assert re.findall(r"`([\w-]+)`", models) == list(task.kinds)
-        assert head == f"`{task.heads[0]}`" and reads == f"`{task.files.model_fields['kind'].default}`"
+        assert first_head == f"`{task.heads[0]}`" and reads == f"`{task.files.model_fields['kind'].default}`"
         assert re.findall(r"`([\w@-]+)`", metrics) == list(task.metrics)
         found = {key: value for text in re.findall(r"`([^`]+)`", keys) for key, value in yaml.safe_load(text).items()}
         assert found == {key: value for key, value in tree_of(task()).items() if key != "kind"}
 
 
-def test_every_file_key_is_documented_with_its_default() -> None:
+@pytest.mark.parametrize(
+    ("name", "head", "required"),
+    [("tasks", "key of `{}` files", "required"), ("zh/tasks", "`{}` 文件的键", "必填")],
+)
+def test_every_file_key_is_documented_with_its_default(name: str, head: str, required: str) -> None:
     for kind, files in Files.registry.items():
-        rows = table(ROOT / "docs" / "tasks.md", f"key of `{kind}` files")
+        rows = table(DOCS / f"{name}.md", head.format(kind))
         if kind == "pairs":  # in data.md
             assert not rows
             continue
         expected = {key: value for key, value in tree_of(parse(files, "a.txt")).items() if key != "kind"}
         written = {key: yaml.safe_load(cells[0].strip("`")) for key, cells in rows.items()}
-        assert written == expected | {"path": "required"}
+        assert written == expected | {"path": required}
 
 
 @pytest.mark.parametrize(("name", "head"), [("training", "schedule"), ("zh/training", "调度")])
