@@ -1,4 +1,4 @@
-"""docs/architecture.md names files, classes and functions that exist, and folders stay small enough to read."""
+"""docs/architecture.md and its Chinese page name files, classes and functions that exist; folders stay small."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "allyouneed"
-TEXT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+TEXT, CHINESE = (
+    (ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("architecture.md", "zh/architecture.md")
+)
 MOST_HOPS, MOST_ENTRIES = 12, 23
 PACKAGING = ("__init__.py", "__main__.py", "__pycache__", "py.typed")
 FLAT_LISTS = ("presets", "interop/families")  # one file per preset and per family
@@ -45,7 +47,7 @@ def names(body: list[ast.stmt], prefix: str = "") -> Iterator[str]:
                 yield prefix + name
 
 
-@pytest.mark.parametrize(("path", "name"), references(TEXT))
+@pytest.mark.parametrize(("path", "name"), references(TEXT + CHINESE))
 def test_every_reference_exists(path: str, name: str) -> None:
     file = SOURCE / path if (SOURCE / path).exists() else ROOT / path
     assert file.exists(), f"no file {path}"
