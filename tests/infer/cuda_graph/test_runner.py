@@ -23,6 +23,7 @@ from allyouneed.runtime.cuda.capture import can_capture
 from graph_runner import (
     DECODINGS,
     MODELS,
+    SMALL,
     Processor,
     Rules,
     Stop,
@@ -265,3 +266,16 @@ PRESETS = [*((name, True) for name in FIT.split()), *((name, False) for name in 
 def test_which_presets_fit(name: str, fits: bool) -> None:
     model: Any = shrink(parse(Model, preset_tree(name))).build()  # type: ignore[type-abstract]
     assert can_capture(model) == fits
+
+
+def test_tables_made_of_weights_follow_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runner that is kept decodes with the weights that the model has by then."""
+    changes = [*SMALL, "decoder[0].mixer.positions={kind: shaw, distance: 3}"]
+    monkeypatch.setitem(MODELS, "shaw", ("llama-15m", changes))
+    engine = engine_of("shaw")
+    before, _ = both(engine, DECODINGS["greedy"], make_requests(engine))
+    for name, weight in engine.model.named_parameters():
+        if "relative" in name:
+            weight.data.neg_()  # unknown to autograd, as an update in a captured graph is
+    plain, found = both(engine, DECODINGS["greedy"], make_requests(engine))
+    assert token_lists(found) == token_lists(plain) != token_lists(before)

@@ -93,6 +93,7 @@ def test_tables_of_distances_follow_weights_that_change(positions: Any) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_()
+        states.refresh()
         states.reset_rows(slots, torch.zeros_like(slots))
         other = DecodeStep(model, StaticStates(model, 2, 1, 8, 0))
         for tokens in torch.tensor([[3, 4], [5, 6], [3, 7]]):

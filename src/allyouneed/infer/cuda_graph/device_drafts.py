@@ -148,6 +148,7 @@ class DeviceModelDrafter(DeviceDrafter):
 
     def assign(self, slots: Sequence[int], requests: Sequence[RequestState]) -> None:
         engine, device = self.engine, self.states.device
+        self.states.refresh()
         some, fits = fit_requests(engine, [state.request for state in requests])
         for single in (True, False):  # there is no token to read before the last one, or there are some
             numbers = [number for number, request in enumerate(some) if (len(request.prompt) == 1) == single]

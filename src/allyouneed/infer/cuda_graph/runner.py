@@ -105,6 +105,7 @@ class GraphRunner:
     def add(self, past: States, requests: Sequence[RequestState], lengths: Sequence[int] | None = None) -> None:
         """Give requests slots, with the first `lengths` tokens of these states (all by default) as their past; they
         continue from the last token of their prompts."""
+        self._refresh()
         slots = [self.free.pop() for _ in requests]
         if lengths is not None:
             past.trim(lengths)
@@ -120,6 +121,7 @@ class GraphRunner:
         """Give requests slots, with the prompts that these rows have read; they continue from the last token."""
         if self.slot_loader is None or self.slot_loader.pool is not past.pool:
             self.slot_loader = SlotLoader(self.states, self.search, past.pool)
+        self._refresh()
         slots = self.free[-len(requests) :][::-1]
         self.slot_loader.load(past, rows, requests, slots)
         del self.free[-len(requests) :]
@@ -127,12 +129,17 @@ class GraphRunner:
 
     def prefill(self, requests: Sequence[RequestState]) -> bool:
         """Give requests slots by a captured prefill; False: there is none for this size, use `add`."""
+        self._refresh()
         slots = self.free[-len(requests) :][::-1]
         if not self.prefill_runner.run(requests, slots):
             return False
         del self.free[-len(requests) :]
         self.search.assign(slots, requests, self.steps)
         return True
+
+    def _refresh(self) -> None:
+        if not self.search.occupied:  # weights do not change while requests are decoded
+            self.states.refresh()
 
     def launch(self, count: int) -> Run:
         """Start so many steps, and the copy of their tokens to the host."""

@@ -1,9 +1,6 @@
-"""Tables of vectors by distance, which the attention kernel looks up: computed once from the weights of a layer, and
-again for new requests if these have changed."""
+"""Tables of vectors by distance, which the attention kernel looks up, computed from the weights of a layer."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +9,7 @@ from allyouneed.nn.mixers.attention.attention import SelfAttention
 from allyouneed.nn.ops.attention.decode import RelativeTables
 from allyouneed.nn.positions.shaw import ShawModule
 from allyouneed.nn.positions.transformer_xl import TransformerXLModule
+from allyouneed.runtime.cuda.derived import derive
 from allyouneed.runtime.cuda.static_cache import StaticStates
 from allyouneed.runtime.program import Unsupported
 
@@ -35,7 +33,7 @@ def _shaw(relative: ShawModule, states: StaticStates) -> RelativeTables:
 
     def past(table: nn.Embedding) -> Tensor:
         """From distance 0 on: no key is ahead."""
-        return derive(states, table, lambda: table.weight[: relative.distance + 1].flip(0))
+        return derive(states, lambda: table.weight[: relative.distance + 1].flip(0))
 
     values = None if relative.values_table is None else past(relative.values_table)
     return RelativeTables(past(relative.keys_table)[None], values, None, None)
@@ -50,25 +48,4 @@ def _transformer_xl(relative: TransformerXLModule, states: StaticStates) -> Rela
         every = relative.far(relative.sinusoids(away).to(place.dtype))  # (distances, inner)
         return every.unflatten(-1, (len(place), -1)).transpose(0, 1).contiguous()
 
-    return RelativeTables(derive(states, relative.far, project), None, content, place)
-
-
-@torch.no_grad()
-def derive(states: StaticStates, module: nn.Module, compute: Callable[[], Tensor]) -> Tensor:
-    """A tensor made from the weights of a module, in the precision of the states."""
-    found, made_of = compute().to(states.dtype, copy=True), _versions(module)
-
-    @torch.no_grad()
-    def update() -> None:
-        nonlocal made_of
-        if made_of != _versions(module):
-            found.copy_(compute())
-            made_of = _versions(module)
-
-    states.derived.append(update)
-    return found
-
-
-def _versions(module: nn.Module) -> list[int]:
-    """Of its weights: they count up when these are written. Weights made in inference mode do not count."""
-    return [weight._version for weight in module.parameters() if not weight.is_inference()]
+    return RelativeTables(derive(states, project), None, content, place)

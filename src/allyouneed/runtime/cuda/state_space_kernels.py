@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from allyouneed.nn.context import Context
@@ -11,6 +12,7 @@ from allyouneed.nn.linear.dense import is_dense
 from allyouneed.nn.mixers.state_space.mamba import MambaModule
 from allyouneed.nn.mixers.state_space.mamba2 import Mamba2Module
 from allyouneed.nn.mixers.state_space.s4 import S4Module
+from allyouneed.runtime.cuda.derived import derive
 from allyouneed.runtime.cuda.kernels import NORMS, Kernel, StepSetup, add_norm, is_narrow, linear, make_kernel
 from allyouneed.runtime.cuda.mixer_kernels import product, require_kernels
 from allyouneed.runtime.program import Unsupported
@@ -58,9 +60,9 @@ def _mamba2(part: Mamba2Module, setup: StepSetup, state: Any, partial: bool) -> 
 
 @make_kernel.register(S4Module)
 def _s4(part: S4Module, setup: StepSetup, state: Any, partial: bool) -> Kernel:
-    """The state space is discretised once, not in every step."""
+    """The state space is not discretised in every step."""
     require_kernels(setup)
-    weights, out = part.step_weights(), part.out
+    weights, out = derive(setup.states, part.step_weights, torch.float32), part.out
 
     def run(u: Tensor, positions: Tensor, context: Context) -> Tensor:
         from allyouneed.kernels.triton.mixer_steps.state_space_step import s4_step

@@ -286,7 +286,7 @@ class StaticStates(States):
         inside = [one for layer in parts for part in layer.values() for one in part.modules()]
         heads = [getattr(one, "kv_heads", getattr(one, "heads", 1)) for one in inside]
         self.counters = torch.zeros(rows * tokens * max(heads, default=1), dtype=torch.int32, device=device)
-        self.derived: list[Callable[[], None]] = []  # update what was computed from weights that have changed
+        self.derived: list[Callable[[], None]] = []  # compute again what was made of weights (derived.py)
         self.token_rows = self.row_ids.repeat_interleave(tokens)  # of all new tokens
         self.token_blocks = self.block_table.repeat_interleave(tokens, 0)
         sources_of = (self.token_rows // group).int()[:, None].contiguous()
@@ -349,10 +349,13 @@ class StaticStates(States):
             for name, state in static.items():
                 state.load(given, others[name])
 
-    def reset_rows(self, slots: Tensor, counts: Tensor) -> Tensor:
-        """The rows (slots, group) of these slots, which have so many tokens now; those of a prompt are in the first."""
+    def refresh(self) -> None:
+        """Weights may have changed since the last requests. Not part of a captured graph."""
         for update in self.derived:
             update()
+
+    def reset_rows(self, slots: Tensor, counts: Tensor) -> Tensor:
+        """The rows (slots, group) of these slots, which have so many tokens now; those of a prompt are in the first."""
         rows = slots[:, None] * self.group + torch.arange(self.group, device=self.device)
         self.device_lengths[rows] = counts[:, None].expand_as(rows)
         if self.group > 1:
