@@ -5,15 +5,13 @@ attention in the same run, at 32k tokens of context, and against other libraries
     python bench/family_gpu.py --only mixers,long --seconds 90
     python bench/family_gpu.py --only retention,rwkv,mla          # some mixers
     python bench/family_gpu.py --only peers --seconds 400         # Hugging Face and flash-linear-attention
-    python bench/family_gpu.py --compile off                      # steps as they are; `on` fuses their operators
     python bench/family_gpu.py --device cpu --tiny                # rehearsal
 
 The skeleton: 12 layers of width 768, 12 heads, a gated channel of 2048, vocabulary 32k, rotary positions where a mixer
 takes them; mixers of about equal parameters. A run decodes through the engine's graph runner: 32 prompt tokens, 128 new
 ones. Tokens per second count decode steps alone, replayed at the middle of that text; `with prompt` is the whole run,
 prefill included, and so are peers and ours beside them, in turns. `long`: steps at 1k to 32k tokens of context, which
-are not prefilled: what a step costs depends on its shapes only. `--compile on` (the default) fuses operators of a step
-(runtime/cuda/compiled_step.py): mixers without kernels of their own take some seconds more for it, which are printed.
+are not prefilled: what a step costs depends on its shapes only.
 
 Declared bytes are those of the cost functions (`allyouneed describe`): the weights that the tokens use, once, and each
 row's state. `share` is what they say of the measured time, at the speed of copying memory. States are compared with the
@@ -48,7 +46,6 @@ from allyouneed.infer.request import Request
 from allyouneed.nn.linear.ternary import pack_model
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.sublayer import Mixer
-from allyouneed.runtime.cuda.compiled_step import CompiledStep
 from allyouneed.runtime.report import cuda_choice
 
 ROTARY = {"kind": "rotary"}
@@ -158,7 +155,6 @@ class Bench:
     begun: float = field(default_factory=time.perf_counter)
     results: dict[str, Any] = field(default_factory=dict)
     copied: float = 0.0  # bytes per second of a copy
-    compile: str = "on"
     locked: Any = None
 
     @property
@@ -262,11 +258,8 @@ def measure(bench: Bench, name: str, keys: dict[str, Any]) -> None:
     choice = cuda_choice(model)
     captured = not choice.blockers
     engine = Engine(model, bos=1, eos=2, pad=0, budget=64 * 1024)
-    engine.graphs.compile = bench.compile
     run = decode if captured else decode_plain
     bench.note(name, captured=captured, executor=str(choice), parameters=sum(p.numel() for p in model.parameters()))
-    bench.note(name, compile=bench.compile)
-    compiled = []
     for rows in s.rows:
         first = bench.timed(lambda rows=rows: run(bench, engine, rows), 0)  # compiles and captures
         slow = first > 4 and not captured
@@ -276,10 +269,6 @@ def measure(bench: Bench, name: str, keys: dict[str, Any]) -> None:
         if captured:
             runner = next(reversed(engine.graphs.kept.values()))
             step = time_steps(bench, runner, int(context), 0.15)
-            found = runner.decode_step
-            compiled.append(f"{found.compiled} compiled" if isinstance(found, CompiledStep) else "plain operators")
-            refused = found.refused if isinstance(found, CompiledStep) else []
-            bench.note(name, **{f"b{rows} fused": compiled[-1], f"b{rows} refused": refused})
         reads, _ = declared(model, keys, rows, context)
         share = reads / step / bench.copied if bench.copied else 0.0
         bench.note(name, **{f"b{rows}": rows / step, f"b{rows} share": share})
@@ -289,10 +278,8 @@ def measure(bench: Bench, name: str, keys: dict[str, Any]) -> None:
     found = bench.results[name]
     shown = "  ".join(f"b{n} {found[f'b{n}']:>9,.0f} ({found[f'b{n} with prompt']:,.0f} with prompt)" for n in s.rows)
     first = " + ".join(f"{found[f'b{n} first']:.1f}" for n in s.rows)
-    how = f"captured, {', '.join(compiled)}, first run {first} s" if captured else "PLAIN: " + str(choice)[:120]
+    how = f"captured, first run {first} s" if captured else "PLAIN: " + str(choice)[:120]
     print(f"{name:26s} {shown}  {how}", flush=True)
-    for why in {why for n in s.rows for why in found.get(f"b{n} refused", [])}:
-        print(f"{'':26s} not compiled: {why}", flush=True)
 
 
 def time_steps(bench: Bench, runner: GraphRunner, context: int, least: float) -> float:
@@ -322,7 +309,7 @@ def measure_long(bench: Bench, name: str, keys: dict[str, Any]) -> None:
         rows = max(1, min(rows, int(0.8 * torch.cuda.mem_get_info()[0] // max(reads, 1))))
     spec = Engine(model, bos=1, eos=2, pad=0).spec(Decoding(method="greedy", max_length=s.new))
     with torch.inference_mode():
-        runner = GraphRunner(model, spec, rows, capacity, 0, bench.compile == "on")
+        runner = GraphRunner(model, spec, rows, capacity, 0)
     contexts = [s.long >> halvings for halvings in range(5, -1, -1)]
     speeds = [rows / time_steps(bench, runner, context, 0.1) for context in contexts]
     share = declared(model, keys, rows, s.long)[0] * speeds[-1] / rows / bench.copied if bench.copied else 0.0
@@ -391,7 +378,6 @@ def measure_peer(bench: Bench, name: str, keys: dict[str, Any]) -> None:
     if static and bench.device.type == "cuda":
         options["cache_implementation"] = "static"  # which also compiles the step
     engine = Engine(bench.build(keys), bos=1, eos=2, pad=0, budget=64 * 1024)
-    engine.graphs.compile = bench.compile
     for rows in s.rows:
         tokens = torch.tensor([request.prompt for request in requests(bench, rows)], device=bench.device)
         mask = torch.ones_like(tokens)
@@ -452,7 +438,7 @@ def table(bench: Bench) -> None:
         plain = "" if found.get("captured", True) else " (plain)"
         print(f"| {name}{plain} | {' | '.join(numbers)} | {share} | {states} | {' | '.join(theirs)} |")
     used = time.perf_counter() - bench.begun
-    print(f"\ncopy {bench.copied / 1e12:.2f} TB/s, {used:.0f} s, torch {torch.__version__}, compile {bench.compile}")
+    print(f"\ncopy {bench.copied / 1e12:.2f} TB/s, {used:.0f} s, torch {torch.__version__}")
 
 
 def main() -> int:
@@ -463,14 +449,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=140, help="start nothing that would end later")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="small sizes, to rehearse")
-    parser.add_argument("--compile", default="on", choices=["on", "off"], help="fuse the operators of a step")
     parser.add_argument("--lock", help="a file: runs that share it compile peers side by side, and measure in turn")
     parser.add_argument("--plot", type=Path, nargs=2, metavar=("JSON", "SVG"), help="draw a run instead")
     given = parser.parse_args()
     if given.plot:
         plot(*given.plot)
         return 0
-    bench = Bench(torch.device(given.device), TINY if given.tiny else Sizes(), given.seconds, compile=given.compile)
+    bench = Bench(torch.device(given.device), TINY if given.tiny else Sizes(), given.seconds)
     bench.locked = open(given.lock, "w") if given.lock else None  # noqa: SIM115
     bench.copied = copy_speed(bench)
     models, only = variants(bench.sizes), given.only.split(",")

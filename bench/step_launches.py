@@ -1,5 +1,5 @@
 """What a decode step launches in every layer, of every mixer in the skeleton of family_gpu.py: kernels of ours, and
-operators of torch, which `ALLYOUNEED_COMPILE=on` fuses within each run of them.
+operators of torch.
 
     python bench/step_launches.py                                         on a GPU
     TRITON_INTERPRET=1 python bench/step_launches.py --device cpu         anywhere, as a GPU would launch them
@@ -13,28 +13,60 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.jit import KernelInterface
 
 from allyouneed.config import parse
 from allyouneed.nn.linear.ternary import pack_model
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.ops.attention import decode
 from allyouneed.runtime.cuda import kernels, mixer_kernels, state_space_kernels
-from allyouneed.runtime.cuda.compiled_step import group_calls, record
 from allyouneed.runtime.cuda.decode_step import DecodeStep
 from allyouneed.runtime.cuda.static_cache import StaticStates
 from family_gpu import TINY, variants
 
 
 class Launches(NamedTuple):
-    """Kernels, operators that launch something, runs of them that can be fused, and calls of libraries."""
+    """Kernels of ours, and operators that launch something."""
 
     kernels: int
     operators: int
-    runs: int
-    libraries: int
 
     def minus(self, other: Launches, times: int = 1) -> Launches:
         return Launches(*(a - times * b for a, b in zip(self, other, strict=True)))
+
+
+class Counter(TorchDispatchMode):
+    """Counts launches inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels = self.operators = 0
+        self.inside = False  # a kernel: the interpreter runs operators, which no GPU does
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name().split("::")[1].split(".")[0]
+        allocates = name in ("empty", "new_empty", "empty_like", "_unsafe_view")
+        self.operators += not (self.inside or func.is_view or allocates)
+        return func(*args, **(kwargs or {}))
+
+    def __enter__(self) -> Counter:
+        usual = self.usual = KernelInterface.__getitem__
+
+        def counted(kernel: Any, grid: Any) -> Any:
+            def launch(*args: Any, **kwargs: Any) -> None:
+                self.kernels, self.inside = self.kernels + 1, True
+                usual(kernel, grid)(*args, **kwargs)
+                self.inside = False
+
+            return launch
+
+        KernelInterface.__getitem__ = counted
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        KernelInterface.__getitem__ = self.usual
 
 
 def launches(name: str, layers: int, device: str) -> Launches:
@@ -46,14 +78,9 @@ def launches(name: str, layers: int, device: str) -> Launches:
     step, tokens = DecodeStep(model, StaticStates(model, 2, 1, 64, 0)), torch.tensor([4, 5], device=device)
     with torch.no_grad():
         step(tokens)
-        calls, _ = record(step, tokens)
-    groups = group_calls(calls)
-    return Launches(
-        sum(call.is_launch for call in calls),
-        sum(not call.is_launch and call.computes for call in calls),
-        sum(group[0].is_fused and any(call.computes for call in group) for group in groups),
-        sum(not group[0].is_fused and not group[0].is_launch and group[0].computes for group in groups),
-    )
+        with Counter() as counter:
+            step(tokens)
+    return Launches(counter.kernels, counter.operators)
 
 
 def launch_as_on_a_gpu() -> None:
@@ -75,8 +102,8 @@ def main() -> int:
     given = parser.parse_args()
     if given.device == "cpu":
         launch_as_on_a_gpu()
-    print("| model | kernels per layer | operators per layer | in runs | of libraries | once per step |")
-    print("|" + "---|" * 6)
+    print("| model | kernels per layer | operators per layer | once per step |")
+    print("|" + "---|" * 4)
     for name in given.only.split(",") if given.only else variants(TINY):
         two, four = (launches(name, layers, given.device) for layers in (2, 4))
         layer = Launches(*(n // 2 for n in four.minus(two)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,40 +23,6 @@ from torch import Tensor
 def compiler_is_loaded() -> bool:
     """Whether torch.compile's front end has been imported, which takes seconds; nothing is compiled without it."""
     return "torch._dynamo" in sys.modules
-
-
-def record_operators(record: Callable[[Any, Any, Any, Any], None]) -> AbstractContextManager[Any]:
-    """Inside, `record(operator, args, kwargs, output)` is called after every operator that torch runs. One that
-    consists of others is recorded as these, in inference mode, too."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Recorder(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            with self:
-                found = func.decompose(*args, **(kwargs or {}))
-            if found is NotImplemented:
-                found = func(*args, **(kwargs or {}))
-                record(func, args, kwargs or {}, found)
-            return found
-
-    return Recorder()
-
-
-def replace_tensors(value: Any, replace: Callable[[Tensor], Any]) -> Any:
-    """The same nested tuples, lists and dictionaries with other tensors."""
-    from torch.utils._pytree import tree_map_only
-
-    return tree_map_only(Tensor, replace, value)
-
-
-def compile_operators(module: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
-    """Fused kernels for a graph of operators with these inputs, which may be written in place (Inductor, without its
-    own CUDA graphs)."""
-    import torch._inductor as inductor
-
-    options = {"triton.cudagraphs": False, "max_autotune": False}
-    compiled: Callable[..., Sequence[Tensor]] = inductor.compile(module, list(inputs), options=options)
-    return compiled
 
 
 # --- attention ------------------------------------------------------------------------------------------------------

@@ -18,9 +18,6 @@ SOURCES, PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8], [2, 2]], [[1, 2, 3, 4, 5], [3], 
 SLOTS, GROUP, STEPS = [2, 0, 1], 2, 4  # the slots of the three rows; beams of a slot
 
 
-Step = Callable[[Tensor], Tensor]
-
-
 class Decoded(NamedTuple):
     found: Tensor  # logits (steps, rows, vocab)
     wanted: Tensor
@@ -29,19 +26,17 @@ class Decoded(NamedTuple):
 
 
 def decode_both(
-    plain: Any, model: Any, sources: list[list[int]], prepare: Callable[[Callable[[], None]], Callable[[], None]],
-    compiled: Callable[[Step, Tensor], Step] | None = None,
-) -> Decoded:  # fmt: skip
+    plain: Any, model: Any, sources: list[list[int]], prepare: Callable[[Callable[[], None]], Callable[[], None]]
+) -> Decoded:
     """`plain` decodes as usual; `model`, equal but perhaps on another device, by steps of fixed shape: beams of unequal
     length in slots in any order, reordered after each step. `prepare` makes a function of the step that can be called
-    again, without arguments: it may capture it. `compiled` makes another step of it before."""
+    again, without arguments: it may capture it."""
     states = StaticStates(model, len(SLOTS), GROUP, 16, 8 if sources else 0)
     device = states.device
-    step: Step = DecodeStep(model, states)
+    step = DecodeStep(model, states)
     tokens = torch.ones(states.rows, dtype=torch.long, device=device)
     order = torch.arange(states.rows, device=device)
     logits = step(tokens)  # allocates the states
-    step = step if compiled is None else compiled(step, tokens)
 
     def once() -> None:
         logits.copy_(step(tokens))

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def usable(x: Tensor) -> bool:
@@ -22,37 +16,7 @@ def usable(x: Tensor) -> bool:
 
 def usable_without_grad(x: Tensor) -> bool:
     """Whether a forward-only kernel may run: no gradients, and no compiler that would fuse it anyway."""
-    return not torch.is_grad_enabled() and not torch.compiler.is_compiling() and _interceptor() is None and usable(x)
-
-
-Call = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
-_intercepted = threading.local()
-
-
-def _interceptor() -> Call | None:
-    """Of this thread."""
-    return None if torch.compiler.is_compiling() else getattr(_intercepted, "call", None)
-
-
-@contextmanager
-def intercept_launches(call: Call) -> Iterator[None]:
-    """Inside, `call(function, args, kwargs)` runs the functions that launch kernels (runtime/cuda/compiled_step.py)."""
-    _intercepted.call = call
-    try:
-        yield
-    finally:
-        _intercepted.call = None
-
-
-def launches(function: F) -> F:
-    """For every function that launches a kernel: torch knows nothing of it, so a recorded step keeps the whole call."""
-
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        call = _interceptor()
-        return function(*args, **kwargs) if call is None else call(function, args, kwargs)
-
-    return cast(F, run)
+    return not torch.is_grad_enabled() and not torch.compiler.is_compiling() and usable(x)
 
 
 @torch.compiler.assume_constant_result  # the compiler need not look inside

@@ -20,11 +20,10 @@ def decode_prefilled(graphs: GraphRunnerCache, states: States, requests: Sequenc
         return False
     graphs.drop_stale(key)
     try:
-        runner = graphs.runner(key, requests)
+        runner = graphs.runner(key)
     except Exception as error:
         graphs.refuse(error, key.kind)
         return False
-    graphs.steps[key] += key.steps_of(requests)
     batch = GraphBatch(runner, graphs.engine, cache=graphs, key=key)
     batch.add(states, range(len(requests)), requests)
     while batch.active:

@@ -9,8 +9,8 @@ begins with the last one.
 from __future__ import annotations
 
 import warnings
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,7 +38,6 @@ from allyouneed.infer.request import Request
 from allyouneed.nn.batch import to_device
 from allyouneed.nn.states.base import States
 from allyouneed.nn.states.paged import PagedStates
-from allyouneed.runtime.cuda.compiled_step import compile_mode, fused_step
 from allyouneed.runtime.cuda.decode_step import DecodeStep
 from allyouneed.runtime.cuda.multi_token import MultiTokenStep
 from allyouneed.runtime.cuda.static_cache import StaticStates
@@ -49,23 +48,20 @@ JOIN_STEPS = 4  # of a run while a slot is free
 REFILL = 8  # slots are refilled when one in so many is free: prefill stalls the requests that are decoding
 KEPT = 4  # shapes whose runners are kept for the next call
 WORTH = 128  # tokens an engine decodes before it captures graphs: capturing takes a while
-WORTH_COMPILING = 20_000  # steps of one shape before they are compiled, which takes about ten seconds
 
 
 class GraphRunner:
-    """`slots` for requests, each with the rows its specification needs. `compiled`: operators of a step are fused
-    (runtime/cuda/compiled_step.py), which takes seconds. `stops`: stop conditions are checked in every step."""
+    """`slots` for requests, each with the rows its specification needs. `stops`: stop conditions are checked in
+    every step."""
 
     def __init__(
-        self, model: Any, spec: DecodingSpec, slots: int, capacity: int, sources: int, compiled: bool = False,
-        stops: bool = False,
-    ) -> None:  # fmt: skip
-        self.model, self.compiled = model, compiled
+        self, model: Any, spec: DecodingSpec, slots: int, capacity: int, sources: int, stops: bool = False
+    ) -> None:
+        self.model = model
         self.states = StaticStates(model, slots, spec.decoding.rows, capacity, sources, tokens_per_step(spec))
         step = DecodeStep if spec.draft is None else MultiTokenStep
-        self.decode_step: Callable[[Tensor], Tensor] = step(model, self.states)
         self.search = device_search(spec, self.states, model.config.vocabs.target, stops)
-        self.stages = self.search.stages(lambda tokens: self.decode_step(tokens))
+        self.stages = self.search.stages(step(model, self.states))
         self.free = list(range(slots))
         self.steps = 0  # decoded so far
         cuda = self.states.device.type == "cuda"
@@ -76,9 +72,6 @@ class GraphRunner:
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by number of steps
         self.stage_graphs: list[torch.cuda.CUDAGraph] = []  # where the host runs between them
         with torch.cuda.device_of(record), torch.no_grad():
-            if compiled:
-                self._step()  # allocates the states
-                self.decode_step = fused_step(self.decode_step, self.search.last_tokens)
             if cuda and self.search.waits:
                 self.stage_graphs = [capture_warm(stage.run) for stage in self.stages]
             elif cuda:
@@ -292,8 +285,6 @@ class GraphRunnerCache:
 
     def __init__(self, engine: ModelRunner) -> None:
         self.engine, self.requested = engine, 0
-        self.compile = compile_mode()
-        self.steps: Counter[Shape] = Counter()  # decoded in each shape
         self.refused: str | None = None  # why a capture has failed; there are no others then
         self.refused_drafts: str | None = None  # why one with a draft has; there are others without
         self.known: ModelLimits | None = None  # of the model, inside of `ask_model_once`
@@ -331,30 +322,18 @@ class GraphRunnerCache:
         key = self.shape(requests)
         self.drop_stale(key)
         try:
-            self.keep(key, self.runner(key, requests))
+            self.keep(key, self.runner(key))
         except Exception as error:
             self.refuse(error, key.kind)
             return False
         return True
 
-    def runner(self, key: Shape, requests: Sequence[RequestState]) -> GraphRunner:
-        """The one that is kept, or a new one, compiled once so many steps are to be decoded that this pays."""
-        steps = self.steps[key] + key.steps_of(requests)
-        pays = self.compile == "on" or (self.compile == "auto" and steps >= WORTH_COMPILING)
-        pays = pays and key.kind.draft is None  # only steps of one token are compiled
-        kept = self.kept.pop(key, None)
-        return kept if kept is not None and (kept.compiled or not pays) else self.make(key, pays)
+    def runner(self, key: Shape) -> GraphRunner:
+        """The one that is kept, or a new one."""
+        return self.kept.pop(key, None) or self.make(key)
 
-    def make(self, key: Shape, compiled: bool) -> GraphRunner:
-        """A compiled one that cannot be captured is made anew without."""
-        sizes = (key.kind, key.slots, key.capacity, key.sources)
-        if compiled:
-            try:
-                return GraphRunner(self.engine.model, *sizes, compiled=True, stops=key.stops)
-            except Exception as error:
-                self.compile = "off"
-                warnings.warn(f"decoding without compiled steps: {type(error).__name__}: {error}", stacklevel=2)
-        return GraphRunner(self.engine.model, *sizes, stops=key.stops)
+    def make(self, key: Shape) -> GraphRunner:
+        return GraphRunner(self.engine.model, key.kind, key.slots, key.capacity, key.sources, key.stops)
 
     def refuse(self, error: Exception, spec: DecodingSpec) -> None:
         """After a capture that has failed: a part waits for the host, or a kernel does not compile here."""
@@ -374,9 +353,7 @@ class GraphRunnerCache:
         """A batch for these requests of one specification, largest first; no other batch uses its runner meanwhile."""
         key = self.shape(requests)
         self.drop_stale(key)
-        runner = self.runner(key, requests)
-        self.steps[key] += key.steps_of(requests)
-        return GraphBatch(runner, self.engine, requests, self, key)
+        return GraphBatch(self.runner(key), self.engine, requests, self, key)
 
     def shape(self, requests: Sequence[RequestState], source: int = 0) -> Shape:
         """`source`: positions of the sources, where the requests do not have them."""

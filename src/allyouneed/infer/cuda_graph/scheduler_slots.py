@@ -93,7 +93,7 @@ class SchedulerSlots:
             return False
         count = min(shape.slots, slots)
         try:
-            runner = self.graphs.make(shape._replace(slots=count), self.graphs.compile == "on")
+            runner = self.graphs.make(shape._replace(slots=count))
         except Exception as error:
             self.graphs.refuse(error, shape.kind)
             return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,10 +21,6 @@ class Shape(NamedTuple):
     sources: int
     weights: int
     stops: bool = False
-
-    def steps_of(self, requests: Sequence[RequestState]) -> int:
-        """About how many these need."""
-        return max(state.limit for state in requests) * -(-len(requests) // self.slots)
 
 
 def tokens_per_step(spec: DecodingSpec) -> int:

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import launches, overlaps
+from allyouneed.kernels import overlaps
 
 
 @triton.jit
@@ -45,7 +45,6 @@ def _add_norm(
     tl.store(normal + row * width + f, found.to(x.dtype.element_ty), mask=inside)
 
 
-@launches
 def add_norm(
     x: Tensor, more: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, centre: bool,
     offset: float = 0.0, keep: bool = True,

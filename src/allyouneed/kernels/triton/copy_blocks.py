@@ -7,8 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from allyouneed.kernels import launches
-
 
 @triton.jit
 def _copy_blocks(
@@ -28,7 +26,6 @@ def _copy_blocks(
         tl.store(here, values.to(target.dtype.element_ty), mask=inside)
 
 
-@launches
 def copy_blocks(storage: Tensor, table: Tensor, target: Tensor, rows: Tensor, counts: Tensor) -> None:
     """`storage` (blocks, heads, size, width), `table` (n, entries), `target` (rows, heads, capacity, width), all
     contiguous; `rows` and `counts` (n,)."""

@@ -27,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import launches, overlaps
+from allyouneed.kernels import overlaps
 
 
 @triton.jit
@@ -277,7 +277,6 @@ def split_config(rows: int, kv_heads: int, group: int, most: int) -> SplitConfig
     return SplitConfig(count, 64, 4) if group > 1 else SplitConfig(count, 32, 1)
 
 
-@launches
 def decode_attention(
     q: Tensor, keys: Tensor, values: Tensor, table: Tensor, seen: Tensor, scale: float, every: int,
     new: tuple[Tensor, Tensor] | None = None, turns: Tensor | None = None, arrived: Tensor | None = None,

@@ -8,8 +8,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from allyouneed.kernels import launches
-
 
 @triton.jit
 def _embed_step(
@@ -35,7 +33,6 @@ def _embed_step(
     tl.store(lengths + row, length + 1)
 
 
-@launches
 def embed_step(
     tokens: Tensor, lengths: Tensor, last: int, vectors: Tensor, scale: float, positions: Tensor | None,
     rotations: Tensor | None, table: Tensor | None,

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor, nn
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import launches, overlaps
+from allyouneed.kernels import overlaps
 from allyouneed.kernels.triton.small_batch_linear import _activate
 
 ROWS = 16  # rows of a tile, the fewest of a matrix product
@@ -59,7 +59,6 @@ def _table(addresses: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor(addresses, dtype=torch.int64, device=device)
 
 
-@launches
 def expert_linear(x: Tensor, maps: Sequence[nn.Linear], ends: Tensor) -> Tensor:
     """x (rows, inputs) sorted by expert, in the dtype of the weights; ends (experts,): the end of each one's rows."""
     (rows, inputs), first = x.shape, maps[0]
@@ -253,7 +252,6 @@ def _all_choices(
         tl.store(out + target.to(tl.int64)[None, :] * outputs + n[:, None], found.to(out.dtype.element_ty), mask=real)
 
 
-@launches
 def route(
     x: Tensor, weight: Tensor, bias: Tensor | None, top: int, sigmoid: bool = False, normalise: bool = False,
     scale: float = 1.0, correction: Tensor | None = None, groups: tuple[int, int, bool] | None = None,
@@ -279,7 +277,6 @@ def route(
     return chosen, scores
 
 
-@launches
 def expert_up(
     x: Tensor, maps: Sequence[nn.Linear], chosen: Tensor, activation: str = "", gated: bool = False
 ) -> Tensor:
@@ -291,7 +288,6 @@ def expert_up(
     return out
 
 
-@launches
 def expert_down(
     hidden: Tensor, maps: Sequence[nn.Linear], chosen: Tensor, scores: Tensor, shared: Tensor | None = None
 ) -> Tensor:

@@ -7,7 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from allyouneed.kernels import launches
 from allyouneed.kernels.triton.small_batch_linear import _activate
 
 
@@ -22,7 +21,6 @@ def _gate(both, out, hidden, row, ACTIVATION: tl.constexpr, SIZE: tl.constexpr):
     tl.store(out + number * hidden + at, found.to(out.dtype.element_ty), mask=at < hidden)
 
 
-@launches
 def gated(both: Tensor, activation: str) -> Tensor:
     """(…, 2 · hidden) to (…, hidden); activations: small_batch_linear.py."""
     flat = both.flatten(0, -2)

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import launches, overlaps
+from allyouneed.kernels import overlaps
 
 MOST = 4  # maps of a launch
 
@@ -116,7 +116,6 @@ def _joint(
     tl.store(target, found.to(kind), mask=keep)
 
 
-@launches
 def joint_linear(
     x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], activations: Sequence[str] = (),
     before: Tensor | None = None, mixes: Sequence[Tensor] = (),

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import launches, overlaps
+from allyouneed.kernels import overlaps
 
 
 @triton.jit
@@ -86,7 +86,6 @@ def _performer_step(
     tl.store(out + own * WIDTH + f, found.to(out.dtype.element_ty), mask=known)
 
 
-@launches
 def performer_step(
     qkv: Tensor, features: Tensor, sums: Tensor, tops: Tensor, floor: float | None, least: float
 ) -> Tensor:
@@ -158,7 +157,6 @@ def _infini_step(
     tl.store(out + target, found.to(out.dtype.element_ty), mask=known)
 
 
-@launches
 def infini_step(
     qkv: Tensor, near: Tensor, places: Tensor, positions: Tensor, gates: Tensor, memory: Tensor, following: Tensor,
     segment: int, delta: bool, local: bool, least: float,

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import launches, overlaps
+from allyouneed.kernels import overlaps
 
 
 @triton.jit
@@ -87,7 +87,6 @@ class HeadNorm(NamedTuple):
     offset: float = 0.0
 
 
-@launches
 def retention_step(
     q: Tensor, k: Tensor, v: Tensor, gate: Tensor, decay: Tensor, temperature: float | None, floor: Tensor | None,
     rotation: Tensor, s: Tensor, z: Tensor, norm: HeadNorm, scale: float,
@@ -150,7 +149,6 @@ def _wkv_step(
     tl.store(out + at, (opened * found.to(kind).to(tl.float32)).to(kind), mask=inside)
 
 
-@launches
 def wkv_step(
     x: Tensor, before: Tensor, r: Tensor, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor,
     m: Tensor, a: Tensor, b: Tensor,
@@ -184,7 +182,6 @@ def _gate_shift(
     tl.store(out + row * width + f, (opened * found).to(out.dtype.element_ty), mask=inside)
 
 
-@launches
 def gate_shift(x: Tensor, before: Tensor, gate: Tensor, y: Tensor) -> Tensor:
     """gate ⊙ y (rows, width), and `before` (rows, width) becomes x: the end of RWKV's channel-mixing."""
     rows, width = y.shape
@@ -237,7 +234,6 @@ def _rnn_gates(seen, kept, h, c, out, hidden, LSTM: tl.constexpr, BLOCK: tl.cons
     tl.store(out + at, found.to(out.dtype.element_ty), mask=inside)
 
 
-@launches
 def rnn_gates(seen: Tensor, kept: Tensor, h: Tensor, c: Tensor | None) -> Tensor:
     """The gates of an LSTM (with a cell c) or a GRU, as torch orders them, projected from the input and from the state
     (rows, gates · hidden); h and c (rows, hidden) are updated, and h is the result."""

@@ -21,8 +21,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from allyouneed.kernels import launches
-
 RetentionState = tuple[Tensor, Tensor]
 SIDE = 64  # tokens per chunk; keys and values per tile of S
 PROGRAMS = 512  # programs per walk, to occupy the GPU
@@ -437,7 +435,6 @@ def _contiguous_features(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-@launches
 def retention(
     q: Tensor, k: Tensor, v: Tensor, log: Tensor, sums: RetentionState | None = None, starts: Tensor | None = None
 ) -> tuple[Tensor, Tensor, RetentionState]:

@@ -7,8 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from allyouneed.kernels import launches
-
 
 @triton.jit
 def _rotate(
@@ -31,7 +29,6 @@ def _rotate(
     tl.store(target + apart, (b * c + a * s).to(out.dtype.element_ty), mask=inside)
 
 
-@launches
 def rotate(x: Tensor, table: Tensor, interleaved: bool) -> Tensor:
     """Rotate x (batch, heads, time, width) by fp32 cosines and sines (2, batch or 1, 1, time, width / 2). The result is
     contiguous per token."""

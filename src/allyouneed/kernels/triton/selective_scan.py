@@ -25,8 +25,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from allyouneed.kernels import launches
-
 TOKENS = 4  # loaded at once; in backward, a kept state for each so many
 STATES = 16  # per program at most
 GROUPS, LANES = 2, 16  # features of a program
@@ -446,7 +444,6 @@ def _sum_planes(planes: Tensor, dtype: torch.dtype) -> Tensor:
     return planes[0] if len(planes) == 1 else planes.sum(0).to(dtype)
 
 
-@launches
 def selective_scan(
     x: Tensor, steps: Tensor, bias: Tensor, a: Tensor, b: Tensor, c: Tensor, skip: Tensor, state: Tensor,
     lengths: Tensor | None = None, starts: Tensor | None = None,

@@ -17,8 +17,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from allyouneed.kernels import launches
-
 TOKENS, FEATURES = 8, 64  # of a tile
 TILES = 8  # per program in backward
 WARPS = 4
@@ -192,7 +190,6 @@ def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
 _forward.register_autograd(_gradients, setup_context=_save)
 
 
-@launches
 def short_convolution(
     x: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None, starts: Tensor | None = None
 ) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.language.extra import libdevice
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import launches, overlaps
+from allyouneed.kernels import overlaps
 
 
 @triton.jit
@@ -181,7 +181,6 @@ def is_small_batch(rows: int, weight: Tensor) -> bool:
     return rows <= 64 or (rows <= 512 and weight.numel() <= 1 << 20)
 
 
-@launches
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str = "", gated: bool = False, parts: bool = False,
     cut: MatmulTile | None = None,

@@ -19,7 +19,7 @@ from torch import Tensor
 from triton.language.extra import libdevice
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import launches, overlaps
+from allyouneed.kernels import overlaps
 from allyouneed.kernels.triton.small_batch_linear import _activate
 
 FEW = 16
@@ -195,7 +195,6 @@ def tile_config(tokens: int, outputs: int, quarter: int, parts: bool) -> Ternary
     return tile._replace(parts=count)
 
 
-@launches
 def ternary_linear(
     x: Tensor, bytes: Tensor, weight_step: Tensor, bias: Tensor | None, smallest: float, most: int,
     activation: str = "", gated: bool = False, parts: bool = False,

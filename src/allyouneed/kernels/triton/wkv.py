@@ -24,8 +24,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from allyouneed.kernels import launches
-
 WKVState = tuple[Tensor, Tensor, Tensor]
 FEATURES = 64  # per program (one warp)
 AHEAD = tl.constexpr(5)  # tokens to prefetch, to hide memory latency
@@ -336,7 +334,6 @@ def _gradients(ctx: Any, g: Tensor, d_ends: Tensor) -> tuple[Tensor | None, ...]
 _forward.register_autograd(_gradients, setup_context=_save)
 
 
-@launches
 def wkv(
     past: WKVState, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, lengths: Tensor | None, least: float,
     starts: Tensor | None = None,

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import launches, overlaps
+from allyouneed.kernels import overlaps
 from allyouneed.kernels.triton.decode_attention import _slot_of
 
 
@@ -252,7 +252,6 @@ def block_size(rows: int, values: int, keys: int) -> int:
     return min(most, 32 if rows < 4 else 64 if rows < 16 else 128, max(16, triton.next_power_of_2(values)))
 
 
-@launches
 def gau_step(
     uvz: Tensor, gated: GatedParts, keys: Tensor, values: Tensor, table: Tensor, seen: Tensor, every: int,
     arrived: Tensor, shares: int | None = None,
@@ -289,7 +288,6 @@ class ChunkScores(NamedTuple):
     keys: Tensor
 
 
-@launches
 def chunk_scores(z: Tensor, gated: GatedParts, counts: Tensor, current: Tensor) -> ChunkScores:
     """Z (rows, s), which is stored in the `current` chunk (rows, chunk, s + e) behind `counts` (rows, 1) tokens.
     `gated.turns`: of every position."""
@@ -307,7 +305,6 @@ def chunk_scores(z: Tensor, gated: GatedParts, counts: Tensor, current: Tensor) 
     return ChunkScores(weights, queries, keys)
 
 
-@launches
 def mixed_chunk_step(
     u: Tensor, v: Tensor, scores: ChunkScores, length: int, counts: Tensor, current: Tensor, sums: Tensor,
     arrived: Tensor,

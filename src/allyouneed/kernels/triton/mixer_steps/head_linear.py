@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import launches, overlaps
+from allyouneed.kernels import overlaps
 
 
 @triton.jit
@@ -54,7 +54,6 @@ def _head_linear(
     tl.store(target, found.to(out.dtype.element_ty), mask=(r < rows)[:, None] & inside[None, :])
 
 
-@launches
 def head_linear(x: Tensor, weight: Tensor) -> Tensor:
     """x (rows, heads, inputs), weight (heads, inputs, outputs) or the transpose of (heads, outputs, inputs), to (rows,
     heads, outputs)."""

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import launches, overlaps
+from allyouneed.kernels import overlaps
 from allyouneed.kernels.triton.decode_attention import _rotate, _slot_of
 from allyouneed.kernels.triton.recurrent_step import HeadNorm
 
@@ -135,7 +135,6 @@ def _latent_attention(
         tl.store(target, found.to(out.dtype.element_ty), mask=keep)
 
 
-@launches
 def latent_attention(
     ql: Tensor, qr: Tensor, new: Tensor, cache: Tensor, table: Tensor, seen: Tensor, scale: float, every: int,
     rotation: Tensor | None, interleaved: bool, norm: HeadNorm | None, arrived: Tensor,

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import launches, overlaps
+from allyouneed.kernels import overlaps
 from allyouneed.kernels.triton.decode_attention import _slot_of, split_config
 
 
@@ -120,7 +120,6 @@ def direction_count(width: int, rounds: int, half: int) -> int:
     return triton.next_power_of_2(width) * triton.next_power_of_2(rounds) * triton.next_power_of_2(max(1, half))
 
 
-@launches
 def lsh_attention(
     q: Tensor, v: Tensor, directions: Tensor, keys: Tensor, values: Tensor, buckets: Tensor, table: Tensor,
     seen: Tensor, every: int, whole: int, arrived: Tensor, shares: int | None = None,

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import launches, overlaps
+from allyouneed.kernels import overlaps
 
 
 @triton.jit
@@ -48,7 +48,6 @@ def _convolution_step(
     tl.store(out + row * features + f, (found * tl.sigmoid(found)).to(kind), mask=inside)
 
 
-@launches
 def convolution_step(x: Tensor, before: Tensor, taps: Tensor, shift: Tensor | None) -> Tensor:
     """silu of the filters (features, size) over the last inputs `before` (rows, size − 1, features), which move on, and
     x (rows, features)."""
@@ -94,7 +93,6 @@ def _mamba_step(
     tl.store(out + at, (found.to(kind).to(tl.float32) * gate).to(kind), mask=inside)
 
 
-@launches
 def mamba_step(
     x: Tensor, steps: Tensor, bias: Tensor, a_log: Tensor, b: Tensor, c: Tensor, skip: Tensor, z: Tensor, h: Tensor
 ) -> Tensor:
@@ -145,7 +143,6 @@ def _mamba2_step(
     tl.store(target, (found.to(kind).to(tl.float32) * gate).to(kind), mask=known)
 
 
-@launches
 def mamba2_step(
     x: Tensor, b: Tensor, c: Tensor, steps: Tensor, bias: Tensor, a_log: Tensor, skip: Tensor, z: Tensor, h: Tensor
 ) -> Tensor:
@@ -212,7 +209,6 @@ def _s4_step(
         tl.store(out + row * width + f, y.to(out.dtype.element_ty), mask=real)
 
 
-@launches
 def s4_step(u: Tensor, weights: Tensor, skip: Tensor, x: Tensor) -> Tensor:
     """u (rows, width), `weights` as `S4Module.step_weights` returns them; x (rows, width, N) is updated. The result
     (rows, width): gelu(C x + D u)."""

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import launches, overlaps
+from allyouneed.kernels import overlaps
 from allyouneed.kernels.triton.decode_attention import _slot_of
 
 PARTS = 8  # splits of the pairs, which the next kernel adds up
@@ -102,7 +102,6 @@ def _pair_linear(
     tl.store(target, found.to(out.dtype.element_ty), mask=(r < rows)[:, None] & inside[None, :])
 
 
-@launches
 def pairs(
     qkv: Tensor, cores: Tensor, keys: Tensor, values: Tensor, table: Tensor, seen: Tensor, every: int, length: int
 ) -> Tensor:
@@ -123,7 +122,6 @@ def pairs(
     return out
 
 
-@launches
 def pair_linear(x: Tensor, weight: Tensor, seen: Tensor, length: int) -> Tensor:
     """Pairs x (rows, length²) of tokens at most at `seen` (rows,), weight (outputs, length²): parts of the result
     (parts, rows, outputs), fp32, that are still to be added up."""

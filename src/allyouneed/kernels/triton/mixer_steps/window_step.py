@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import launches, overlaps
+from allyouneed.kernels import overlaps
 
 BLOCK = 128  # features of a program
 
@@ -95,7 +95,6 @@ def _gather_window(
         tl.store(out + (row * features + f) * SIZE + number, seen, mask=inside)
 
 
-@launches
 def gate_inputs(x: Tensor) -> Tensor:
     """(rows, 2 · features) to (rows, features): the first half times the sigmoid of the second."""
     rows, features = x.shape[0], x.shape[1] // 2
@@ -108,7 +107,6 @@ def gate_inputs(x: Tensor) -> Tensor:
     return out
 
 
-@launches
 def window_step(x: Tensor, before: Tensor, taps: Tensor, gated: bool = False, softmax: bool = False) -> Tensor:
     """x (rows, features), or (rows, 2 · features) if `gated` (see `gate_inputs`); `before` (rows, size − 1, features),
     which moves on; filters `taps` (filters, size), or (rows, filters, size) of each row, for consecutive features each,
@@ -124,7 +122,6 @@ def window_step(x: Tensor, before: Tensor, taps: Tensor, gated: bool = False, so
     return out
 
 
-@launches
 def gather_window(x: Tensor, before: Tensor) -> Tensor:
     """x (rows, features) behind `before` (rows, size − 1, features), which moves on: (rows, features · size), the
     positions of a feature side by side."""

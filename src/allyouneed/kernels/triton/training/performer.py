@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from allyouneed.kernels import _capability, launches
+from allyouneed.kernels import _capability
 from allyouneed.kernels.triton.retention import _contiguous_features, _load_tile, _or, _store_tile
 
 SIDE = 64  # tokens of a chunk, features of a tile
@@ -449,7 +449,6 @@ def _gradients(ctx: Any, dy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
 _forward.register_autograd(_gradients, setup_context=_save)
 
 
-@launches
 def performer(
     q: Tensor, k: Tensor, v: Tensor, omega: Tensor, real: Tensor | None, scale: float, relu: bool, floor: float,
     least: float, dtype: torch.dtype, starts: Tensor | None = None,

@@ -22,7 +22,7 @@ import triton
 from torch import Tensor
 from torch.nn.functional import pad
 
-from allyouneed.kernels import _capability, launches
+from allyouneed.kernels import _capability
 from allyouneed.kernels.triton.retention import _contiguous_features
 from allyouneed.kernels.triton.training import tiled_kernels as kernels
 
@@ -202,7 +202,6 @@ def _gradients(ctx: Any, do: Tensor, _: Tensor) -> tuple[Any, ...]:
 _forward.register_autograd(_gradients, setup_context=_save)
 
 
-@launches
 def tiled_attention(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, segments: Tensor | None, plan: list[Tensor],
     scale: float, table: int, causal: bool, masked_by: int, near: int,
