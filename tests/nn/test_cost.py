@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from allyouneed.config import override, parse, preset_names, preset_tree
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.base import Model
+from allyouneed.runtime.cuda.capture import can_capture
 from allyouneed.runtime.cuda.decode_step import DecodeStep
 from allyouneed.runtime.cuda.static_cache import StaticStates
 from any_part import CASES, HEADS, first_of_each_kind, tree
@@ -123,6 +124,10 @@ def test_state_is_as_large_as_declared(name):
             assert states.bytes == most
 
 
+def states_of(model):
+    return [state for layer in model.start(Rows(torch.ones(1, 1, dtype=torch.long))).layers for state in layer.values()]
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -132,9 +137,14 @@ def test_state_is_as_large_as_declared(name):
     ],
 )
 def test_captured_state_is_as_large_as_declared(name):
-    """States of a CUDA graph are allocated at once, for all that a row may hold, without what trimming needs."""
+    """States of a CUDA graph are allocated at once, for all that a row may hold, without what trimming needs. A state of
+    a new kind has no form for graphs until somebody writes one."""
     config, rows = parse(Model, CASES[name]), 2
     model = config.build().eval()
+    if not can_capture(model) and not all(
+        type(state).__module__.startswith("allyouneed.") for state in states_of(model)
+    ):
+        return
     for capacity, dtype in ((12, SINGLE), (long_text(name), HALF)):
         states = StaticStates(model.to(dtype), rows, 1, capacity, capacity if hasattr(model, "encode") else 0)
         with torch.no_grad():
