@@ -137,8 +137,8 @@ def states_of(model):
     ],
 )
 def test_captured_state_is_as_large_as_declared(name):
-    """States of a CUDA graph are allocated at once, for all that a row may hold, without what trimming needs. A state of
-    a new kind has no form for graphs until somebody writes one."""
+    """States of a CUDA graph are allocated at once, for all that a row may hold, without what trimming needs. A state
+    of a new kind has no form for graphs until somebody writes one."""
     config, rows = parse(Model, CASES[name]), 2
     model = config.build().eval()
     if not can_capture(model) and not all(
