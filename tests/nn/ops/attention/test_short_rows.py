@@ -36,7 +36,7 @@ def test_it_equals_the_dense_mask(pattern, compiled):
     plan, exact = ShortRows(queries, keys, causal, None), dense(pattern, queries, keys)
 
     def tile(q, k, v):
-        return attend(q, k, v, *plan.marks, causal, 0.3)[0]
+        return attend(q, k, v, *plan.tokens, causal, 0.3)[0]
 
     if compiled:
         tile = torch.compile(tile, backend="aot_eager", fullgraph=True)
@@ -65,9 +65,9 @@ def test_what_the_kernel_cannot_do_takes_the_other_plan():
 
 def test_fake_kernels_give_the_real_shapes():
     queries = layout(QUERIES)
-    marks = ShortRows(queries, queries, True, None).marks
+    tokens = ShortRows(queries, queries, True, None).tokens
     q, k = torch.ones(2, 4, 7, 16), torch.ones(2, 2, 7, 16)
     tests = ("test_schema", "test_faketensor")
-    torch.library.opcheck(attend, (q, k, k, *marks, True, 0.5), test_utils=tests)
-    given = (torch.ones_like(q), q, k, k, *marks, True, 0.5, torch.zeros(2, 4, 7))
+    torch.library.opcheck(attend, (q, k, k, *tokens, True, 0.5), test_utils=tests)
+    given = (torch.ones_like(q), q, k, k, *tokens, True, 0.5, torch.zeros(2, 4, 7))
     torch.library.opcheck(attend_backward, given, test_utils=tests)

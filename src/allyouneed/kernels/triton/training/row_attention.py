@@ -15,15 +15,15 @@ QUERIES, QUERIES_BACK = 64, 32
 
 
 @triton.jit
-def _allowed(query, key, q_place, k_place, row, i, j, queries, keys, CAUSAL: tl.constexpr):
+def _allowed(q_segments, k_segments, q_positions, k_positions, row, i, j, queries, keys, CAUSAL: tl.constexpr):
     """(i, j): both tokens are of one sentence, and the key is not later."""
     here, there = i < queries, j < keys
-    sentence = tl.load(query + row * queries + i, mask=here, other=0)
-    other = tl.load(key + row * keys + j, mask=there, other=-1)
+    sentence = tl.load(q_segments + row * queries + i, mask=here, other=0)
+    other = tl.load(k_segments + row * keys + j, mask=there, other=-1)
     found = (sentence[:, None] == other[None, :]) & (sentence > 0)[:, None]
     if CAUSAL:
-        at = tl.load(q_place + row * queries + i, mask=here, other=0)
-        before = tl.load(k_place + row * keys + j, mask=there, other=0)
+        at = tl.load(q_positions + row * queries + i, mask=here, other=0)
+        before = tl.load(k_positions + row * keys + j, mask=there, other=0)
         found = found & (at[:, None] >= before[None, :])
     return found
 
@@ -37,7 +37,7 @@ def _tile(x, row, head, i, f, time, by_row, by_head, by_time):
 
 @triton.jit
 def _forward(
-    q, k, v, query, key, q_place, k_place, out, lse, scale, queries, keys,
+    q, k, v, q_segments, k_segments, q_positions, k_positions, out, lse, scale, queries, keys,
     q_row, q_head, q_time, k_row, k_head, k_time, v_row, v_head, v_time, out_row, out_head, out_time,
     HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, CAUSAL: tl.constexpr,
@@ -48,7 +48,7 @@ def _forward(
     left = _tile(q, row, head, i, f, queries, q_row, q_head, q_time)
     right = _tile(k, row, head // GROUP, j, f, keys, k_row, k_head, k_time)
     value = _tile(v, row, head // GROUP, j, g, keys, v_row, v_head, v_time)
-    seen = _allowed(query, key, q_place, k_place, row, i, j, queries, keys, CAUSAL)
+    seen = _allowed(q_segments, k_segments, q_positions, k_positions, row, i, j, queries, keys, CAUSAL)
     scores = tl.where(seen, tl.dot(left, tl.trans(right)) * scale, float("-inf"))
     top = tl.max(scores, 1)
     top = tl.where(top == float("-inf"), 0.0, top)  # a token that sees nothing
@@ -64,7 +64,7 @@ def _forward(
 
 @triton.jit
 def _backward(
-    gradient, q, k, v, query, key, q_place, k_place, lse, dq, dk, dv, scale, queries, keys,
+    gradient, q, k, v, q_segments, k_segments, q_positions, k_positions, lse, dq, dk, dv, scale, queries, keys,
     g_row, g_head, g_time, q_row, q_head, q_time, k_row, k_head, k_time, v_row, v_head, v_time,
     HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, CAUSAL: tl.constexpr,
@@ -81,7 +81,7 @@ def _backward(
     for number in range(GROUP * blocks):
         head, i = owner * GROUP + number // blocks, number % blocks * ROWS + tl.arange(0, ROWS)
         here = i < queries
-        seen = _allowed(query, key, q_place, k_place, row, i, j, queries, keys, CAUSAL)
+        seen = _allowed(q_segments, k_segments, q_positions, k_positions, row, i, j, queries, keys, CAUSAL)
         left = _tile(q, row, head, i, f, queries, q_row, q_head, q_time)
         above = _tile(gradient, row, head, i, g, queries, g_row, g_head, g_time)
         logs = tl.load(lse + (row * HEADS + head) * queries + i, mask=here, other=0.0)
@@ -117,8 +117,8 @@ def _near(x: Tensor) -> Tensor:
 
 
 def row_attention(
-    q: Tensor, k: Tensor, v: Tensor, query: Tensor, key: Tensor, q_place: Tensor, k_place: Tensor, causal: bool,
-    scale: float, out: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, q_segments: Tensor, k_segments: Tensor, q_positions: Tensor, k_positions: Tensor,
+    causal: bool, scale: float, out: Tensor,
 ) -> Tensor:  # fmt: skip
     """Fills `out` (batch, heads, queries, width of v); the log-sum-exp of the scores (batch, heads, queries)."""
     batch, heads, queries, _ = q.shape
@@ -127,22 +127,22 @@ def row_attention(
     if lse.numel():
         sizes = _sizes(q, k, v, causal, QUERIES)
         _forward[(batch, heads, triton.cdiv(queries, sizes["ROWS"]))](
-            q, k, v, query, key, q_place, k_place, out, lse, scale, queries, k.shape[2], *q.stride()[:3],
-            *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], num_warps=4, **sizes,
+            q, k, v, q_segments, k_segments, q_positions, k_positions, out, lse, scale, queries, k.shape[2],
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], num_warps=4, **sizes,
         )  # fmt: skip
     return lse
 
 
 def row_attention_backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, query: Tensor, key: Tensor, q_place: Tensor, k_place: Tensor,
-    causal: bool, scale: float, lse: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, q_segments: Tensor, k_segments: Tensor, q_positions: Tensor,
+    k_positions: Tensor, causal: bool, scale: float, lse: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
 ) -> None:  # fmt: skip
     """Fills the gradients, (batch, time, heads, width) in memory."""
     gradient, q, k, v = _near(gradient), _near(q), _near(k), _near(v)
     assert lse.is_contiguous() and all(x.transpose(1, 2).is_contiguous() for x in (dq, dk, dv))
     if len(q):
         _backward[(len(q), k.shape[1])](
-            gradient, q, k, v, query, key, q_place, k_place, lse, dq, dk, dv, scale, q.shape[2], k.shape[2],
-            *gradient.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], num_warps=4,
+            gradient, q, k, v, q_segments, k_segments, q_positions, k_positions, lse, dq, dk, dv, scale, q.shape[2],
+            k.shape[2], *gradient.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], num_warps=4,
             num_stages=1, **_sizes(q, k, v, causal, QUERIES_BACK),
         )  # fmt: skip

@@ -23,7 +23,7 @@ class ShortRows:
         self, queries: TokenLayout, keys: TokenLayout, causal: bool, make_fallback: Callable[[], AttentionFn]
     ) -> None:
         self.causal, self.make_fallback = causal, make_fallback
-        self.marks = [_sentences(queries), _sentences(keys), _places(queries), _places(keys)]
+        self.tokens = [_segments(queries), _segments(keys), _positions(queries), _positions(keys)]
 
     @cached_property
     def fallback(self) -> AttentionFn:
@@ -32,7 +32,7 @@ class ShortRows:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float, score_mod: ScoreMod) -> Tensor:
         if dropout or not score_mod.plain or not can_tile(q, k, v):
             return self.fallback(q, k, v, dropout, score_mod)
-        return attend(q, k, v, *self.marks, self.causal, score_mod.scale)[0]
+        return attend(q, k, v, *self.tokens, self.causal, score_mod.scale)[0]
 
 
 def can_tile(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -40,31 +40,30 @@ def can_tile(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return widths and q.dtype in (torch.bfloat16, torch.float16) and q.dtype == k.dtype == v.dtype
 
 
-def _sentences(layout: TokenLayout) -> Tensor:
+def _segments(layout: TokenLayout) -> Tensor:
     assert layout.segments is not None
     return layout.segments.to(torch.int32).contiguous()
 
 
-def _places(layout: TokenLayout) -> Tensor:
+def _positions(layout: TokenLayout) -> Tensor:
     assert layout.segments is not None
     return layout.positions.expand_as(layout.segments).to(torch.int32).contiguous()
 
 
 @torch.library.custom_op("allyouneed::row_attention", mutates_args=())
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, query: Tensor, key: Tensor, q_place: Tensor, k_place: Tensor, causal: bool,
-    scale: float,
+    q: Tensor, k: Tensor, v: Tensor, q_segments: Tensor, k_segments: Tensor, q_positions: Tensor, k_positions: Tensor,
+    causal: bool, scale: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """softmax(scale · q kᵀ) v (batch, heads, queries, width) within sentences, and the log-sum-exp of the scores.
-    `query`, `key` (batch, time): the sentence of each token, 0 for padding, which sees nothing; `q_place`, `k_place`:
-    positions."""
+    Segments and positions (batch, time) of queries and keys: as in `TokenLayout`; padding, 0, sees nothing."""
     out = _like_heads(q, v.shape[3])
     if usable(q):
         from allyouneed.kernels.triton.training.row_attention import row_attention
 
-        return out, row_attention(q, k, v, query, key, q_place, k_place, causal, scale, out)
+        return out, row_attention(q, k, v, q_segments, k_segments, q_positions, k_positions, causal, scale, out)
     k, v = _repeat(k, q), _repeat(v, q)
-    scores = _scores(q, k, query, key, q_place, k_place, causal, scale)
+    scores = _scores(q, k, q_segments, k_segments, q_positions, k_positions, causal, scale)
     lse = scores.logsumexp(-1)
     lse = lse.where(lse.isfinite(), 0)
     out.copy_((scores - lse[..., None]).exp().to(v.dtype) @ v)
@@ -72,23 +71,25 @@ def attend(
 
 
 @attend.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *marks: Any) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, *tokens: Any) -> tuple[Tensor, Tensor]:
     return _like_heads(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
 
 
 @torch.library.custom_op("allyouneed::row_attention_backward", mutates_args=())
 def attend_backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, query: Tensor, key: Tensor, q_place: Tensor, k_place: Tensor,
-    causal: bool, scale: float, lse: Tensor,
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, q_segments: Tensor, k_segments: Tensor, q_positions: Tensor,
+    k_positions: Tensor, causal: bool, scale: float, lse: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     dq, dk, dv = _like_heads(q), _like_heads(k), _like_heads(v)
     if usable(q):
         from allyouneed.kernels.triton.training.row_attention import row_attention_backward
 
-        row_attention_backward(gradient, q, k, v, query, key, q_place, k_place, causal, scale, lse, dq, dk, dv)
+        row_attention_backward(
+            gradient, q, k, v, q_segments, k_segments, q_positions, k_positions, causal, scale, lse, dq, dk, dv
+        )
         return dq, dk, dv
     right, value = _repeat(k, q), _repeat(v, q)
-    scores = _scores(q, right, query, key, q_place, k_place, causal, scale)
+    scores = _scores(q, right, q_segments, k_segments, q_positions, k_positions, causal, scale)
     weights = (scores - lse[..., None].to(scores.dtype)).exp()
     slopes = gradient.to(weights.dtype) @ value.to(weights.dtype).mT
     slopes = weights * (slopes - (weights * slopes).sum(-1, keepdim=True)) * scale
@@ -129,10 +130,11 @@ def _repeat(x: Tensor, q: Tensor) -> Tensor:
 
 
 def _scores(
-    q: Tensor, k: Tensor, query: Tensor, key: Tensor, q_place: Tensor, k_place: Tensor, causal: bool, scale: float
-) -> Tensor:
-    allowed = (query[:, :, None] == key[:, None]) & (query > 0)[:, :, None]
+    q: Tensor, k: Tensor, q_segments: Tensor, k_segments: Tensor, q_positions: Tensor, k_positions: Tensor,
+    causal: bool, scale: float,
+) -> Tensor:  # fmt: skip
+    allowed = (q_segments[:, :, None] == k_segments[:, None]) & (q_segments > 0)[:, :, None]
     if causal:
-        allowed &= q_place[:, :, None] >= k_place[:, None]
+        allowed &= q_positions[:, :, None] >= k_positions[:, None]
     wide = torch.promote_types(q.dtype, torch.float32)
     return (q.to(wide) @ k.to(wide).mT * scale).masked_fill(~allowed[:, None], -torch.inf)
