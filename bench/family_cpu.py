@@ -251,7 +251,7 @@ def plot(
     axes.set_xlabel("tokens of context")
     axes.set_ylabel(label)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5), handlelength=4)
     figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
 
 
