@@ -55,9 +55,9 @@ def routes(check: Check, sizes: tuple[int, int, int, int, dict[str, Any]], dtype
     module, x = module.to(check.device, dtype), torch.randn(rows, inputs).to(check.device, dtype)
     exact = deepcopy(module).double()(x.double())
     groups = None if module.config.groups is None else module.config.groups
-    told = None if groups is None else (groups.count, groups.top, groups.score == "two-best")
+    limits = None if groups is None else (groups.count, groups.top, groups.score == "two-best")
     weight, bias, config = module.linear.weight, module.linear.bias, module.config
-    given = (top, config.scores == "sigmoid", config.normalise, config.scale, module.correction, told)
+    given = (top, config.scores == "sigmoid", config.normalise, config.scale, module.correction, limits)
     parts = torch.nn.functional.linear(x.float(), weight.float())
     for name, start in (("", x), (", from logits", torch.stack((parts / 4, parts * 3 / 4)))):
         chosen, scores = route(start, weight, bias, *given)

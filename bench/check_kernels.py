@@ -159,8 +159,8 @@ class Check:
                 at = lengths[:, None, None].expand(-1, 1, features)
                 then = [x.gather(1, at)[:, 0] for x in sums]
             else:
-                told = lengths if ragged else None
-                y, ends = wkv(past, leaves[0], leaves[1], leaves[2].exp(), leaves[3], told, LEAST, starts)
+                limits = lengths if ragged else None
+                y, ends = wkv(past, leaves[0], leaves[1], leaves[2].exp(), leaves[3], limits, LEAST, starts)
                 then = list(ends)
             loss = (y.double() * g).sum() + (then[1].double() * g_a).sum() + (then[2].double() * g_b).sum()
             return [y, *then, *torch.autograd.grad(loss, leaves)]
@@ -191,9 +191,9 @@ class Check:
         spot = at % slots
         whole = [cache[block.to(self.device), :, spot.to(self.device)].double() for cache in (keys, values)]
         exact = self.looked(q.double().sum(0), k.double().sum(0), v.double().sum(0), *whole, seen, turns, new, turned)
-        told = (table.int().to(self.device), seen.to(self.device), width**-0.5, every)
+        given_table = (table.int().to(self.device), seen.to(self.device), width**-0.5, every)
         own = turns[seen.to(self.device)].float() if turned else None
-        out = decode_attention(q, keys, values, *told, (k, v) if new else None, own,
+        out = decode_attention(q, keys, values, *given_table, (k, v) if new else None, own,
                    cut=SplitConfig(shares, 32, 4))  # fmt: skip
         mine = [cache[block.to(self.device), :, spot.to(self.device)] for cache in (keys, values)]
         kind = f"{'new' if new else 'kept'}{', turned' if turned else ''}"
@@ -331,8 +331,8 @@ class Check:
         exact = logits[:, :vocab].double().requires_grad_()
         scores = exact if bias is None else exact + bias.double()
         scores = scores if cap is None else cap * torch.tanh(scores / cap)
-        told = {"ignore_index": IGNORE, "reduction": "none"}
-        losses = cross_entropy(scores, labels, label_smoothing=smoothing, **told)
+        options = {"ignore_index": IGNORE, "reduction": "none"}
+        losses = cross_entropy(scores, labels, label_smoothing=smoothing, **options)
         (slope,) = torch.autograd.grad(losses.sum(), [exact])
         slope = torch.nn.functional.pad(slope, (0, width - vocab))
         found = torch.full((2, rows), torch.nan, device=self.device)
@@ -342,7 +342,7 @@ class Check:
         alone = found.clone()
         crossentropy.cross_entropy_rows(logits, labels, IGNORE, bias, smoothing, cap, vocab, *found.fill_(torch.nan))
         assert torch.equal(found, alone) and not logits[labels == IGNORE].any() and not logits[:, vocab:].any()
-        plain = cross_entropy(scores, labels, **told)
+        plain = cross_entropy(scores, labels, **options)
         kind = f"{smoothing or ''} {'capped ' if cap else ''}{'biased' if biased else ''}"
         name = f"cross-entropy {tuple(sizes)} {str(dtype)[6:]} {kind}"
         self.report(name, found, [losses, plain], LIMITS[torch.float32])

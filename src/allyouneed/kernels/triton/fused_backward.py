@@ -1,5 +1,6 @@
 """Gradients with their partial sums over tokens in one pass (runtime/cuda/bias_gradients.py): of an activation, of
-merged heads, of a layer norm with the residual around it, and of a layer norm of a sum, one of which was dropped out.
+merged heads, of a layer norm with the residual around it, and of a layer norm of a sum with dropout, whose forward pass
+is here too.
 
 A partial sum covers `rows` neighbouring tokens, in fp32 and in a fixed order.
 """
@@ -23,7 +24,7 @@ class Tile(NamedTuple):
     warps: int
 
 
-# chosen by bench/train_gpu.py kernels
+# ADD_NORM and SUM_NORM: by the registers of a program; the others were measured (bench/train_gpu.py kernels)
 ACTIVATION, MERGE, LAYER_NORM, ADD_NORM = Tile(4, 512, 4), Tile(4, 512, 4), Tile(2, 0, 4), Tile(4, 0, 4)
 SUM_NORM = Tile(2, 0, 4)  # tokens of a program
 

@@ -1,4 +1,5 @@
-"""Gradients together with their sums over tokens, as custom operators that a compiler leaves alone.
+"""Gradients together with their sums over tokens, and the norm of a sum that one of them belongs to, as custom
+operators that a compiler leaves alone.
 
 A bias gradient is a sum over all tokens of a tensor that another kernel has just written. Summing it separately reads
 that tensor from memory again; these operators return the sums with it. Each has its plain definition here and one
