@@ -45,6 +45,15 @@ def _rotate(a, b, cos, sin):
 
 
 @triton.jit
+def keys_of_share(seen, row, share, SHARES: tl.constexpr, TILE: tl.constexpr):
+    """How many keys a row has seen, and the first and the one after the last of those that this share of them reads."""
+    count = tl.load(seen + row).to(tl.int32)
+    each = tl.cdiv(tl.cdiv(count, SHARES), TILE) * TILE
+    begin = share * each
+    return count, begin, tl.minimum(count, begin + each)
+
+
+@triton.jit
 def _slot_of(table, row, table_row, at, inside, kv, slots, EVERY: tl.constexpr, KV: tl.constexpr):
     """Cache slot of a row's token at this position."""
     if EVERY == 0:

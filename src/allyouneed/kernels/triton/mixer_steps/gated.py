@@ -18,7 +18,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from allyouneed.kernels import overlaps
-from allyouneed.kernels.triton.decode_attention import _slot_of
+from allyouneed.kernels.triton.decode_attention import _slot_of, keys_of_share
 
 
 @triton.jit
@@ -59,10 +59,7 @@ def _gau_step(
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
-    count = tl.load(seen + row).to(tl.int32)
-    each = tl.cdiv(tl.cdiv(count, SHARES), TILE) * TILE
-    begin = share * each
-    end = tl.minimum(count, begin + each)
+    count, begin, end = keys_of_share(seen, row, share, SHARES, TILE)
     kind = keys.dtype.element_ty
     scale = 1.0 / tl.where(length > 0, length, count + 1).to(tl.float32)
     cos, sin = f * 0.0, f * 0.0

@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from allyouneed.kernels import overlaps
-from allyouneed.kernels.triton.decode_attention import _rotate, _slot_of
+from allyouneed.kernels.triton.decode_attention import _rotate, _slot_of, keys_of_share
 from allyouneed.kernels.triton.recurrent_step import HeadNorm
 
 QUERIES = 16  # heads of a program: the smallest tile of a tensor core
@@ -39,10 +39,7 @@ def _latent_attention(
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
-    count = tl.load(seen + row).to(tl.int32)
-    each = tl.cdiv(tl.cdiv(count, SHARES), TILE) * TILE
-    begin = share * each
-    end = tl.minimum(count, begin + each)
+    count, begin, end = keys_of_share(seen, row, share, SHARES, TILE)
     kind = cache.dtype.element_ty
     g = tl.arange(0, QUERIES)
     heads = group * QUERIES + g

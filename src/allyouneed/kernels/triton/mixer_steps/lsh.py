@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from allyouneed.kernels import overlaps
-from allyouneed.kernels.triton.decode_attention import _slot_of, split_config
+from allyouneed.kernels.triton.decode_attention import _slot_of, keys_of_share, split_config
 
 
 @triton.jit
@@ -41,10 +41,7 @@ def _lsh_attention(
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
-    count = tl.load(seen + row).to(tl.int32)
-    each = tl.cdiv(tl.cdiv(count, SHARES), TILE) * TILE
-    begin = share * each
-    end = tl.minimum(count, begin + each)
+    count, begin, end = keys_of_share(seen, row, share, SHARES, TILE)
     kind = keys.dtype.element_ty
     query = tl.load(q + row * q_row + head * WIDTH + f, mask=known, other=0.0).to(tl.float32)
     new = query * tl.rsqrt(tl.sum(query * query, 0) / WIDTH + 1e-6) * tl.rsqrt(WIDTH * 1.0)
