@@ -129,21 +129,21 @@ def _layer_norm_backward(
     column = tl.arange(0, WIDE)[None, :]
     first = tl.program_id(0) * ROWS
     weights = tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)
-    by_weight = tl.zeros((WIDE,), tl.float32)
-    by_bias = tl.zeros((WIDE,), tl.float32)
-    passed = tl.zeros((WIDE,), tl.float32)
-    for start in range(0, ROWS, STEP):
-        token = first + start + tl.arange(0, STEP)[:, None]
-        at, inside = token.to(tl.int64) * width + column, (token < tokens) & (column < width)
-        slope = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
+    by_weight = tl.zeros((STEP, WIDE), tl.float32)
+    by_bias = tl.zeros((STEP, WIDE), tl.float32)
+    passed = tl.zeros((STEP, WIDE), tl.float32)
+    for start in tl.range(0, ROWS, STEP, num_stages=3):
         line = first + start + tl.arange(0, STEP)
+        at = line.to(tl.int64)[:, None] * width + column
+        inside = (line < tokens)[:, None] & (column < width)
+        slope = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
         centre = tl.load(mean + line, mask=line < tokens, other=0.0)[:, None]
         by = tl.load(scale + line, mask=line < tokens, other=0.0)[:, None]
         normal = tl.where(inside, (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - centre) * by, 0.0)
         more = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
-        by_weight += tl.sum(slope * normal, 0)
-        by_bias += tl.sum(slope, 0)
-        passed += tl.sum(more, 0)
+        by_weight += slope * normal
+        by_bias += slope
+        passed += more
         slope *= weights
         even = tl.sum(slope, 1)[:, None] / width
         along = tl.sum(slope * normal, 1)[:, None] / width
@@ -151,9 +151,9 @@ def _layer_norm_backward(
         tl.store(found + at, more.to(found.dtype.element_ty), mask=inside)
     column = tl.arange(0, WIDE)
     there = sums + tl.program_id(0) * width + column
-    tl.store(there, by_weight, mask=column < width)
-    tl.store(there + parts * width, by_bias, mask=column < width)
-    tl.store(there + 2 * parts * width, passed, mask=column < width)
+    tl.store(there, tl.sum(by_weight, 0), mask=column < width)
+    tl.store(there + parts * width, tl.sum(by_bias, 0), mask=column < width)
+    tl.store(there + 2 * parts * width, tl.sum(passed, 0), mask=column < width)
 
 
 def layer_norm_backward(
