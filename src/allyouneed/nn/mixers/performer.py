@@ -311,8 +311,9 @@ class PerformerModule(_Features):
         keys, top = self.keys(k, None, old)
         weights = sums[..., -1:]  # (batch, heads, m, 1)
         weights.copy_(weights * (old - top).exp() + keys.mT)
-        given = found / (found @ weights).clamp(min=MIN_WEIGHT), keys, _to_fp32(v), (old - top)[..., 0]
-        y = deferred_step(*(part[:, :, 0] for part in given), sums[..., :-1], recent, positions)
+        found = found / (found @ weights).clamp(min=MIN_WEIGHT)
+        q, k, v = found[:, :, 0], keys[:, :, 0], v[:, :, 0]
+        y = deferred_step(q, k, v, (old - top)[:, :, 0, 0], sums[..., :-1], recent, positions)
         old.copy_(top)
         return self.merge_heads(y[:, :, None].to(v.dtype))
 

@@ -124,8 +124,8 @@ class DeferredRecurrent(StaticRecurrent):
             carry = self.begin(batch, like)
             stored = [by_columns(x) if x.dim() == 4 else x.contiguous() for x in carry]
             self.fixed = Fixed([*stored, *self.part.begin_recent(carry)])
-        *carry, keys, values, logs = self.fixed.tensors
-        return tuple(carry), (keys, values, logs)
+        keys, values, logs = self.fixed.tensors[-3:]
+        return self.fixed.tensors[:-3], (keys, values, logs)
 
     def advance(self, run: Any, inputs: Tensor, context: Context, *others: Tensor) -> Any:
         """One token per row."""
