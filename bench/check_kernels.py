@@ -35,6 +35,7 @@ from allyouneed.nn.ops.wkv import LEAST, initial_state, prefix_states, wkv_outpu
 from allyouneed.runtime.cuda import bias_gradients
 from allyouneed.runtime.cuda.bias_gradients import ACTIVATIONS as FUSED
 from check_attention import performers, tiled_attentions
+from check_deferred import deferred
 from check_experts import experts
 from check_state_spaces import random_starts, state_spaces
 from check_ternary import round_by_interpreter, ternary
@@ -693,6 +694,7 @@ JOBS = {
     "ternary": ternary,
     "decoding": decoding,
     "mixers": mixers,
+    "deferred": deferred,
     "entropies": entropies,
     "slopes": slopes,
     "attention": tiled_attentions,
