@@ -1,0 +1,63 @@
+"""bench/family_sizes.py: mixers that are compared have as many weights as attention, or their row says why not."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from allyouneed.config import parse
+from allyouneed.nn.models.base import Model
+from allyouneed.nn.sublayer import Mixer
+
+BENCH = str(Path(__file__).parents[2] / "bench")
+
+
+@pytest.fixture(autouse=True)
+def paths(monkeypatch):
+    monkeypatch.syspath_prepend(BENCH)
+    yield
+    for name in ("family_sizes", "family_page"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("place", ["gpu", "cpu"])
+def test_weights_are_those_of_attention_or_the_row_says_why_not(place):
+    import family_sizes
+
+    sizes = family_sizes.Sizes() if place == "gpu" else family_sizes.CPU
+    found = {name: family_sizes.ratios(sizes, keys)[0] for name, keys in family_sizes.settings(sizes).items()}
+    other = {name: ratio for name, ratio in found.items() if abs(ratio - 1) > family_sizes.EQUAL}
+    assert set(other) == set(family_sizes.UNEQUAL), other
+
+
+def test_every_mixer_that_decodes_has_sizes():
+    import family_sizes
+
+    found = {mixer["kind"] for mixer in family_sizes.mixers(family_sizes.TINY).values()}
+    assert set(Mixer.registry) == found | family_sizes.OTHERS
+    assert not found & family_sizes.OTHERS
+
+
+def test_the_ratios_are_those_of_the_built_models():
+    import family_sizes
+
+    sizes, models = family_sizes.TINY, family_sizes.variants(family_sizes.TINY)
+    for name in ("retention", "mamba2", "gau", "grouped-queries", "yoco"):
+        counts = [sum(p.numel() for p in parse(Model, models[one]).build().parameters()) for one in (name, "attention")]
+        assert family_sizes.ratios(sizes, models[name])[1] == pytest.approx(counts[0] / counts[1], rel=1e-6)
+
+
+def test_a_page_gets_what_stands_between_its_marks(tmp_path):
+    import family_page
+
+    page = tmp_path / "page.md"
+    page.write_text("before\n\n<!-- one -->\nold\n<!-- /one -->\n\nafter\n", "utf-8")
+    for _ in range(2):  # again changes nothing
+        family_page.fill(page, {"one": "| new |"})
+        assert page.read_text("utf-8") == "before\n\n<!-- one -->\n\n| new |\n\n<!-- /one -->\n\nafter\n"
+    with pytest.raises(SystemExit, match="two"):
+        family_page.fill(page, {"two": "x"})
+    found = {"attention": {1024: 900.0, 4096: 300.0}, "rwkv": {1024: 800.0}}
+    table = family_page.curve_table(found, "tokens/s", {"attention": {4096: " (3 rows)"}})
+    assert table.splitlines()[0] == "| tokens/s | 1k | 4k |"
+    assert table.splitlines()[2:] == ["| attention | 900 | 300 (3 rows) |", "| rwkv | 800 | – |"]
