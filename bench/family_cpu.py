@@ -40,7 +40,7 @@ from allyouneed.nn.states.kv_cache import KVCache
 from allyouneed.nn.states.recurrent import Recurrent
 from allyouneed.nn.states.window import WindowKVCache
 from allyouneed.runtime.cpu.executor import CpuExecutor, cpu_executor
-from family_page import Curves, curve_table, fill, markdown, plot, share, short, unequal, weights
+from family_page import Curves, curve_table, fill, markdown, picture, plot, share, short, unequal, weights
 from family_sizes import BOUNDED, CPU, TINY, UNEQUAL, Sizes, middle, settings
 from train_cpu_family import Trained
 
@@ -49,6 +49,7 @@ CONTEXTS = tuple(1024 << doublings for doublings in range(7))
 LENGTHS = (1024, 4096, 16384)
 SECONDS = 8.0  # a training step that would take longer is left out
 SHORT = ("identity", "experts", "bitnet-packed", *BOUNDED)  # no curve of their own
+FILES = {"decode": "family-speed-cpu.svg", "training": "family-train-cpu.svg"}
 Clock = Callable[[], float]
 
 
@@ -256,28 +257,29 @@ def main() -> None:
     long = [name for name in chosen if name not in SHORT]
     wanted = [options.only] if options.only else ["table", *(["contexts", "lengths"] if options.page else [])]
     parts: dict[str, str] = {}
-    curves: dict[str, tuple[Curves, str, str]] = {}
-    with torch.inference_mode():
-        if "table" in wanted:
-            rows = [int(count) for count in options.rows.split(",")]
+    curves: dict[str, tuple[Curves, str]] = {}  # what and its file, by mark
+    if "table" in wanted:
+        rows = [int(count) for count in options.rows.split(",")]
+        with torch.inference_mode():
             parts["cpu-mixers"] = survey(s, chosen, options.stored.split(","), rows, options.rounds, clock)
-            print(parts["cpu-mixers"], flush=True)
-        if "contexts" in wanted:
-            at = [n // 64 for n in CONTEXTS] if options.tiny else list(CONTEXTS)
-            found = contexts(s, long, at, max(2, options.rounds // 2), clock)
-            curves["cpu-long"] = found, "tokens/s, one row, fp32", "family-speed-cpu.svg"
+        print(parts["cpu-mixers"], flush=True)
+    if "contexts" in wanted:
+        at = [n // 64 for n in CONTEXTS] if options.tiny else list(CONTEXTS)
+        with torch.inference_mode():
+            curves["cpu-long"] = contexts(s, long, at, max(2, options.rounds // 2), clock), "decode"
     if "lengths" in wanted:
         at = [n // 64 for n in LENGTHS] if options.tiny else list(LENGTHS)
-        found = train(s, long, at, clock)
-        curves["cpu-train"] = found, "trained tokens/s, one row, fp32", "family-train-cpu.svg"
-    for mark, (found, label, _) in curves.items():
+        curves["cpu-train"] = train(s, long, at, clock), "training"
+    for mark, (found, what) in curves.items():
+        label, file = f"{what}: tokens/s, one row, fp32", FILES[what]
         parts[mark] = curve_table(found, label)
         print(f"\n{parts[mark]}", flush=True)
+        if options.page:
+            across = "tokens of context" if what == "decode" else "tokens of a row"
+            parts[mark] += picture(f"{what} speed against {across}", file)
+            plot(found, options.page.with_name(file), label, across)
     if options.page:
         fill(options.page, parts)
-        for found, label, name in curves.values():
-            across = "tokens of a row" if "trained" in label else "tokens of context"
-            plot(found, options.page.with_name(name), label, across)
 
 
 if __name__ == "__main__":

@@ -49,12 +49,11 @@ from allyouneed.nn.linear.ternary import pack_model
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.sublayer import Mixer
 from allyouneed.runtime.report import cuda_choice
-from family_page import curve_table, fill, markdown, plot, share, short, unequal, weights
-from family_sizes import BOUNDED, CONSTANT, OTHERS, TINY, UNEQUAL, Sizes, middle, mixers, ratios, variants
+from family_page import long_table, peer_table, short, table, write_gpu
+from family_sizes import BOUNDED, CONSTANT, OTHERS, STATED, TINY, Sizes, latent_sizes, middle, mixers, ratios, variants
 
 FIRST = ("attention", "mla", "retention", "gated-retention", "rwkv", "rwkv-both", "performer", "mamba2", "gau")
 LONG = ("attention", "grouped-queries", "mla", *CONSTANT, "window", "longnet", "yoco")  # before all others
-STATED = 32768  # the context at which constant states are compared with attention
 LEAST = 3
 
 # --- measuring --------------------------------------------------------------------------------------------------------
@@ -294,23 +293,9 @@ def hugging_face(bench: Bench, name: str) -> Any:
     return cls(make(**common, **sizes, **widths)), False
 
 
-def latent_sizes(s: Sizes) -> dict[str, int]:
-    """Our MLA's sizes by Hugging Face's names."""
-    names = {"kv_rank": "kv_lora_rank", "nope_width": "qk_nope_head_dim", "rope_width": "qk_rope_head_dim",
-             "value_width": "v_head_dim"}  # fmt: skip
-    return {theirs: mixers(s)["mla"][ours] for ours, theirs in names.items()}
-
-
 # the peer's model, and ours
 PEERS = {"mla": "mla", "experts": "experts", "rwkv": "rwkv-both", "retention": "retention",
          "gated-retention": "gated-retention"}  # fmt: skip
-PEER_NAMES = {
-    "mla": "DeepSeek-V2 of Hugging Face, static cache, compiled",
-    "experts": "Mixtral of Hugging Face, static cache, compiled",
-    "rwkv": "RWKV of Hugging Face",
-    "retention": "RetNet of flash-linear-attention",
-    "gated-retention": "GLA of flash-linear-attention",
-}
 PEER_SECONDS = 45  # what one needs to compile and run
 
 
@@ -349,70 +334,6 @@ def measure_peer(bench: Bench, name: str, keys: dict[str, Any]) -> None:
 # --- the report -------------------------------------------------------------------------------------------------------
 
 
-def table(sizes: Sizes, runs: list[dict[str, Any]]) -> str:
-    """Every model with the attention of its own run; of several runs with the same model, the last."""
-    one, many = (f"b{count}" for count in sizes.rows)
-    found = {name: (values, run) for run in runs for name, values in run.items() if many in values}
-    body = []
-    for name, (values, run) in found.items():
-        base = run.get("attention", {})
-        cells = [f"{name}{'' if values.get('captured', True) else ' (plain)'}{' ¹' if name in UNEQUAL else ''}"]
-        cells += [text for key in (one, many) for text in (f"{values[key]:,.0f}", share(values[key], base.get(key)))]
-        cells += [f"{values[f'{key} share']:.0%}" for key in (one, many)]
-        states = values.get(f"{many} state declared")
-        cells += [f"{values[f'{many} state bytes'] / states:.2f}" if states else "–", weights(sizes, name)]
-        body.append(cells)
-    head = ["mixer", f"{sizes.rows[0]} row", "of attention", f"{sizes.rows[1]} rows", "of attention"]
-    head += ["share of copying, 1 row", f"{sizes.rows[1]} rows", "state bytes: allocated / declared"]
-    return markdown([*head, "weights: mixer / model"], body) + f"\n\n¹ {unequal(sizes, list(found))}" if body else ""
-
-
-def long_table(sizes: Sizes, runs: list[dict[str, Any]]) -> tuple[str, dict[str, dict[int, float]]]:
-    """The table and its curves; behind a figure of fewer rows, their number."""
-    found = {name: (values, run) for run in runs for name, values in run.items() if "by context" in values}
-    curves = {name: {int(n): speed for n, speed in values["by context"].items()} for name, (values, _) in found.items()}
-    if not curves:
-        return "", {}
-    fewer = {
-        name: {int(n): f" ({count} rows)" for n, count in values["long rows"].items() if count < sizes.rows[-1]}
-        for name, (values, _) in found.items()
-    }
-    text = curve_table(curves, f"tokens/s of {sizes.rows[-1]} rows", fewer).splitlines()
-    stated = min(STATED, sizes.long // 2)
-    ends = [f" of attention at {short(stated)} |", " ---: |"]
-    for values, run in found.values():
-        base = run.get("attention", {}).get("long")
-        ends.append(f" {values['long'] / base:.1f} |" if base else " |")
-    return "\n".join(line + end for line, end in zip(text, ends, strict=True)), curves
-
-
-def peer_table(sizes: Sizes, runs: list[dict[str, Any]]) -> str:
-    names = {f"peer {name}": (PEER_NAMES[name], name) for name in PEERS}
-    found = {name: values for run in runs for name, values in run.items() if name in names}
-    keys = [f"b{count}" for count in sizes.rows]
-    body = []
-    for name, values in found.items():
-        cells = [f"{names[name][1]}: {names[name][0]}"]
-        for key in keys:
-            theirs, ours = values.get(key), values.get(f"{key} ours")
-            cells += [f"{theirs:,.0f}", f"{ours:,.0f}", f"{ours / theirs:.1f}"] if theirs and ours else ["–"] * 3
-        body.append(cells)
-    head = [text for count in sizes.rows for text in (f"{count} row{'s' * (count > 1)}", "ours", "×")]
-    return markdown(["peer, tokens/s", *head], body) if body else ""
-
-
-def write_page(files: list[Path], page: Path) -> None:
-    """Replace the GPU's tables that these runs hold, and the plot beside the page."""
-    runs = [json.loads(file.read_text("utf-8")) for file in files]
-    sizes = Sizes(**{key: tuple(value) if key == "rows" else value for key, value in runs[-1]["sizes"].items()})
-    results = [run["results"] for run in runs]
-    long, curves = long_table(sizes, results)
-    parts = {"gpu-mixers": table(sizes, results), "gpu-long": long, "gpu-peers": peer_table(sizes, results)}
-    fill(page, {mark: text for mark, text in parts.items() if text})
-    if curves:
-        plot(curves, page.with_name("family-speed-gpu.svg"), f"tokens/s of {sizes.rows[-1]} rows, bf16")
-
-
 def report(bench: Bench) -> None:
     results = bench.results
     parts = (table(bench.sizes, [results]), long_table(bench.sizes, [results])[0], peer_table(bench.sizes, [results]))
@@ -442,7 +363,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.page:
         *files, page = given.page
-        write_page(files, page)
+        write_gpu(files, page)
         return 0
     bench = Bench(torch.device(given.device), TINY if given.tiny else Sizes(), given.seconds)
     bench.locked = open(given.lock, "w") if given.lock else None  # noqa: SIM115

@@ -16,6 +16,7 @@ from allyouneed.config import parse
 from allyouneed.nn.models.base import Model
 
 ROTARY = {"kind": "rotary"}
+STATED = 32768  # tokens of context at which constant states are compared with attention
 EQUAL = 0.1  # weights may differ by this share of attention's
 
 
@@ -112,6 +113,13 @@ def mixers(s: Sizes) -> dict[str, dict[str, Any]]:
         | {"positions": "transformer-xl", "heads": round(0.8 * s.heads), "head_width": s.head},
     }
     return found
+
+
+def latent_sizes(s: Sizes) -> dict[str, int]:
+    """Our MLA's sizes by Hugging Face's names."""
+    names = {"kv_rank": "kv_lora_rank", "nope_width": "qk_nope_head_dim", "rope_width": "qk_rope_head_dim",
+             "value_width": "v_head_dim"}  # fmt: skip
+    return {theirs: mixers(s)["mla"][ours] for ours, theirs in names.items()}
 
 
 def tree(s: Sizes, mixer: dict[str, Any], channel: dict[str, Any] | None = None, **keys: Any) -> dict[str, Any]:

@@ -61,3 +61,12 @@ def test_a_page_gets_what_stands_between_its_marks(tmp_path):
     table = family_page.curve_table(found, "tokens/s", {"attention": {4096: " (3 rows)"}})
     assert table.splitlines()[0] == "| tokens/s | 1k | 4k |"
     assert table.splitlines()[2:] == ["| attention | 900 | 300 (3 rows) |", "| rwkv | 800 | – |"]
+
+
+def test_names_of_lines_keep_their_order_and_distance():
+    import family_page
+
+    wanted = [0.1, 0.5, 0.5, 0.51, 0.97, 1.0]
+    found = family_page.spread(wanted, 0.04)
+    assert all(after - before > 0.04 - 1e-9 for before, after in zip(found, found[1:], strict=False))
+    assert found[0] == wanted[0] and found[2] == pytest.approx(sum(wanted[1:4]) / 3) and found[-1] <= 1
