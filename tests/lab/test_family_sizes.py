@@ -1,5 +1,6 @@
 """bench/family_sizes.py: mixers that are compared have as many weights as attention, or their row says why not."""
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -68,5 +69,5 @@ def test_names_of_lines_keep_their_order_and_distance():
 
     wanted = [0.1, 0.5, 0.5, 0.51, 0.97, 1.0]
     found = family_page.spread(wanted, 0.04)
-    assert all(after - before > 0.04 - 1e-9 for before, after in zip(found, found[1:], strict=False))
+    assert all(after - before > 0.04 - 1e-9 for before, after in itertools.pairwise(found))
     assert found[0] == wanted[0] and found[2] == pytest.approx(sum(wanted[1:4]) / 3) and found[-1] <= 1
