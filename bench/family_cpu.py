@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,13 +40,13 @@ from allyouneed.nn.states.recurrent import Recurrent
 from allyouneed.nn.states.window import WindowKVCache
 from allyouneed.runtime.cpu.executor import CpuExecutor, cpu_executor
 from family_page import Curves, curve_table, fill, markdown, picture, plot, share, short, unequal, weights
-from family_sizes import BOUNDED, CPU, TINY, UNEQUAL, Sizes, middle, settings
+from family_sizes import BOUNDED, CPU, TINY, UNEQUAL, Sizes, middle, mixers, settings
 from train_cpu_family import Trained
 
 STEPS = 24  # of a turn
 CONTEXTS = tuple(1024 << doublings for doublings in range(7))
 LENGTHS = (1024, 4096, 16384)
-SECONDS = 8.0  # a training step that would take longer is left out
+SECONDS = 12.0  # a training step that would take longer is left out
 SHORT = ("identity", "experts", "bitnet-packed", *BOUNDED)  # no curve of their own
 FILES = {"decode": "family-speed-cpu.svg", "training": "family-train-cpu.svg"}
 Clock = Callable[[], float]
@@ -204,7 +203,7 @@ def contexts(s: Sizes, names: list[str], lengths: list[int], rounds: int, clock:
 def train(s: Sizes, names: list[str], lengths: list[int], clock: Clock) -> Curves:
     """Trained tokens per second of one row in fp32 against its length, until a step would take too long or too much
     memory: as the cost functions and the growth so far say."""
-    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2
+    room = proc("meminfo", "MemAvailable") / 2
     found: Curves = {}
     for name in names:
         speeds: dict[int, float] = {}
@@ -220,7 +219,7 @@ def train(s: Sizes, names: list[str], lengths: list[int], clock: Clock) -> Curve
                     break
             trained = Trained(models(s)[name], 1, length)
             least = memory(reset=True)
-            speeds[length] = length / min(trained.step(clock) for _ in range(2 if length < 4096 else 1))
+            speeds[length] = length / trained.step(clock)
             used.append(max(1.0, memory() - least))
         found[name] = speeds
         print(f"{name:26s}", *(f"{short(n)}: {speed:,.0f}" for n, speed in speeds.items()), flush=True)
@@ -231,8 +230,13 @@ def memory(reset: bool = False) -> float:
     """Peak bytes of this process so far, or since a reset."""
     if reset:
         Path("/proc/self/clear_refs").write_text("5")
-    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return 1024 * float(peak.split()[1])
+    return proc("self/status", "VmHWM")
+
+
+def proc(file: str, key: str) -> float:
+    """Bytes."""
+    line = next(line for line in Path("/proc", file).read_text().splitlines() if line.startswith(key))
+    return 1024 * float(line.split()[1])
 
 
 def main() -> None:
@@ -269,7 +273,8 @@ def main() -> None:
             curves["cpu-long"] = contexts(s, long, at, max(2, options.rounds // 2), clock), "decode"
     if "lengths" in wanted:
         at = [n // 64 for n in LENGTHS] if options.tiny else list(LENGTHS)
-        curves["cpu-train"] = train(s, long, at, clock), "training"
+        trained = [name for name in long if options.names or name in mixers(s)]
+        curves["cpu-train"] = train(s, trained, at, clock), "training"
     for mark, (found, what) in curves.items():
         label, file = f"{what}: tokens/s, one row, fp32", FILES[what]
         parts[mark] = curve_table(found, label)
