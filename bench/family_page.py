@@ -166,7 +166,7 @@ def grows(name: str) -> bool:
 def table(sizes: Sizes, runs: list[dict[str, Any]]) -> str:
     """Every model with the attention of its own run; of several runs with the same model, the last."""
     one, many = (f"b{count}" for count in sizes.rows)
-    found = {name: (values, run) for run in runs for name, values in run.items() if many in values}
+    found = {name: (values, run) for run in runs for name, values in run.items() if f"{many} share" in values}
     body = []
     for name, (values, run) in found.items():
         base = run.get("attention", {})

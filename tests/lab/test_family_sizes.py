@@ -1,7 +1,9 @@
 """bench/family_sizes.py: mixers that are compared have as many weights as attention, or their row says why not."""
 
 import itertools
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -71,3 +73,34 @@ def test_names_of_lines_keep_their_order_and_distance():
     found = family_page.spread(wanted, 0.04)
     assert all(after - before > 0.04 - 1e-9 for before, after in itertools.pairwise(found))
     assert found[0] == wanted[0] and found[2] == pytest.approx(sum(wanted[1:4]) / 3) and found[-1] <= 1
+
+
+def test_rows_of_several_runs_are_compared_with_the_attention_of_their_own(tmp_path):
+    pytest.importorskip("matplotlib")
+    import family_page
+    import family_sizes
+
+    def run(file, **speeds):
+        kept = {"b64 state bytes": 2, "b64 state declared": 2, "captured": True, "b1 share": 0.2, "b64 share": 0.3}
+        found = {name: kept | {"b1": speed, "b64": 10 * speed} for name, speed in speeds.items()}
+        found["peer mla"] = {"b1": 100.0, "b1 ours": 450.0, "b64": 1000.0, "b64 ours": 2000.0}
+        for name, speed in speeds.items():
+            found[name] |= {
+                "long": speed,
+                "by context": {"32768": speed, "65536": speed / 2},
+                "long rows": {"65536": 9},
+            }
+        path = tmp_path / file
+        path.write_text(json.dumps({"sizes": asdict(family_sizes.Sizes()), "results": found}), "utf-8")
+        return path
+
+    files = [run("one.json", attention=1000.0, rwkv=600.0), run("two.json", attention=2000.0, lstm=3000.0)]
+    page = tmp_path / "page.md"
+    page.write_text("".join(f"<!-- gpu-{n} -->\n<!-- /gpu-{n} -->\n" for n in ("mixers", "long", "peers")), "utf-8")
+    family_page.write_gpu(files, page)
+    text = page.read_text("utf-8")
+    assert "| attention | 2,000 | 1.00 | 20,000 | 1.00 | 20% | 30% | 1.00 | 1.00 / 1.00 |" in text
+    assert "| rwkv | 600 | 0.60 ↓ | 6,000 | 0.60 ↓ |" in text and "| lstm ¹ | 3,000 | 1.50 | 30,000 | 1.50 |" in text
+    assert "| rwkv | 600 | 300 (9 rows) | 0.6 |" in text and "lstm (four gates" in text
+    assert "DeepSeek-V2 of Hugging Face, static cache, compiled | 100 | 450 | 4.5 | 1,000 | 2,000 | 2.0 |" in text
+    assert (tmp_path / "family-speed-gpu.svg").stat().st_size > 1000
