@@ -27,9 +27,10 @@ FEW = 16
 
 
 @triton.jit
-def _round(values, rate, most: tl.constexpr):
-    """Bit-equal to torch: multiply by the reciprocal, round half to even."""
-    return tl.minimum(libdevice.rint(values * rate), most)
+def _code(values, rate):
+    """Integers with the code in their lowest byte, bit-equal to torch: the product, then its sum with 1.5 · 2^23, which
+    rounds half to even. No value exceeds the maximum, so that none has to be clamped."""
+    return libdevice.add_rn(libdevice.mul_rn(values, rate), 12582912.0).to(tl.int32, bitcast=True)
 
 
 @triton.jit
@@ -43,8 +44,8 @@ def _quantize(
     inside = at < inputs
     values = tl.load(x + row * x_row + at, mask=inside, other=0.0).to(tl.float32)
     peak = tl.maximum(tl.max(tl.abs(values), 0), smallest)
-    found = _round(values, tl.div_rn(1.0, peak) * most, most)
-    tl.store(whole + row * inputs + at, found.to(tl.int8), mask=inside)
+    found = _code(values, libdevice.rcp_rn(peak) * most).to(tl.int8)
+    tl.store(whole + row * inputs + at, found, mask=inside)
     tl.store(step + row, peak * (1 / most))
 
 
@@ -65,10 +66,8 @@ def _peak(values):
 
 @triton.jit
 def _codes(values, rate):
-    """(words, 4) values to words of four codes. The sum with 1.5 · 2^23 rounds half to even and has the code in its
-    lowest byte. No value exceeds the maximum, so that none has to be clamped."""
-    rounded = libdevice.add_rn(libdevice.mul_rn(values, rate), 12582912.0).to(tl.int32, bitcast=True)
-    return tl.sum((rounded & 255) << 8 * tl.arange(0, 4)[None, :], 1)
+    """(words, 4) values to words of four codes."""
+    return tl.sum((_code(values, rate) & 255) << 8 * tl.arange(0, 4)[None, :], 1)
 
 
 @triton.jit
@@ -141,6 +140,22 @@ def _one_token(
     tl.store(out + n, found.to(out.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def _lowest(tile):
+    """The weight in the lowest bits of each byte, four bytes at a time: adding 127 and flipping the sign takes one away
+    without a borrow."""
+    return tl.inline_asm_elementwise(
+        "and.b32 $0, $1, 0x03030303; add.u32 $0, $0, 0x7f7f7f7f; xor.b32 $0, $0, 0x80808080;", "=r,r", [tile],
+        dtype=tl.int8, is_pure=True, pack=4,
+    )  # fmt: skip
+
+
+@triton.jit
+def _next(tile):
+    """The following weight of each byte moves to its lowest bits; what comes from the byte above stays in others."""
+    return tl.inline_asm_elementwise("shr.b32 $0, $1, 2;", "=r,r", [tile], dtype=tl.uint8, is_pure=True, pack=4)
+
+
 @triton.jit(do_not_specialize=["tokens"])  # prompts have any length: compiled once for all
 def _matmul(
     x, token_step, bytes, weight_step, bias, out, tokens, outputs, x_row, inputs: tl.constexpr, quarter: tl.constexpr,
@@ -154,6 +169,10 @@ def _matmul(
     token = tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)
     inside, real = n < outputs, token < tokens
     given = x + token[None, :].to(tl.int64) * x_row
+    row_step = tl.load(weight_step + n, mask=inside, other=0.0)[:, None]  # before the input is ready
+    twin_step = row_step
+    if GATED:
+        twin_step = tl.load(weight_step + outputs + n, mask=inside, other=0.0)[:, None]
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
@@ -167,7 +186,7 @@ def _matmul(
             values = tl.load(given + at[:, None], mask=(at < inputs)[:, None] & real[None, :], other=0.0)
             tops = tl.maximum(tops, tl.max(tl.abs(values.to(tl.float32)), 0))
         peak = tl.maximum(tops, smallest)
-        rate, step = tl.div_rn(1.0, peak) * most, peak * (1 / most)
+        rate, step = libdevice.rcp_rn(peak) * most, peak * (1 / most)
     each: tl.constexpr = (quarter + PARTS * INPUTS - 1) // (PARTS * INPUTS) * INPUTS
     here = bytes + n[:, None].to(tl.int64) * quarter
     there = here + outputs.to(tl.int64) * quarter
@@ -186,17 +205,18 @@ def _matmul(
             values = tl.load(given + column[:, None], mask=known, other=0)  # (INPUTS, TOKENS)
             codes = values
             if not WHOLE:
-                codes = _round(values.to(tl.float32), rate[None, :], most).to(tl.int8)
-            sums = tl.dot(((tile >> (2 * part)) & 3).to(tl.int8) - 1, codes, sums, out_dtype=tl.int32)
+                codes = _code(values.to(tl.float32), rate[None, :]).to(tl.int8)
+            sums = tl.dot(_lowest(tile), codes, sums, out_dtype=tl.int32)
+            tile = _next(tile)
             if GATED:
-                other = tl.dot(((twin >> (2 * part)) & 3).to(tl.int8) - 1, codes, other, out_dtype=tl.int32)
-    found = sums.to(tl.float32) * (step[None, :] * tl.load(weight_step + n, mask=inside, other=0.0)[:, None])
+                other = tl.dot(_lowest(twin), codes, other, out_dtype=tl.int32)
+                twin = _next(twin)
+    found = sums.to(tl.float32) * (step[None, :] * row_step)
     if BIAS:
         found += tl.load(bias + n, mask=inside & (split == 0), other=0.0).to(tl.float32)[:, None]
     found = _activate(found, ACTIVATION)
     if GATED:
-        steps = tl.load(weight_step + outputs + n, mask=inside, other=0.0)[:, None]
-        gate = other.to(tl.float32) * (step[None, :] * steps)
+        gate = other.to(tl.float32) * (step[None, :] * twin_step)
         if BIAS:
             gate += tl.load(bias + outputs + n, mask=inside, other=0.0).to(tl.float32)[:, None]
         found *= gate
@@ -220,7 +240,7 @@ def tile_config(tokens: int, outputs: int, quarter: int, parts: bool) -> Ternary
     if tokens <= FEW:
         tile = TernaryTile(16, 32 if outputs >= 2048 else 16, narrow, 2)
     elif tokens <= 64:
-        tile = TernaryTile(64, 32 if outputs <= 2048 else 64, 64, 4)
+        tile = TernaryTile(64, 32, 64, 4)
     else:
         return TernaryTile(128, 64, 64, 4)
     programs, count = triton.cdiv(outputs, tile.outputs), 1
