@@ -237,6 +237,8 @@ class TernaryTile(NamedTuple):
 def tile_config(tokens: int, outputs: int, quarter: int, parts: bool) -> TernaryTile:
     """`parts`: the reader can sum parts."""
     narrow = 64 if quarter % 128 else 128
+    if tokens == 1 and quarter % 4 == 0:  # more outputs share its quantization, fewer occupy the GPU
+        return TernaryTile(1, 8 if outputs >= 2048 else 4, min(1024, triton.next_power_of_2(quarter)), 4)
     if tokens <= FEW:
         tile = TernaryTile(16, 32 if outputs >= 2048 else 16, narrow, 2)
     elif tokens <= 64:
@@ -261,19 +263,17 @@ def ternary_linear(
     flat = flat if flat.stride(1) == 1 else flat.contiguous()
     count, overlap = len(flat), overlaps(x.device)
     tile = tile_config(count, outputs, quarter, parts and not gated)
-    alone = count == 1 and quarter % 4 == 0
-    split = tile.parts > 1 and not alone
+    split = tile.parts > 1
     sizes = (tile.parts, count, outputs) if split else (count, outputs)
     out = torch.empty(sizes, dtype=torch.float32 if split else x.dtype, device=x.device)
     how = {"smallest": smallest, "most": float(most), "GATED": gated, "ACTIVATION": activation}
     how |= {"BIAS": bias is not None, "OVERLAP": overlap, "launch_pdl": overlap}
     shift = flat if bias is None else bias
-    if alone:
-        rows, wide = 8 if outputs >= 2048 else 4, min(256, triton.next_power_of_2(quarter // 4))
-        words = bytes.view(torch.int32)
-        _one_token[(triton.cdiv(outputs, rows),)](
-            flat, words, weight_step, shift, out, outputs, inputs, quarter, **how, OUTPUTS=rows, WORDS=wide, num_warps=4
-        )
+    if tile.tokens == 1:
+        _one_token[(triton.cdiv(outputs, tile.outputs),)](
+            flat, bytes.view(torch.int32), weight_step, shift, out, outputs, inputs, quarter, **how,
+            OUTPUTS=tile.outputs, WORDS=tile.inputs // 4, num_warps=tile.warps,
+        )  # fmt: skip
     elif count:
         step = weight_step
         if count > FEW:
