@@ -38,7 +38,8 @@ from check_attention import performers, tiled_attentions
 from check_deferred import deferred
 from check_experts import experts
 from check_state_spaces import random_starts, state_spaces
-from check_ternary import round_by_interpreter, ternary
+from check_ternary import ternary
+from interpreter import prepare_interpreter
 
 LIMITS = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 # batch, heads, time, keys, values
@@ -660,8 +661,6 @@ def mixers(check: Check, cuda: bool) -> None:
 
     print("decode steps of mixers")
     usual = mixer_kernels.usable
-    if not cuda:
-        round_by_interpreter()
     for kind, keys in models().items():
         if check.models and kind not in check.models:
             continue
@@ -710,6 +709,8 @@ def main() -> int:
     )
     parser.add_argument("--models", default="", help="names of models whose decode steps to check, by commas")
     given = parser.parse_args()
+    if given.device == "cpu":
+        prepare_interpreter()
     check = Check(given.device, [name for name in given.models.split(",") if name])
     for name, job in JOBS.items():
         if given.only in (None, name):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from allyouneed.config import parse
-from allyouneed.kernels.triton import ternary as kernel
 from allyouneed.nn.activations import ACTIVATIONS
 from allyouneed.nn.linear.bitlinear import Bit
 from allyouneed.nn.linear.ternary import PackedBitLinear
@@ -18,6 +16,9 @@ from check_state_spaces import LIMITS, Check
 MAPS = [
     (1, 40, 20, False, "", False, False),
     (1, 37, 12, True, "silu", True, False),
+    (1, 96, 20, False, "", False, True),
+    (1, 61, 12, True, "silu", True, False),
+    (1, 4160, 12, True, "relu", False, False),
     (3, 270, 36, True, "relu", False, False),
     (5, 600, 20, False, "", False, True),
     (7, 66, 20, True, "silu", True, True),
@@ -27,6 +28,8 @@ MAPS = [
 ]
 LARGE_MAPS = [
     (1, 768, 2304, False, "", False, True),
+    (1, 2048, 768, False, "", False, True),
+    (1, 8192, 768, True, "", False, True),
     (1, 8200, 768, True, "", False, True),
     (1, 768, 4096, False, "silu", True, False),
     (16, 2048, 768, False, "", False, True),
@@ -50,6 +53,9 @@ def maps(check: Check, sizes: tuple[int, int, int, bool, str, bool, bool], dtype
         exact = act(exact[:, : outputs // 2]) * exact[:, outputs // 2 :] if gated else act(exact)
     packed = packed.to(check.device, dtype)
     found = packed.by_kernel(x, activation, gated, parts)
+    if dtype == torch.float32 and not (bias or activation) and found.dim() == 2:
+        plain = packed.cpu().forward(x.cpu()).to(check.device)
+        check.report(f"ternary {sizes} bit for bit", [found], [plain], 0.0)
     found = found.sum(0) if found.dim() == 3 else found
     # a value that is halfway between two codes may be rounded to the other one
     check.report(
@@ -57,15 +63,8 @@ def maps(check: Check, sizes: tuple[int, int, int, bool, str, bool, bool], dtype
     )
 
 
-def round_by_interpreter() -> None:
-    """Half to even, as the sum with 1.5 · 2^23 does: the interpreter knows no `rint`."""
-    kernel.libdevice = SimpleNamespace(rint=lambda x: (x + 12582912.0) - 12582912.0)  # type: ignore[assignment]
-
-
 def ternary(check: Check, cuda: bool) -> None:
     print("ternary maps")
-    if not cuda:
-        round_by_interpreter()
     for dtype in (torch.float32, torch.bfloat16):
         for sizes in MAPS + (LARGE_MAPS if cuda else []):
             maps(check, sizes, dtype)

@@ -90,9 +90,9 @@ def launch_as_on_a_gpu() -> None:
         patched.usable = lambda x: x.dtype is torch.float32
     for patched in (kernels, mixer_kernels, state_space_kernels):
         patched.is_narrow = lambda x, weight: True
-    from check_ternary import round_by_interpreter
+    from interpreter import prepare_interpreter
 
-    round_by_interpreter()
+    prepare_interpreter()
 
 
 def main() -> int:

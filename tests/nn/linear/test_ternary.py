@@ -88,6 +88,43 @@ def test_tiles_do_not_change_results(inputs, outputs, tokens, tile):
     assert found.equal(trained(x))
 
 
+def word_codes(x, rate):
+    """`_codes` there: words of four codes (tokens, inputs / 4), each in the lowest byte of a sum."""
+    codes = ((x * rate) + 12582912.0).view(torch.int32).unflatten(-1, (-1, 4)) & 255
+    return (codes << torch.tensor([0, 8, 16, 24], dtype=torch.int32)).sum(-1, dtype=torch.int32)
+
+
+def dot4(digits, codes):
+    """The instruction `dp4a`: unsigned bytes times signed ones."""
+    return (digits.view(torch.uint8).int() * codes.view(torch.int8).int()).unflatten(-1, (-1, 4)).sum(-1)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(16, 5), (96, 20), (2560, 7)])
+@torch.no_grad()
+def test_words_give_the_same_results(inputs, outputs):
+    """The algorithm of one token in kernels/triton/ternary.py: four bytes of weights and of codes at a time."""
+    trained, x = layer(inputs, outputs, bias=False), torch.randn(1, inputs)
+    x[0, :4] = torch.tensor([0.5, 1.5, -2.5, 127.0]) * (x.abs().max() / 127)  # halfway between two codes
+    light, peak = PackedBitLinear(trained), x.abs().max()
+    codes = word_codes(x, peak.reciprocal() * 127)[0]
+    words = light.packed.view(torch.int32)  # (outputs, inputs / 16)
+    digits = torch.cat([words >> shift & 0x03030303 for shift in (0, 2, 4, 6)], 1)
+    sums = (
+        torch.stack([dot4(row, codes).sum() for row in digits]) - dot4(torch.full_like(codes, 0x01010101), codes).sum()
+    )
+    assert (sums.float() * (peak * (1 / 127) * light.step))[None].equal(trained(x))
+
+
+def test_four_weights_at_a_time():
+    """`_lowest` and `_next` there, of every byte."""
+    bytes = torch.arange(256, dtype=torch.uint8)
+    words = bytes.view(torch.int32)
+    for part in range(4):
+        found = (((words & 0x03030303) + 0x7F7F7F7F) ^ -0x7F7F7F80).view(torch.int8)
+        assert found.equal((bytes >> 2 * part & 3).to(torch.int8) - 1)
+        words = words >> 2
+
+
 @torch.no_grad()
 def test_half_precision_sums_integers():
     """The sums that a bfloat16 product rounds are exact here."""

@@ -2,7 +2,8 @@
 
 A tile of bytes is read once, unpacked by shifts into four tiles of weights, and multiplied with the four quarters of
 the inputs. Sums are integers, so tiling does not change results. Up to `FEW` tokens are quantized by the kernel that
-multiplies them; a single one needs no tensor cores. More are quantized once, by a kernel of their own.
+multiplies them; a single one needs no tensor cores, if its inputs come in words. More are quantized once, by a kernel
+of their own.
 
 As in small_batch_linear.py, `gated` maps compute two products and multiply them (GLU), and a map with too few outputs
 to occupy the GPU may be split along its inputs into fp32 parts.
@@ -26,9 +27,10 @@ FEW = 16
 
 
 @triton.jit
-def _round(values, rate, most: tl.constexpr):
-    """Bit-equal to torch: multiply by the reciprocal, round half to even."""
-    return tl.minimum(libdevice.rint(values * rate), most)
+def _code(values, rate):
+    """Integers with the code in their lowest byte, bit-equal to torch: the product, then its sum with 1.5 · 2^23, which
+    rounds half to even. No value exceeds the maximum, so that none has to be clamped."""
+    return libdevice.add_rn(libdevice.mul_rn(values, rate), 12582912.0).to(tl.int32, bitcast=True)
 
 
 @triton.jit
@@ -42,72 +44,119 @@ def _quantize(
     inside = at < inputs
     values = tl.load(x + row * x_row + at, mask=inside, other=0.0).to(tl.float32)
     peak = tl.maximum(tl.max(tl.abs(values), 0), smallest)
-    found = _round(values, tl.div_rn(1.0, peak) * most, most)
-    tl.store(whole + row * inputs + at, found.to(tl.int8), mask=inside)
+    found = _code(values, libdevice.rcp_rn(peak) * most).to(tl.int8)
+    tl.store(whole + row * inputs + at, found, mask=inside)
     tl.store(step + row, peak * (1 / most))
 
 
 @triton.jit
+def _dot4(digits, codes):
+    """Four products of the bytes of two words, summed: unsigned times signed."""
+    return tl.inline_asm_elementwise(
+        "dp4a.u32.s32 $0, $1, $2, 0;", "=r,r,r", [digits, codes], dtype=tl.int32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def _peak(values):
+    """The largest absolute value. Bits of positive numbers have their order, and one instruction finds a warp's largest
+    integer."""
+    return tl.max(tl.abs(values).to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _codes(values, rate):
+    """(words, 4) values to words of four codes."""
+    return tl.sum((_code(values, rate) & 255) << 8 * tl.arange(0, 4)[None, :], 1)
+
+
+@triton.jit
+def _products(tile, shift, codes):
+    """Words of weights (OUTPUTS, words), shifted to those of their quarter, times codes (words,): (w + 1) x − x."""
+    ones = tl.full(codes.shape, 0x01010101, tl.int32)
+    return _dot4((tile >> shift) & 0x03030303, codes[None, :]) - _dot4(ones, codes)[None, :]
+
+
+@triton.jit
 def _one_token(
-    x, bytes, weight_step, bias, out, outputs, inputs: tl.constexpr, quarter: tl.constexpr,
+    x, words, weight_step, bias, out, outputs, inputs: tl.constexpr, quarter: tl.constexpr,
     smallest: tl.constexpr, most: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr, BIAS: tl.constexpr,
-    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, OVERLAP: tl.constexpr,
+    OUTPUTS: tl.constexpr, WORDS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Without tensor cores, in fp32, where such sums of integers are exact: Σ (w + 1) x − Σ x."""
+    """Without tensor cores: one instruction multiplies the four bytes of a word. The words of all four quarters of the
+    inputs are one axis, so each word of weights is loaded four times. What does not depend on the input is loaded
+    before it is ready."""
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     inside = n < outputs
-    here = bytes + n[:, None].to(tl.int64) * quarter
-    there = here + outputs.to(tl.int64) * quarter
-    at = tl.arange(0, INPUTS)
-    real = inside[:, None] & (at < quarter)[None, :]
-    tile = tl.load(here + at[None, :], mask=real, other=0)  # before the input is ready
-    twin = tile
+    width: tl.constexpr = quarter // 4
+    here = words + n[:, None].to(tl.int64) * width
+    there = here + outputs.to(tl.int64) * width
+    word, part = tl.arange(0, 4 * WORDS) % WORDS, tl.arange(0, 4 * WORDS) // WORDS
+    shift = (2 * part)[None, :]
+    real = inside[:, None] & (word < width)[None, :]
+    tile = tl.load(here + word[None, :], mask=real, other=0)
+    step = tl.load(weight_step + n, mask=inside, other=0.0)
+    twin, twin_step, added, twin_added = tile, step, step, step
     if GATED:
-        twin = tl.load(there + at[None, :], mask=real, other=0)
+        twin = tl.load(there + word[None, :], mask=real, other=0)
+        twin_step = tl.load(weight_step + outputs + n, mask=inside, other=0.0)
+    if BIAS:
+        added = tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
+        if GATED:
+            twin_added = tl.load(bias + outputs + n, mask=inside, other=0.0).to(tl.float32)
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
-    tops = tl.zeros((INPUTS,), tl.float32)
-    for start in tl.static_range(0, quarter, INPUTS):
-        at = start + tl.arange(0, INPUTS)
-        for part in tl.static_range(4):
-            column = part * quarter + at
-            known = (at < quarter) & (column < inputs)
-            tops = tl.maximum(tops, tl.abs(tl.load(x + column, mask=known, other=0.0).to(tl.float32)))
-    peak = tl.maximum(tl.max(tops, 0), smallest)
-    rate = tl.div_rn(1.0, peak) * most
-    sums = tl.zeros((OUTPUTS, INPUTS), tl.float32)
-    other = tl.zeros((OUTPUTS, INPUTS), tl.float32)
-    total = tl.zeros((INPUTS,), tl.float32)
-    for start in tl.static_range(0, quarter, INPUTS):
-        at = start + tl.arange(0, INPUTS)
-        if start > 0:
-            real = inside[:, None] & (at < quarter)[None, :]
-            tile = tl.load(here + at[None, :], mask=real, other=0)
-            if GATED:
-                twin = tl.load(there + at[None, :], mask=real, other=0)
-        for part in tl.static_range(4):
-            column = part * quarter + at
-            known = (at < quarter) & (column < inputs)
-            token = _round(tl.load(x + column, mask=known, other=0.0).to(tl.float32), rate, most)
-            total += token
-            sums += ((tile >> (2 * part)) & 3).to(tl.float32) * token[None, :]
-            if GATED:
-                other += ((twin >> (2 * part)) & 3).to(tl.float32) * token[None, :]
-    step, less = peak * (1 / most), tl.sum(total, 0)
-    found = (tl.sum(sums, 1) - less) * (step * tl.load(weight_step + n, mask=inside, other=0.0))
+    column = (part * quarter + 4 * word)[:, None] + tl.arange(0, 4)[None, :]
+    values = tl.load(x + column, mask=(word < width)[:, None] & (column < inputs), other=0.0).to(tl.float32)
+    peak = tl.maximum(_peak(values), smallest)
+    for start in tl.static_range(WORDS, width, WORDS):
+        known = (word < width - start)[:, None] & (column < inputs - 4 * start)
+        more = tl.load(x + column + 4 * start, mask=known, other=0.0).to(tl.float32)
+        peak = tl.maximum(_peak(more), peak)
+    rate = libdevice.rcp_rn(peak) * most
+    codes = _codes(values, rate)
+    sums = _products(tile, shift, codes)
+    other = sums
+    if GATED:
+        other = _products(twin, shift, codes)
+    for start in tl.static_range(WORDS, width, WORDS):
+        known = (word < width - start)[:, None] & (column < inputs - 4 * start)
+        codes = _codes(tl.load(x + column + 4 * start, mask=known, other=0.0).to(tl.float32), rate)
+        real = inside[:, None] & (word < width - start)[None, :]
+        sums += _products(tl.load(here + start + word[None, :], mask=real, other=0), shift, codes)
+        if GATED:
+            other += _products(tl.load(there + start + word[None, :], mask=real, other=0), shift, codes)
+    scale = peak * (1 / most)
+    found = tl.sum(sums, 1).to(tl.float32) * (scale * step)
     if BIAS:
-        found += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
+        found += added
     found = _activate(found, ACTIVATION)
     if GATED:
-        gate = (tl.sum(other, 1) - less) * (step * tl.load(weight_step + outputs + n, mask=inside, other=0.0))
+        gate = tl.sum(other, 1).to(tl.float32) * (scale * twin_step)
         if BIAS:
-            gate += tl.load(bias + outputs + n, mask=inside, other=0.0).to(tl.float32)
+            gate += twin_added
         found *= gate
     tl.store(out + n, found.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
+def _lowest(tile):
+    """The weight in the lowest bits of each byte, four bytes at a time: adding 127 and flipping the sign takes one away
+    without a borrow."""
+    return tl.inline_asm_elementwise(
+        "and.b32 $0, $1, 0x03030303; add.u32 $0, $0, 0x7f7f7f7f; xor.b32 $0, $0, 0x80808080;", "=r,r", [tile],
+        dtype=tl.int8, is_pure=True, pack=4,
+    )  # fmt: skip
+
+
+@triton.jit
+def _next(tile):
+    """The following weight of each byte moves to its lowest bits; what comes from the byte above stays in others."""
+    return tl.inline_asm_elementwise("shr.b32 $0, $1, 2;", "=r,r", [tile], dtype=tl.uint8, is_pure=True, pack=4)
+
+
+@triton.jit(do_not_specialize=["tokens"])  # prompts have any length: compiled once for all
 def _matmul(
     x, token_step, bytes, weight_step, bias, out, tokens, outputs, x_row, inputs: tl.constexpr, quarter: tl.constexpr,
     smallest: tl.constexpr, most: tl.constexpr, WHOLE: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr,
@@ -120,6 +169,10 @@ def _matmul(
     token = tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)
     inside, real = n < outputs, token < tokens
     given = x + token[None, :].to(tl.int64) * x_row
+    row_step = tl.load(weight_step + n, mask=inside, other=0.0)[:, None]  # before the input is ready
+    twin_step = row_step
+    if GATED:
+        twin_step = tl.load(weight_step + outputs + n, mask=inside, other=0.0)[:, None]
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
@@ -133,7 +186,7 @@ def _matmul(
             values = tl.load(given + at[:, None], mask=(at < inputs)[:, None] & real[None, :], other=0.0)
             tops = tl.maximum(tops, tl.max(tl.abs(values.to(tl.float32)), 0))
         peak = tl.maximum(tops, smallest)
-        rate, step = tl.div_rn(1.0, peak) * most, peak * (1 / most)
+        rate, step = libdevice.rcp_rn(peak) * most, peak * (1 / most)
     each: tl.constexpr = (quarter + PARTS * INPUTS - 1) // (PARTS * INPUTS) * INPUTS
     here = bytes + n[:, None].to(tl.int64) * quarter
     there = here + outputs.to(tl.int64) * quarter
@@ -152,17 +205,18 @@ def _matmul(
             values = tl.load(given + column[:, None], mask=known, other=0)  # (INPUTS, TOKENS)
             codes = values
             if not WHOLE:
-                codes = _round(values.to(tl.float32), rate[None, :], most).to(tl.int8)
-            sums = tl.dot(((tile >> (2 * part)) & 3).to(tl.int8) - 1, codes, sums, out_dtype=tl.int32)
+                codes = _code(values.to(tl.float32), rate[None, :]).to(tl.int8)
+            sums = tl.dot(_lowest(tile), codes, sums, out_dtype=tl.int32)
+            tile = _next(tile)
             if GATED:
-                other = tl.dot(((twin >> (2 * part)) & 3).to(tl.int8) - 1, codes, other, out_dtype=tl.int32)
-    found = sums.to(tl.float32) * (step[None, :] * tl.load(weight_step + n, mask=inside, other=0.0)[:, None])
+                other = tl.dot(_lowest(twin), codes, other, out_dtype=tl.int32)
+                twin = _next(twin)
+    found = sums.to(tl.float32) * (step[None, :] * row_step)
     if BIAS:
         found += tl.load(bias + n, mask=inside & (split == 0), other=0.0).to(tl.float32)[:, None]
     found = _activate(found, ACTIVATION)
     if GATED:
-        steps = tl.load(weight_step + outputs + n, mask=inside, other=0.0)[:, None]
-        gate = other.to(tl.float32) * (step[None, :] * steps)
+        gate = other.to(tl.float32) * (step[None, :] * twin_step)
         if BIAS:
             gate += tl.load(bias + outputs + n, mask=inside, other=0.0).to(tl.float32)[:, None]
         found *= gate
@@ -183,10 +237,12 @@ class TernaryTile(NamedTuple):
 def tile_config(tokens: int, outputs: int, quarter: int, parts: bool) -> TernaryTile:
     """`parts`: the reader can sum parts."""
     narrow = 64 if quarter % 128 else 128
+    if tokens == 1 and quarter % 4 == 0:  # more outputs share its quantization, fewer occupy the GPU
+        return TernaryTile(1, 8 if outputs >= 2048 else 4, min(1024, triton.next_power_of_2(quarter)), 4)
     if tokens <= FEW:
         tile = TernaryTile(16, 32 if outputs >= 2048 else 16, narrow, 2)
     elif tokens <= 64:
-        tile = TernaryTile(64, 32 if outputs <= 2048 else 64, 64, 4)
+        tile = TernaryTile(64, 32, 64, 4)
     else:
         return TernaryTile(128, 64, 64, 4)
     programs, count = triton.cdiv(outputs, tile.outputs), 1
@@ -207,17 +263,17 @@ def ternary_linear(
     flat = flat if flat.stride(1) == 1 else flat.contiguous()
     count, overlap = len(flat), overlaps(x.device)
     tile = tile_config(count, outputs, quarter, parts and not gated)
-    split = tile.parts > 1 and count > 1
+    split = tile.parts > 1
     sizes = (tile.parts, count, outputs) if split else (count, outputs)
     out = torch.empty(sizes, dtype=torch.float32 if split else x.dtype, device=x.device)
     how = {"smallest": smallest, "most": float(most), "GATED": gated, "ACTIVATION": activation}
     how |= {"BIAS": bias is not None, "OVERLAP": overlap, "launch_pdl": overlap}
     shift = flat if bias is None else bias
-    if count == 1:
-        wide = min(1024, triton.next_power_of_2(quarter))
-        _one_token[(triton.cdiv(outputs, 4),)](
-            flat, bytes, weight_step, shift, out, outputs, inputs, quarter, **how, OUTPUTS=4, INPUTS=wide, num_warps=2
-        )
+    if tile.tokens == 1:
+        _one_token[(triton.cdiv(outputs, tile.outputs),)](
+            flat, bytes.view(torch.int32), weight_step, shift, out, outputs, inputs, quarter, **how,
+            OUTPUTS=tile.outputs, WORDS=tile.inputs // 4, num_warps=tile.warps,
+        )  # fmt: skip
     elif count:
         step = weight_step
         if count > FEW:
