@@ -97,9 +97,12 @@ def _gau_step(
         keys, values, table, row, table_row, slots, begin, end, count, f, e, numbers, biases,
         KEYS, VALUES, EVERY, BIAS, TILE, LINES,
     )  # fmt: skip
+    own_bias = _bias(0, True, numbers, biases, BIAS)
     if OVERLAP:
         gdc_wait()
     kind = keys.dtype.element_ty
+    own = tl.load(v + row * row_stride + e, mask=real, other=0.0).to(kind)
+    gate = tl.load(u + row * row_stride + e, mask=real, other=0.0)
     scale = 1.0 / tl.where(length > 0, length, count + 1).to(tl.float32)
     cos, sin = f * 0.0, f * 0.0
     if TURNS:
@@ -123,14 +126,13 @@ def _gau_step(
     if share == 0:
         new_a, new_b = _scaled(za, zb, gains, offsets, 1, f, known, cos, sin, half, TURNS)
         new_a, new_b = new_a.to(kind), new_b.to(kind)
-        own = tl.load(v + row * row_stride + e, mask=real, other=0.0).to(kind)
         target = _slot_of(table, row, table_row, count, True, 0, slots, EVERY, 1)
         if block == 0:
             tl.store(keys + target * KEYS + f, new_a, mask=known)
             tl.store(keys + target * KEYS + half + f, new_b, mask=known)
         tl.store(values + target * VALUES + e, own, mask=real)
         score = tl.sum(qa * new_a.to(tl.float32) + qb * new_b.to(tl.float32), 0) * scale
-        total += _weigh(score + _bias(0, True, numbers, biases, BIAS), True) * own.to(tl.float32)
+        total += _weigh(score + own_bias, True) * own.to(tl.float32)
     last = True
     if SHARES > 1:  # the last program adds up all splits
         mark = (row * BLOCKS + block) * SHARES
@@ -143,8 +145,7 @@ def _gau_step(
             for other in range(SHARES):
                 total += tl.load(parts + (mark + other) * BLOCK + tl.arange(0, BLOCK), cache_modifier=".cg")
     if last:
-        gate = tl.load(u + row * row_stride + e, mask=real, other=0.0).to(tl.float32)
-        tl.store(out + row * VALUES + e, (gate * total).to(out.dtype.element_ty), mask=real)
+        tl.store(out + row * VALUES + e, (gate.to(tl.float32) * total).to(out.dtype.element_ty), mask=real)
 
 
 @triton.jit
@@ -236,6 +237,9 @@ def _mixed_chunk_step(
     last = tl.atomic_add(arrived + row, 1, sem="acq_rel") == BLOCKS - 1  # all programs have read the count
     if OVERLAP:
         gdc_wait()
+    own = tl.load(v + row * row_stride + e, mask=real, other=0.0)
+    gate = tl.load(u + row * row_stride + e, mask=real, other=0.0)
+    tl.store(chunk + inside * (KEYS + VALUES) + e, own, mask=real)
     # the chunks before: linear attention
     far = tl.zeros((SUM_LINES, BLOCK), dtype=tl.float32)
     for start in range(0, lines, SUMS):
@@ -251,12 +255,9 @@ def _mixed_chunk_step(
         weight = tl.load(weights + row * CHUNK + at, mask=at < inside, other=0.0)
         near += tl.sum(weight[:, :, None] * tile.to(tl.float32), 1)
         tile = _plane(chunk, at + TILE, inside, e, KEYS + VALUES, VALUES)
-    own = tl.load(v + row * row_stride + e, mask=real, other=0.0)
-    tl.store(chunk + inside * (KEYS + VALUES) + e, own, mask=real)
     mixed = tl.sum(near, 0) + tl.load(weights + row * CHUNK + inside) * own.to(tl.float32)
     mixed += tl.sum(far, 0) / tl.where(length > 0, length, tl.maximum(begin, 1)).to(tl.float32)
-    gate = tl.load(u + row * row_stride + e, mask=real, other=0.0).to(tl.float32)
-    tl.store(out + row * VALUES + e, (gate * mixed).to(out.dtype.element_ty), mask=real)
+    tl.store(out + row * VALUES + e, (gate.to(tl.float32) * mixed).to(out.dtype.element_ty), mask=real)
     # a complete chunk joins the sums, some of the values at a time: this must not need more registers than the rest
     if inside == CHUNK - 1:
         tl.debug_barrier()  # all threads have read the sums
