@@ -377,8 +377,8 @@ def mixed_chunk_step(
     out = torch.empty(rows, count, dtype=u.dtype, device=u.device)
     _mixed_chunk_step[(rows, blocks)](
         u, v, *scores, counts, current, sums, out, arrived, u.stride(0), length, CHUNK=chunk, KEYS=width, VALUES=count,
-        WIDE=wide, BLOCK=block, BLOCKS=blocks, SOME=min(block, 32), TILE=lines * (4 if rows < 16 else 8), LINES=lines,
-        SUMS=min(wide, 8 * sum_lines), SUM_LINES=sum_lines, TOKENS=32, OVERLAP=overlaps(u.device),
+        WIDE=wide, BLOCK=block, BLOCKS=blocks, SOME=16, TILE=lines * (4 if rows < 16 else 8), LINES=lines,
+        SUMS=min(wide, 8 * sum_lines), SUM_LINES=sum_lines, TOKENS=16, OVERLAP=overlaps(u.device),
         launch_pdl=overlaps(u.device), num_warps=warps, num_stages=2,
     )  # fmt: skip
     return out
