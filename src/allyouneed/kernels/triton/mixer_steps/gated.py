@@ -3,8 +3,9 @@ and 3.2): queries and keys from the shared features Z, relu(q·k / n + bias)² o
 to a KV cache, mixed chunks to the current chunk and to the sums of those before it. Definitions: nn/mixers/gau.py.
 
 One program per row and block of values. Those of GAU compute all scores that they need; those of mixed chunks, which
-rotate all keys of the chunk in every step, have them from a launch before. Features of queries and keys lie in two
-halves, which rotary positions rotate together. Sums are fp32.
+rotate all keys of the chunk in every step, have them from a launch before. The first tiles of what earlier steps stored
+are loaded while the previous kernel may still compute. Features of queries and keys lie in two halves, which rotary
+positions rotate together. Sums are fp32.
 """
 
 from __future__ import annotations
