@@ -35,6 +35,7 @@ from allyouneed.nn.ops.wkv import LEAST, initial_state, prefix_states, wkv_outpu
 from allyouneed.runtime.cuda import bias_gradients
 from allyouneed.runtime.cuda.bias_gradients import ACTIVATIONS as FUSED
 from check_attention import performers, tiled_attentions
+from check_deferred import deferred
 from check_experts import experts
 from check_gated import gated_units
 from check_state_spaces import random_starts, state_spaces
@@ -436,7 +437,7 @@ def rows(check: Check, cuda: bool) -> None:
     from allyouneed.nn.ops.attention import short_rows
 
     print("packed rows: what is seen, gradients of q, k, v")
-    sizes = [(2, 4, 2, 20, 33, 16, 32), (1, 2, 2, 7, 7, 64, 16), (1, 4, 2, 100, 70, 16, 16)]
+    sizes = [(2, 4, 2, 20, 33, 16, 32), (1, 2, 2, 7, 7, 64, 16), (1, 4, 2, 100, 70, 16, 16), (2, 4, 2, 70, 70, 16, 16)]
     for batch, heads, own, queries, keys, width, values in [*sizes, *([(192, 8, 8, 128, 128, 64, 64)] if cuda else [])]:
         for causal in (False, True):
             torch.manual_seed(queries)
@@ -453,7 +454,15 @@ def rows(check: Check, cuda: bool) -> None:
             if not cuda:
                 short_rows.usable = lambda x: True
             found, lse = short_rows.attend(*given[:3], *both, causal, width**-0.5)
-            grads = short_rows.attend_backward(given[3], *given[:3], *both, causal, width**-0.5, lse)
+            grads = list(short_rows.attend_backward(given[3], found, *given[:3], *both, causal, width**-0.5, lse))
+            if queries == keys and width == values:  # side by side, and their sums
+                qkv = torch.cat([x.transpose(1, 2).flatten(2) for x in given[:3]], -1)
+                grads += short_rows.attend_qkv_backward(
+                    given[3], found, qkv, [heads, own, own], both[0], both[2], causal, width**-0.5, lse
+                )
+                packed = torch.cat([x.transpose(1, 2).flatten(2) for x in slopes], -1)
+                slopes = *slopes, packed, packed.sum((0, 1))
+                grads[-1] = grads[-1].sum(0)
             short_rows.usable = usual
             name = f"rows {(batch, heads, own, queries, keys, width, values)}{' causal' if causal else ''}"
             check.report(name, [x.cpu() for x in (found, *grads)], [wanted.detach(), *slopes], LIMITS[torch.bfloat16])
@@ -686,6 +695,7 @@ JOBS = {
     "ternary": ternary,
     "decoding": decoding,
     "mixers": mixers,
+    "deferred": deferred,
     "entropies": entropies,
     "slopes": slopes,
     "attention": tiled_attentions,

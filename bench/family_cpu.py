@@ -1,20 +1,26 @@
-"""Decoding on CPU: tokens per second of every token mixer in one skeleton, relative to attention in the same run.
+"""Decoding and training on CPU: tokens per second of every token mixer in one skeleton, relative to attention in the
+same run.
 
-    python bench/family_cpu.py                                  # fp32, bf16 and int8, 1 and 16 rows
+    python bench/family_cpu.py                                  # decoding in fp32, bf16 and int8, 1 and 16 rows
     python bench/family_cpu.py retention rwkv --stored int8     # some mixers (attention is always measured)
-    python bench/family_cpu.py --contexts                       # against the length of the context, 1k to 16k
-    python bench/family_cpu.py --page docs/results/family-speed.md      # both, with the plot beside the page
+    python bench/family_cpu.py --only contexts                  # decoding against the length of the context, 1k to 64k
+    python bench/family_cpu.py --only lengths                   # training against the length of a row, 1k to 16k
+    python bench/family_cpu.py --page docs/results/family-speed.md      # all three, with the plots beside the page
 
-The skeleton: 6 pre-norm layers of width 256, 4 heads, FFN of 1,024, vocabulary of 8,000; only the mixer differs, and
-for rows that end in "channel", the channel mixer or the linear maps. Random weights; a step is one new token of every
-row, from token ids to logits. Models take turns; the best turn of each counts. `--processor` is for a shared machine:
-one thread, and processor time instead of wall-clock time.
+The skeleton: 6 pre-norm layers of width 256, 4 heads, a gated channel of 704, vocabulary of 8,000; only the mixer
+differs, with about as many weights as attention (family_sizes.py). Random weights. A decode step is one new token of
+every row, from token ids to logits; a training step is forward and backward of one row. In the table models take turns;
+the best turn of each counts. `--processor` is for a shared machine: one thread, and processor time instead of
+wall-clock time.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +29,9 @@ import torch
 from allyouneed.config import parse
 from allyouneed.kernels.cpu import build as native
 from allyouneed.nn.batch import Rows
+from allyouneed.nn.mixers.attention.infini import CompressiveMemory
+from allyouneed.nn.mixers.attention.lsh import HashedKeyValues
+from allyouneed.nn.mixers.branches import NestedStates
 from allyouneed.nn.mixers.convolution import RecentTokens
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.precision import quantize
@@ -30,82 +39,17 @@ from allyouneed.nn.states.kv_cache import KVCache
 from allyouneed.nn.states.recurrent import Recurrent
 from allyouneed.nn.states.window import WindowKVCache
 from allyouneed.runtime.cpu.executor import CpuExecutor, cpu_executor
+from family_page import Curves, curve_table, fill, markdown, picture, plot, share, short, unequal, weights
+from family_sizes import BOUNDED, CPU, TINY, UNEQUAL, Sizes, middle, mixers, settings
+from train_cpu_family import Trained
 
-WIDTH, LAYERS, HEADS, HIDDEN, VOCAB = 256, 6, 4, 1024, 8000
-PROMPT, STEPS = 16, 24  # tokens before the first measured one, and measured in a turn
-AIM = 0.7
-CONTEXTS = (1024, 2048, 4096, 8192, 16384)
-LONG = (  # of the models, those whose speed is measured against the context
-    "attention",
-    "attention, 1 kv head",
-    "attention, window(256)",
-    "attention, ALiBi",
-    "attention, Shaw",
-    "mla",
-    "retention",
-    "gated-retention",
-    "rwkv",
-    "gru",
-    "convolution",
-)
-
-CAUSAL = {"kind": "attention", "heads": HEADS, "pattern": "causal"}
-SLIDING = {"heads": HEADS, "size": 7, "sees": "past"}
-FFN = {"kind": "ffn", "hidden": HIDDEN}
-LATENT = {"kv_rank": 64, "nope_width": 64, "rope_width": 32, "value_width": 64}
-
-
-def attention(**keys: Any) -> dict[str, Any]:
-    return {"mixer": CAUSAL | keys}
-
-
-# name: what differs from the skeleton with attention
-MODELS: dict[str, dict[str, Any]] = {
-    "attention": attention(),
-    "attention, rotary": attention(positions="rotary"),
-    "attention, 1 kv head": attention(kv_heads=1),
-    "attention, window(256)": attention(pattern="causal & window(256)"),
-    "attention, sparse(16)": attention(pattern="causal & (window(16) | strided(16))"),
-    "attention, window or global": attention(pattern="causal & (window(256) | global(1))"),
-    "attention, ALiBi": attention(positions="alibi"),
-    "attention, T5 buckets": attention(positions="buckets"),
-    "attention, Shaw": attention(positions={"kind": "shaw", "distance": 16}),
-    "attention, Transformer-XL": attention(positions="transformer-xl"),
-    "attention, qk norm": attention(qk_norm="rms"),
-    "attention, additive scores": attention(scores="additive"),
-    "mla": {"mixer": {"kind": "mla", "heads": HEADS, "pattern": "causal", **LATENT}},
-    "retention": {"mixer": {"kind": "retention", "heads": HEADS}},
-    "gated-retention": {"mixer": {"kind": "gated-retention", "heads": HEADS}},
-    "rwkv": {"mixer": {"kind": "rwkv"}},
-    "gru": {"mixer": {"kind": "gru"}},
-    "lstm": {"mixer": {"kind": "lstm"}},
-    "convolution": {"mixer": {"kind": "convolution", "size": 3, "sees": "past"}},
-    "convolution, separable": {"mixer": {"kind": "convolution", "size": 7, "sees": "past", "separable": True}},
-    "lightweight-convolution": {
-        "mixer": {"kind": "lightweight-convolution", "heads": HEADS, "size": 7, "sees": "past"}
-    },
-    "dynamic-convolution": {"mixer": {"kind": "dynamic-convolution", "heads": HEADS, "size": 7, "sees": "past"}},
-    "performer": {"mixer": {"kind": "performer", "heads": HEADS}},
-    "mamba": {"mixer": {"kind": "mamba"}},
-    "mamba2": {"mixer": {"kind": "mamba2", "heads": 8}},
-    "s4": {"mixer": {"kind": "s4"}},
-    "infini": {"mixer": {"kind": "infini", "heads": HEADS, "segment": 256}},
-    "gau": {"mixer": {"kind": "gau", "pattern": "causal"}},
-    "mssa": {"mixer": {"kind": "mssa", "heads": HEADS, "pattern": "causal"}},
-    "longnet": {"mixer": {"kind": "longnet", "heads": HEADS, "segments": [256, 1024], "dilations": [1, 4]}},
-    "lsh": {"mixer": {"kind": "lsh", "heads": HEADS, "chunk": 64, "buckets": 16}},
-    "lsra": {"mixer": {"kind": "lsra", "heads": HEADS, "size": 7, "pattern": "causal"}},
-    "synthesizer": {"mixer": {"kind": "synthesizer", "heads": HEADS, "length": 256, "pattern": "causal"}},
-    "synthesizer, random": {
-        "mixer": {"kind": "synthesizer", "heads": HEADS, "length": 256, "pattern": "causal", "synthesis": "random"}
-    },
-    "experts, 2 of 8 (channel)": {
-        "mixer": CAUSAL,
-        "channel": {"kind": "moe", "experts": 8, "top": 2, "expert": {"kind": "ffn", "hidden": HIDDEN // 2}},
-    },
-    "rwkv, rwkv-channel (channel)": {"mixer": {"kind": "rwkv"}, "channel": {"kind": "rwkv-channel", "hidden": HIDDEN}},
-    "attention, BitNet (channel)": {"mixer": CAUSAL, "linear": {"kind": "bit"}},
-}
+STEPS = 24  # of a turn
+CONTEXTS = tuple(1024 << doublings for doublings in range(7))
+LENGTHS = (1024, 4096, 16384)
+SECONDS = 12.0  # a training step that would take longer is left out
+SHORT = ("identity", "experts", "bitnet-packed", *BOUNDED)  # no curve of their own
+FILES = {"decode": "family-speed-cpu.svg", "training": "family-train-cpu.svg"}
+Clock = Callable[[], float]
 
 
 class Case(NamedTuple):
@@ -114,37 +58,43 @@ class Case(NamedTuple):
     rows: int
 
 
-def build(name: str, stored: str) -> Any:
-    entry = {"channel": FFN} | MODELS[name]
-    layer = {"repeat": LAYERS, "wiring": "pre-norm", "mixer": entry["mixer"], "channel": entry["channel"]}
-    tree = {"kind": "decoder", "vocab": VOCAB, "width": WIDTH, "decoder": [layer]}
-    if "linear" in entry:
-        tree["linear"] = entry["linear"]
+def models(s: Sizes) -> dict[str, dict[str, Any]]:
+    """YOCO is no mixer, and the interpreter has no program for its two stacks."""
+    return {name: keys for name, keys in settings(s).items() if name != "yoco"}
+
+
+def build(keys: dict[str, Any], stored: str) -> Any:
+    if keys.get("linear") == "bit":
         stored = "ternary-int8" if stored == "int8" else stored
     torch.manual_seed(0)
-    model: Any = parse(Model, tree).build().eval()  # type: ignore[type-abstract]
+    model: Any = parse(Model, keys).build().eval()  # type: ignore[type-abstract]
     return model if stored == "fp32" else quantize(model, stored)
 
 
 class Decoding:
     """One model that has read `context` tokens, and decodes."""
 
-    def __init__(self, case: Case, context: int) -> None:
-        self.model, self.case, self.context = build(case.name, case.stored), case, context
+    def __init__(self, s: Sizes, case: Case, context: int) -> None:
+        self.sizes, self.case, self.context = s, case, context
+        self.model = build(models(s)[case.name], case.stored)
         self.executor = cpu_executor(self.model)
         self.restart()
 
     def restart(self) -> None:
-        rows = self.case.rows
+        rows, s = self.case.rows, self.sizes
         self.states = self.executor.start(rows)
         generator = torch.Generator().manual_seed(0)
-        tokens = torch.randint(3, VOCAB, (rows, PROMPT), generator=generator)
+        tokens = torch.randint(3, s.vocab, (rows, s.given), generator=generator)
         self.executor.advance(Rows(tokens), self.states)
         self.tokens = torch.full((rows, 1), 3)
-        if self.context > PROMPT:
-            pretend(self.states, self.context)
+        if self.context > s.given:
+            context = self.context + middle(s, self.case.name)
+            for layer in self.states.layers:
+                for state in layer.values():
+                    pretend(state, context)
+            self.states.lengths = [context] * rows
 
-    def turn(self, steps: int, clock: Any) -> float:
+    def turn(self, steps: int, clock: Clock) -> float:
         """Seconds of a step."""
         began = clock()
         for _ in range(steps):
@@ -161,34 +111,45 @@ class Decoding:
         return f"{len(calls)} calls" if calls else "native"
 
 
-def pretend(states: Any, context: int) -> None:
+def pretend(state: Any, context: int) -> None:
     """As if the rows had read so many tokens: caches of that length, filled with random numbers."""
-    for layer in states.layers:
-        for state in layer.values():
-            if isinstance(state, WindowKVCache):
-                state.lengths = torch.full_like(state.lengths, context)
-                state.written, state.end = state.lengths, min(context, state.first + state.ring)
-                slots = state.end + 1
-            elif isinstance(state, KVCache):
-                state.end = slots = context
-                state.drop_spare()
-            elif isinstance(state, Recurrent):
-                state.since = context - (state.lengths - state.since)
-                state.lengths = torch.full_like(state.lengths, context)
-                continue
-            elif isinstance(state, RecentTokens):
-                state.lengths = torch.full_like(state.lengths, context)
-                state.oldest = state.lengths - state.size
-                continue
-            else:
-                raise TypeError(f"{type(state).__name__} has no length to pretend")
-            rows, heads, _, width = state.keys.shape
-            state.keys = torch.randn(rows, heads, slots, width)
-            state.values = torch.randn(rows, heads, slots, state.values.shape[3])
-    states.lengths = [context] * len(states.lengths)
+    if isinstance(state, NestedStates):
+        for part in state.parts.values():
+            pretend(part, context)
+    elif isinstance(state, WindowKVCache):
+        state.lengths = torch.full_like(state.lengths, context)
+        state.written, state.end = state.lengths, min(context, state.first + state.ring)
+        state.keys, state.values = noise(state.keys, state.end + 1), noise(state.values, state.end + 1)
+    elif isinstance(state, KVCache):
+        state.end = context
+        state.drop_spare()
+        state.keys, state.values = noise(state.keys, context), noise(state.values, context)
+        if isinstance(state, HashedKeyValues):
+            most = int(state.buckets.max()) + 1
+            state.buckets = torch.randint(0, most, (*state.keys.shape[:3], state.buckets.shape[3])).to(state.buckets)
+    elif isinstance(state, CompressiveMemory):
+        state.lengths = torch.full_like(state.lengths, context)
+        state.since = state.lengths // state.module.segment * state.module.segment
+        state.end = min(context, state.kept)
+        state.keys, state.values = torch.randn_like(state.keys), torch.randn_like(state.values)
+    elif isinstance(state, Recurrent):
+        state.since = context - (state.lengths - state.since)
+        state.lengths = torch.full_like(state.lengths, context)
+    elif isinstance(state, RecentTokens):
+        state.lengths = torch.full_like(state.lengths, context)
+        state.oldest = state.lengths - state.size
+    else:
+        raise TypeError(f"{type(state).__name__} has no length to pretend")
 
 
-def measure(running: list[Decoding], rounds: int, steps: int, clock: Any) -> dict[Case, tuple[float, str]]:
+def noise(cache: torch.Tensor, slots: int) -> torch.Tensor:
+    """A cache like this one with so many slots. Random numbers repeat, because drawing them takes longer than steps."""
+    rows, heads, _, width = cache.shape
+    some = torch.randn(rows, heads, min(slots, 1024), width)
+    return some.repeat(1, 1, -(-slots // some.shape[2]), 1)[:, :, :slots].contiguous()
+
+
+def measure(running: list[Decoding], rounds: int, steps: int, clock: Clock) -> dict[Case, tuple[float, str]]:
     """Tokens per second of the best turn, and what computed it."""
     best = {one.case: float("inf") for one in running}
     for one in running:
@@ -199,139 +160,131 @@ def measure(running: list[Decoding], rounds: int, steps: int, clock: Any) -> dic
     return {one.case: (one.case.rows / best[one.case], one.path) for one in running}
 
 
-def survey(names: list[str], kinds: list[str], rows: list[int], rounds: int, clock: Any) -> list[str]:
+def survey(s: Sizes, names: list[str], kinds: list[str], rows: list[int], rounds: int, clock: Clock) -> str:
     """The table of all mixers with a short context."""
     columns = [(kind, count) for kind in kinds for count in rows]
     found: dict[Case, tuple[float, str]] = {}
     for kind, count in columns:
-        found |= measure([Decoding(Case(name, kind, count), PROMPT) for name in names], rounds, STEPS, clock)
-    heads = [f"{kind} b{count}" for kind, count in columns]
-    table = [f"| tokens/s (of attention's) | {' | '.join(heads)} | executor |", "|---" * (len(heads) + 2) + "|"]
+        running = [Decoding(s, Case(name, kind, count), s.given) for name in names]
+        found |= measure(running, rounds, STEPS, clock)
+    body, below = [], []
     for name in names:
         cells = []
         for kind, count in columns:
-            speed = found[Case(name, kind, count)][0]
-            share = speed / found[Case("attention", kind, count)][0]
-            cells.append(f"{speed:,.0f} ({share:.2f}{'' if share >= AIM else ' ↓'})")
+            speed, base = (found[Case(one, kind, count)][0] for one in (name, "attention"))
+            cells.append(f"{speed:,.0f} ({share(speed, base)})")
+        below += [name for cell in cells if "↓" in cell]
         paths = dict.fromkeys(found[Case(name, kind, count)][1] for kind, count in columns)
-        table.append(f"| {name} | {' | '.join(cells)} | {', '.join(paths)} |")
-    return table
+        body.append([f"{name}{' ¹' if name in UNEQUAL else ''}", *cells, weights(s, name), ", ".join(paths)])
+    heads = ["tokens/s (of attention's)", *(f"{kind} b{count}" for kind, count in columns)]
+    table = markdown([*heads, "weights: mixer / model", "executor"], body)
+    counted = f"Of {len(names) * len(columns)} shares {len(below)} are below the aim."
+    return f"{table}\n\n¹ {unequal(s, names)} {counted}"
 
 
-def curve(names: list[str], contexts: list[int], rounds: int, clock: Any) -> dict[str, list[float]]:
-    """Tokens per second of one row in fp32 against the tokens read before."""
-    found: dict[str, list[float]] = {name: [] for name in names}
-    running = [Decoding(Case(name, "fp32", 1), PROMPT) for name in names]
-    for context in contexts:
-        for one in running:
-            one.context = context
+def contexts(s: Sizes, names: list[str], lengths: list[int], rounds: int, clock: Clock) -> Curves:
+    """Decoded tokens per second of one row in fp32 against the tokens read before. One model after another: the caches
+    of all would not fit into memory."""
+    found: Curves = {}
+    for name in names:
+        one = Decoding(s, Case(name, "fp32", 1), s.given)
+        found[name] = {}
+        for one.context in lengths:
             one.restart()
-        for case, (speed, _) in measure(running, rounds, 8, clock).items():
-            found[case.name].append(speed)
-        print(context, {name: round(speeds[-1]) for name, speeds in found.items()}, flush=True)
+            ((speed, _),) = measure([one], rounds, 4, clock).values()
+            found[name][one.context] = speed
+        print(f"{name:26s}", *(f"{short(n)}: {speed:,.0f}" for n, speed in found[name].items()), flush=True)
     return found
 
 
-def plot(
-    found: dict[str, list[float]], contexts: list[int], path: Path, label: str = "tokens/s, one row, fp32"
-) -> None:
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "family"  # the same file for the same numbers
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 5))
-    for number, (name, speeds) in enumerate(found.items()):
-        style = "-" if number < 10 else "--"
-        axes.plot(contexts, speeds, style, marker="o", markersize=3, label=name, color=f"C{number % 10}")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(contexts, [f"{count // 1024}k" for count in contexts])
-    axes.set_xlabel("tokens of context")
-    axes.set_ylabel(label)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5), handlelength=4)
-    figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
+# --- training ---------------------------------------------------------------------------------------------------------
 
 
-PAGE = """# Speed of every mixer
-
-The same skeleton with another mixer: what does a step of decoding cost?
-
-## CPU
-
-```sh
-python bench/family_cpu.py{flags} --page docs/results/family-speed.md
-```
-
-Six pre-norm layers of width 256, 4 heads, FFN of 1,024, vocabulary of 8,000, random weights. A step is one new token of
-every row, from ids to logits. Models take turns; the best turn counts. {how}. In brackets: the share of attention's
-speed in the same run; ↓ marks shares below {aim}. *native*: all parts have instructions of the interpreter; *calls*:
-torch computes so many parts of a step ([decoding](../decoding.md#cpu-executor)). Rows that end in *(channel)* change
-the channel mixer or the linear maps.
-
-{table}
-
-LSTM and GRU have int8 weights and float activations in int8 models. BitNet in the int8 columns is stored as
-`ternary-int8`: its maps are ternary, read as int8, embedding and vocabulary head int8. Experts are those of the same
-active size: 2 of 8 with half of the FFN's features each.
-
-### Against the length of the context
-
-{contexts}
-
-![decode speed against context](family-speed-cpu.svg)
-
-One row in fp32; caches have that length and random contents. Attention reads keys and values of all tokens, MLA a
-latent of each; windows, recurrences and convolutions read a state of constant size.
-
-"""
-GPU = "## GPU\n"  # the rest of the page, which bench/family_gpu.py measures
+def train(s: Sizes, names: list[str], lengths: list[int], clock: Clock) -> Curves:
+    """Trained tokens per second of one row in fp32 against its length, until a step would take too long or too much
+    memory: as the cost functions and the growth so far say."""
+    room = proc("meminfo", "MemAvailable") / 2
+    found: Curves = {}
+    for name in names:
+        speeds: dict[int, float] = {}
+        flops = {n: n * parse(Model, models(s)[name]).cost(n).flops for n in lengths}  # type: ignore[type-abstract]
+        used: list[float] = []
+        trained = Trained(models(s)[name], 1, lengths[0])
+        trained.step(clock)
+        for before, length in zip([None, *lengths[:-1]], lengths, strict=True):
+            if before is not None:
+                growth = min((length / before) ** 2, used[-1] / used[-2] if len(used) > 1 else math.inf)
+                slow = flops[length] / flops[before] * before / speeds[before] > SECONDS
+                if slow or used[-1] * growth > room:
+                    break
+            trained = Trained(models(s)[name], 1, length)
+            least = memory(reset=True)
+            speeds[length] = length / trained.step(clock)
+            used.append(max(1.0, memory() - least))
+        found[name] = speeds
+        print(f"{name:26s}", *(f"{short(n)}: {speed:,.0f}" for n, speed in speeds.items()), flush=True)
+    return found
 
 
-def context_table(found: dict[str, list[float]], contexts: list[int]) -> str:
-    heads = " | ".join(f"{count // 1024}k" for count in contexts)
-    rows = [f"| tokens/s | {heads} |", "|---" * (len(contexts) + 1) + "|"]
-    rows += [f"| {name} | {' | '.join(f'{speed:,.0f}' for speed in speeds)} |" for name, speeds in found.items()]
-    return "\n".join(rows)
+def memory(reset: bool = False) -> float:
+    """Peak bytes of this process so far, or since a reset."""
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5")
+    return proc("self/status", "VmHWM")
+
+
+def proc(file: str, key: str) -> float:
+    """Bytes."""
+    line = next(line for line in Path("/proc", file).read_text().splitlines() if line.startswith(key))
+    return 1024 * float(line.split()[1])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help=", ".join(MODELS))
+    parser.add_argument("names", nargs="*", help=", ".join(models(CPU)))
+    parser.add_argument("--only", choices=["table", "contexts", "lengths"], help="one of the three measurements")
     parser.add_argument("--stored", default="fp32,bf16,int8", help="precisions of the weights, separated by commas")
     parser.add_argument("--rows", default="1,16", help="batch sizes, separated by commas")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--processor", action="store_true", help="one thread, processor time")
-    parser.add_argument("--contexts", action="store_true", help="against the length of the context only")
-    parser.add_argument("--page", type=Path, help="write the result page to this file, and the plot beside it")
+    parser.add_argument("--tiny", action="store_true", help="small sizes, to rehearse")
+    parser.add_argument("--page", type=Path, help="write tables into this page, and plots beside it")
     options = parser.parse_args()
+    s = replace(TINY, new=144) if options.tiny else CPU
+    if unknown := set(options.names) - set(models(s)):
+        parser.error(f"unknown: {', '.join(sorted(unknown))} (known: {', '.join(models(s))})")
     clock = time.process_time if options.processor else time.perf_counter
     if options.processor:
         torch.set_num_threads(1)
     native.wait_for_build()
-    chosen = [name for name in MODELS if name == "attention" or not options.names or name in options.names]
-    table: list[str] = []
-    with torch.inference_mode():
-        if not options.contexts:
-            rows = [int(count) for count in options.rows.split(",")]
-            table = survey(chosen, options.stored.split(","), rows, options.rounds, clock)
-            print("\n".join(table), flush=True)
-        if not options.contexts and not options.page:
-            return
-        long = [name for name in chosen if options.names or name in LONG]
-        found = curve(long, list(CONTEXTS), max(2, options.rounds // 2), clock)
-    print(context_table(found, list(CONTEXTS)))
+    chosen = [name for name in models(s) if name == "attention" or not options.names or name in options.names]
+    long = [name for name in chosen if name not in SHORT]
+    wanted = [options.only] if options.only else ["table", *(["contexts", "lengths"] if options.page else [])]
+    parts: dict[str, str] = {}
+    curves: dict[str, tuple[Curves, str]] = {}  # what and its file, by mark
+    if "table" in wanted:
+        rows = [int(count) for count in options.rows.split(",")]
+        with torch.inference_mode():
+            parts["cpu-mixers"] = survey(s, chosen, options.stored.split(","), rows, options.rounds, clock)
+        print(parts["cpu-mixers"], flush=True)
+    if "contexts" in wanted:
+        at = [n // 64 for n in CONTEXTS] if options.tiny else list(CONTEXTS)
+        with torch.inference_mode():
+            curves["cpu-long"] = contexts(s, long, at, max(2, options.rounds // 2), clock), "decode"
+    if "lengths" in wanted:
+        at = [n // 64 for n in LENGTHS] if options.tiny else list(LENGTHS)
+        trained = [name for name in long if options.names or name in mixers(s)]
+        curves["cpu-train"] = train(s, trained, at, clock), "training"
+    for mark, (found, what) in curves.items():
+        label, file = f"{what}: tokens/s, one row, fp32", FILES[what]
+        parts[mark] = curve_table(found, label)
+        print(f"\n{parts[mark]}", flush=True)
+        if options.page:
+            across = "tokens of context" if what == "decode" else "tokens of a row"
+            parts[mark] += picture(f"{what} speed against {across}", file)
+            plot(found, options.page.with_name(file), label, across)
     if options.page:
-        how = "One thread, processor time" if options.processor else f"{torch.get_num_threads()} threads"
-        flags = " --processor" if options.processor else ""
-        text = PAGE.format(
-            flags=flags, how=how, aim=AIM, table="\n".join(table), contexts=context_table(found, list(CONTEXTS))
-        )
-        _, _, gpu = options.page.read_text("utf-8").partition(GPU) if options.page.is_file() else ("", "", "")
-        options.page.write_text(text + GPU + (gpu or "\nNot measured yet.\n"), encoding="utf-8")
-        plot(found, list(CONTEXTS), options.page.with_name("family-speed-cpu.svg"))
+        fill(options.page, parts)
 
 
 if __name__ == "__main__":

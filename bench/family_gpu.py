@@ -1,17 +1,19 @@
 """Decoding speed of every mixer in one skeleton on a GPU, bf16: tokens per second alone and at 64 rows against
-attention in the same run, at 32k tokens of context, and against other libraries.
+attention in the same run, at 1k to 64k tokens of context, and against other libraries.
 
     python bench/family_gpu.py                                    # all that fits into 150 seconds
     python bench/family_gpu.py --only mixers,long --seconds 90
     python bench/family_gpu.py --only retention,rwkv,mla          # some mixers
     python bench/family_gpu.py --only peers --seconds 400         # Hugging Face and flash-linear-attention
     python bench/family_gpu.py --device cpu --tiny                # rehearsal
+    python bench/family_gpu.py --page RUN.json … docs/results/family-speed.md     # tables and plot of these runs
 
 The skeleton: 12 layers of width 768, 12 heads, a gated channel of 2048, vocabulary 32k, rotary positions where a mixer
-takes them; mixers of about equal parameters. A run decodes through the engine's graph runner: 32 prompt tokens, 128 new
-ones. Tokens per second count decode steps alone, replayed at the middle of that text; `with prompt` is the whole run,
-prefill included, and so are peers and ours beside them, in turns. `long`: steps at 1k to 32k tokens of context, which
-are not prefilled: what a step costs depends on its shapes only.
+takes them; mixers of about equal parameters (family_sizes.py). A run decodes through the engine's graph runner: 32
+prompt tokens, 128 new ones. Tokens per second count decode steps alone, replayed at the middle of that text; `with
+prompt` is the whole run, prefill included, and so are peers and ours beside them, in turns. `long`: steps at 1k to 64k
+tokens of context, which are not prefilled: what a step costs depends on its shapes only. Mixers that cut the text into
+segments stand in the middle of one. Where memory does not suffice for all rows, the last context has fewer.
 
 Declared bytes are those of the cost functions (`allyouneed describe`): the weights that the tokens use, once, and each
 row's state. `share` is what they say of the measured time, at the speed of copying memory. States are compared with the
@@ -47,102 +49,12 @@ from allyouneed.nn.linear.ternary import pack_model
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.sublayer import Mixer
 from allyouneed.runtime.report import cuda_choice
+from family_page import long_table, peer_table, short, table, write_gpu
+from family_sizes import BOUNDED, CONSTANT, OTHERS, STATED, TINY, Sizes, latent_sizes, middle, mixers, ratios, variants
 
-ROTARY = {"kind": "rotary"}
-
-
-@dataclass(frozen=True)
-class Sizes:
-    width: int = 768
-    heads: int = 12
-    layers: int = 12
-    hidden: int = 2048
-    vocab: int = 32000
-    rows: tuple[int, ...] = (1, 64)
-    given: int = 32
-    new: int = 128
-    long: int = 32768
-
-    @property
-    def head(self) -> int:
-        return self.width // self.heads
-
-
-TINY = Sizes(width=32, heads=4, layers=2, hidden=48, vocab=99, rows=(1, 3), given=5, new=9, long=200)
-
-
-def mixers(s: Sizes) -> dict[str, dict[str, Any]]:
-    """A setting of every mixer that decodes, by name; further settings of attention behind them."""
-    heads, causal, past = {"heads": s.heads}, {"pattern": "causal"}, {"sees": "past"}
-    latent = {"kv_rank": 4 * s.head, "nope_width": s.head, "rope_width": s.head // 2, "value_width": s.head}
-    branches = {"left": {"kind": "attention"} | heads | causal, "right": {"kind": "convolution", "size": 3} | past}
-    found: dict[str, dict[str, Any]] = {
-        "attention": heads | causal | {"positions": ROTARY},
-        "infini": heads | {"segment": 16 * s.head},
-        "longnet": heads | {"segments": [8 * s.head, 32 * s.head], "dilations": [1, 4]} | past,
-        "lsh": heads | {"buckets": 32},
-        "mla": heads | causal | latent,
-        "synthesizer": heads | causal | {"length": 512},
-        "convolution": {"size": 3} | past,
-        "branches": branches | {"join": "sum"},
-        "mssa": heads | causal,
-        "tensorized": causal | {"length": s.given + s.new},  # weights for each pair of positions: far more than others
-        "gau": causal,
-        "mixed-chunk": {"chunk": 128},
-        "lightweight-convolution": heads | {"size": 7} | past,
-        "dynamic-convolution": heads | {"size": 7} | past,
-        "lsra": heads | causal | {"size": 7},
-        "performer": heads,
-        "retention": heads | {"value_width": s.head},
-        "gated-retention": heads,
-        "mamba": {},
-        "mamba2": {"heads": 2 * s.heads},
-        "rwkv": {}, "lstm": {}, "gru": {}, "s4": {}, "identity": {},
-    }  # fmt: skip
-    found = {name: {"kind": name} | keys for name, keys in found.items()}
-    attention = found["attention"]
-    found |= {
-        "grouped-queries": attention | {"kv_heads": max(1, s.heads // 3)},
-        "window": attention | {"pattern": f"causal & window({4 * s.head})"},
-        "alibi": attention | {"positions": "alibi"},
-        "transformer-xl": attention | {"positions": "transformer-xl"},
-        "shaw": attention | {"positions": {"kind": "shaw", "distance": 16}},
-    }
-    return found
-
-
-# mixers that the registry has and that do not decode by themselves (they see later tokens, or need a source)
-OTHERS = {"big-bird", "longformer", "linformer", "chunked-cross", "multi-step", "synchronous", "attentive-gru",
-          "pooling", "spatial-mlp", "context-attention"}  # fmt: skip
-CONSTANT = ("retention", "gated-retention", "rwkv", "performer", "infini", "mamba", "mamba2", "lstm", "gru", "s4")
-
-
-def tree(s: Sizes, mixer: dict[str, Any], channel: dict[str, Any] | None = None, **keys: Any) -> dict[str, Any]:
-    channel = channel or {"kind": "glu", "hidden": s.hidden, "bias": False}
-    layer = {"repeat": s.layers, "wiring": "pre-norm", "mixer": mixer, "channel": channel}
-    common = {"kind": "decoder", "vocab": s.vocab, "width": s.width, "norm": "rms", "embed": {"tied": True}}
-    return common | {"decoder": [layer]} | keys
-
-
-def variants(s: Sizes) -> dict[str, dict[str, Any]]:
-    """All models by name: mixers, then channels, linear maps and stacks."""
-    found = {name: tree(s, mixer) for name, mixer in mixers(s).items()}
-    attention = mixers(s)["attention"]
-    expert = {"kind": "glu", "hidden": s.hidden // 2, "bias": False}
-    found["experts"] = tree(s, attention, {"kind": "moe", "experts": 8, "top": 2, "expert": expert})
-    found["rwkv-both"] = tree(s, {"kind": "rwkv"}, {"kind": "rwkv-channel", "hidden": 3 * s.width})
-    found["yoco"] = yoco(s)
-    found["bitnet-packed"] = tree(s, attention, linear="bit")
-    return found
-
-
-def yoco(s: Sizes) -> dict[str, Any]:
-    layer = tree(s, {"kind": "gated-retention", "heads": s.heads})["decoder"][0] | {"repeat": s.layers // 2}
-    cross = {"kind": "attention", "heads": s.heads, "pattern": "causal", "positions": ROTARY}
-    second = {key: value for key, value in layer.items() if key != "mixer"} | {"cross": cross}
-    plain = {key: value for key, value in tree(s, {}).items() if key != "decoder"}
-    return plain | {"kind": "decoder-decoder", "first": [layer], "second": [second]}
-
+FIRST = ("attention", "mla", "retention", "gated-retention", "rwkv", "rwkv-both", "performer", "mamba2", "gau")
+LONG = ("attention", "grouped-queries", "mla", *CONSTANT, "window", "longnet", "yoco")  # before all others
+LEAST = 3
 
 # --- measuring --------------------------------------------------------------------------------------------------------
 
@@ -278,7 +190,8 @@ def measure(bench: Bench, name: str, keys: dict[str, Any]) -> None:
     found = bench.results[name]
     shown = "  ".join(f"b{n} {found[f'b{n}']:>9,.0f} ({found[f'b{n} with prompt']:,.0f} with prompt)" for n in s.rows)
     first = " + ".join(f"{found[f'b{n} first']:.1f}" for n in s.rows)
-    how = f"captured, first run {first} s" if captured else "PLAIN: " + str(choice)[:120]
+    weighed = "weights {:.2f} of attention's, model {:.2f}".format(*ratios(s, keys))
+    how = f"{weighed}, captured, first run {first} s" if captured else "PLAIN: " + str(choice)[:120]
     print(f"{name:26s} {shown}  {how}", flush=True)
 
 
@@ -298,25 +211,40 @@ def time_steps(bench: Bench, runner: GraphRunner, context: int, least: float) ->
 
 
 def measure_long(bench: Bench, name: str, keys: dict[str, Any]) -> None:
-    """Steps at a long context, of as many rows as fit, at most the largest number."""
+    """Steps at growing contexts: of all rows, but of as many as fit at the last context."""
     s = bench.sizes
     model = bench.build(keys)
     if cuda_choice(model).blockers:
         return
-    rows, capacity = s.rows[-1], s.long + 64
-    reads = declared(model, keys, 1, s.long)[1]
-    if bench.device.type == "cuda":
-        rows = max(1, min(rows, int(0.8 * torch.cuda.mem_get_info()[0] // max(reads, 1))))
     spec = Engine(model, bos=1, eos=2, pad=0).spec(Decoding(method="greedy", max_length=s.new))
-    with torch.inference_mode():
-        runner = GraphRunner(model, spec, rows, capacity, 0)
-    contexts = [s.long >> halvings for halvings in range(5, -1, -1)]
-    speeds = [rows / time_steps(bench, runner, context, 0.1) for context in contexts]
-    share = declared(model, keys, rows, s.long)[0] * speeds[-1] / rows / bench.copied if bench.copied else 0.0
-    curve = dict(zip(contexts, speeds, strict=True))
-    bench.note(name, **{"long rows": rows, "long": speeds[-1], "long share": share, "by context": curve})
-    shown = ", ".join(f"{context}: {speed:,.0f}" for context, speed in curve.items())
-    print(f"{name:26s} {rows} rows, tokens/s by context: {shown}", flush=True)
+    contexts = [s.long >> halvings for halvings in range(6, -1, -1)]
+    ends = {context: fitting(bench, model, keys, context) for context in contexts[-2:]}
+    groups = [contexts] if len(set(ends.values())) == 1 else [contexts[:-1], contexts[-1:]]
+    speeds: dict[int, float] = {}
+    for group in groups:
+        count, ahead = ends[group[-1]], middle(s, name)
+        with torch.inference_mode():
+            runner = GraphRunner(model, spec, count, group[-1] + ahead + 64, 0)
+        speeds |= {context: count / time_steps(bench, runner, context + ahead, 0.1) for context in group}
+        del runner
+        bench.free()
+    stated = min(contexts[-2], STATED)
+    reads = declared(model, keys, ends[stated], stated)[0] / ends[stated] * speeds[stated]
+    bench.note(
+        name, **{"long rows": ends, "long": speeds[stated], "long share": reads / bench.copied, "by context": speeds}
+    )
+    shown = ", ".join(f"{short(context)}: {speed:,.0f}" for context, speed in speeds.items())
+    fewer = f", {ends[contexts[-1]]} at the last" if len(groups) > 1 else ""
+    print(f"{name:26s} {ends[stated]} rows{fewer}; tokens/s by context: {shown}", flush=True)
+
+
+def fitting(bench: Bench, model: Any, keys: dict[str, Any], context: int) -> int:
+    """Rows whose states fit at this context, at most the largest number."""
+    most = bench.sizes.rows[-1]
+    if bench.device.type != "cuda":
+        return most
+    each = declared(model, keys, 1, context + 64)[1]
+    return max(1, min(most, int(0.85 * torch.cuda.mem_get_info()[0] // max(each, 1))))
 
 
 def copy_speed(bench: Bench) -> float:
@@ -338,11 +266,12 @@ def hugging_face(bench: Bench, name: str) -> Any:
     common = {"vocab_size": s.vocab, "hidden_size": s.width, "num_hidden_layers": s.layers, "tie_word_embeddings": True,
               "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
     heads = {"num_attention_heads": s.heads, "num_key_value_heads": s.heads, "max_position_embeddings": 1024}
+    ours = mixers(s)
     if name == "mla":
         config: Any = transformers.DeepseekV2Config(
-            **common, **heads, intermediate_size=s.hidden, kv_lora_rank=4 * s.head, q_lora_rank=None,
-            qk_nope_head_dim=s.head, qk_rope_head_dim=s.head // 2, v_head_dim=s.head, first_k_dense_replace=s.layers,
-            n_routed_experts=2, num_experts_per_tok=1, n_group=1, topk_group=1, moe_intermediate_size=8,
+            **common, **heads, intermediate_size=s.hidden, **latent_sizes(s), q_lora_rank=None,
+            first_k_dense_replace=s.layers, n_routed_experts=2, num_experts_per_tok=1, n_group=1, topk_group=1,
+            moe_intermediate_size=8,
         )  # fmt: skip
         return transformers.DeepseekV2ForCausalLM(config), True
     if name == "experts":
@@ -351,14 +280,17 @@ def hugging_face(bench: Bench, name: str) -> Any:
         )
         return transformers.MixtralForCausalLM(config), True
     if name == "rwkv":
-        config = transformers.RwkvConfig(**common, context_length=1024, intermediate_size=3 * s.width)
+        hidden = variants(s)["rwkv-both"]["decoder"][0]["channel"]["hidden"]
+        config = transformers.RwkvConfig(**common, context_length=1024, intermediate_size=hidden)
         return transformers.RwkvForCausalLM(config), False
     from fla.models import GLAConfig, GLAForCausalLM, RetNetConfig, RetNetForCausalLM
 
     kinds = {"retention": (RetNetConfig, RetNetForCausalLM), "gated-retention": (GLAConfig, GLAForCausalLM)}
     make, cls = kinds[name]
-    sizes = {"num_heads": s.heads, "intermediate_size": s.hidden, "expand_v": 1, "use_cache": True}
-    return cls(make(**common, **sizes)), False
+    widths = {f"expand_{part[0]}": s.heads * ours[name][f"{key}_width"] / s.width
+              for part, key in (("key", "head"), ("value", "value"))}  # fmt: skip
+    sizes = {"num_heads": s.heads, "intermediate_size": s.hidden, "use_cache": True}
+    return cls(make(**common, **sizes, **widths)), False
 
 
 # the peer's model, and ours
@@ -399,44 +331,19 @@ def measure_peer(bench: Bench, name: str, keys: dict[str, Any]) -> None:
               f"(first call {first:.0f} s)", flush=True)  # fmt: skip
 
 
-def plot(results: Path, path: Path) -> None:
-    """Tokens per second against the context, of a run that was written as JSON."""
-    from family_cpu import plot as curves
-
-    found = json.loads(results.read_text())["results"]
-    by = {name: one["by context"] for name, one in found.items() if "by context" in one}
-    contexts = [int(context) for context in next(iter(by.values()))]
-    curves({name: list(one.values()) for name, one in by.items()}, contexts, path, "tokens/s of all rows, bf16")
-
-
 # --- the report -------------------------------------------------------------------------------------------------------
 
 
-def ratio(found: float | None, other: float | None) -> str:
-    return f"{found / other:.2f}" if found and other else "–"
-
-
-def table(bench: Bench) -> None:
-    s, results = bench.sizes, bench.results
-    base = results.get("attention", {})
-    one, many = (f"b{rows}" for rows in s.rows)
-    print(f"\n| model | {one} | of attention | {many} | of attention | {s.long // 1024}k | of attention "
-          f"| share of copying | state: allocated / declared | peer {one} | peer {many} |")  # fmt: skip
-    print("|" + "---|" * 11)
-    peers = {ours: f"peer {name}" for name, ours in PEERS.items()}
-    for name, found in results.items():
-        if name.startswith("peer"):
-            continue
-        if "failed" in found and many not in found:
-            print(f"| {name} | failed: {found['failed'][:90]} |")
-            continue
-        peer = results.get(peers.get(name, ""), {})
-        numbers = [f"{found.get(key, 0):,.0f} | {ratio(found.get(key), base.get(key))}" for key in (one, many, "long")]
-        share = " / ".join(f"{found.get(f'{key} share', 0):.0%}" for key in (one, many, "long"))
-        states = ratio(found.get(f"{many} state bytes"), found.get(f"{many} state declared"))
-        theirs = [f"{ratio(peer.get(f'{key} ours'), peer.get(key))}×" if peer.get(key) else "–" for key in (one, many)]
-        plain = "" if found.get("captured", True) else " (plain)"
-        print(f"| {name}{plain} | {' | '.join(numbers)} | {share} | {states} | {' | '.join(theirs)} |")
+def report(bench: Bench) -> None:
+    results = bench.results
+    parts = (table(bench.sizes, [results]), long_table(bench.sizes, [results])[0], peer_table(bench.sizes, [results]))
+    print("", *(part for part in parts if part), sep="\n\n")
+    base = results.get("attention", {}).get("long")
+    for name in CONSTANT if base else ():
+        if ratio := results.get(name, {}).get("long", 0) / base:
+            print(f"{name:26s} {ratio:5.1f} × attention at {short(STATED)} (asked: {LEAST})")
+    for name in (name for name, values in results.items() if "failed" in values):
+        print(f"{name:26s} failed: {results[name]['failed'][:120]}")
     used = time.perf_counter() - bench.begun
     print(f"\ncopy {bench.copied / 1e12:.2f} TB/s, {used:.0f} s, torch {torch.__version__}")
 
@@ -450,10 +357,13 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="small sizes, to rehearse")
     parser.add_argument("--lock", help="a file: runs that share it compile peers side by side, and measure in turn")
-    parser.add_argument("--plot", type=Path, nargs=2, metavar=("JSON", "SVG"), help="draw a run instead")
+    parser.add_argument(
+        "--page", type=Path, nargs="+", metavar="PATH", help="JSON files of runs, and the page that gets their tables"
+    )
     given = parser.parse_args()
-    if given.plot:
-        plot(*given.plot)
+    if given.page:
+        *files, page = given.page
+        write_gpu(files, page)
         return 0
     bench = Bench(torch.device(given.device), TINY if given.tiny else Sizes(), given.seconds)
     bench.locked = open(given.lock, "w") if given.lock else None  # noqa: SIM115
@@ -465,9 +375,7 @@ def main() -> int:
         parser.error(f"unknown model {wrong!r} (known: mixers, long, peers, {', '.join(models)})")
     chosen = [name for name in models if "mixers" in only or name in only]
     chosen = ["attention", *(name for name in chosen if name != "attention")] if chosen else []
-    first = [
-        name for name in ("attention", "mla", "retention", "gated-retention", "rwkv", "rwkv-both") if name in chosen
-    ]
+    first = [name for name in FIRST if name in chosen]
     for name in [*first, *(one for one in chosen if one not in first)]:
         if bench.left < 8:
             print(f"{name:26s} no time left", flush=True)
@@ -475,15 +383,18 @@ def main() -> int:
         with reported(bench, name):
             measure(bench, name, models[name])
     if "long" in only:
-        for name in ("attention", "grouped-queries", "mla", *CONSTANT, "yoco", "window"):
-            if bench.left > 6:
-                with reported(bench, name):
-                    measure_long(bench, name, models[name])
+        others = [name for name in models if name not in (*LONG, *BOUNDED, "identity", "experts", "bitnet-packed")]
+        for name in (*LONG, *others):
+            if bench.left < 6:
+                print(f"{name:26s} no time left", flush=True)
+                continue
+            with reported(bench, name):
+                measure_long(bench, name, models[name])
     for name in (name for name in PEERS if "peers" in only or f"peer-{name}" in only):
         if bench.left > (PEER_SECONDS if bench.device.type == "cuda" else 0):
             with reported(bench, f"peer {name}"):
                 measure_peer(bench, name, models[PEERS[name]])
-    table(bench)
+    report(bench)
     return int(any("failed" in found for name, found in bench.results.items() if not name.startswith("peer")))
 
 

@@ -17,7 +17,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from allyouneed.infer.engine import Engine
-from family_gpu import Bench, Sizes, decode, reported, time_steps, variants
+from family_gpu import Bench, decode, reported, time_steps
+from family_sizes import Sizes, variants
 
 
 def profile_steps(bench: Bench, name: str, rows: int, most: int) -> None:

@@ -9,6 +9,8 @@ machine counts little, and the best turn counts. Tensorized attention is left ou
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,78 +19,33 @@ from allyouneed.config import parse
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.base import Model
 from allyouneed.tasks.causal_lm import CausalLM
+from family_sizes import CPU, variants
 
-WIDTH, HEADS, LAYERS, HIDDEN, VOCAB, ROWS, TIME = 256, 4, 6, 704, 2000, 4, 256
-HEAD = WIDTH // HEADS
-HEADED, CAUSAL, PAST = {"heads": HEADS}, {"pattern": "causal"}, {"sees": "past"}
-
-MIXERS: dict[str, dict[str, Any]] = {
-    "attention": HEADED | CAUSAL,
-    "mla": HEADED | CAUSAL | {"kv_rank": 2 * HEAD, "nope_width": HEAD, "rope_width": HEAD // 2, "value_width": HEAD},
-    "infini": HEADED | {"segment": 64},
-    "longnet": HEADED | {"segments": [64, 256], "dilations": [1, 4]} | PAST,
-    "lsh": HEADED | {"buckets": 8},
-    "synthesizer": HEADED | CAUSAL | {"length": TIME},
-    "mssa": HEADED | CAUSAL,
-    "gau": CAUSAL,
-    "mixed-chunk": {"chunk": 64},
-    "performer": HEADED,
-    "retention": HEADED | {"value_width": HEAD},
-    "gated-retention": HEADED,
-    "mamba": {},
-    "mamba2": {"heads": 2 * HEADS},
-    "s4": {},
-    "rwkv": {},
-    "lstm": {},
-    "gru": {},
-    "convolution": {"size": 3} | PAST,
-    "lightweight-convolution": HEADED | {"size": 7} | PAST,
-    "dynamic-convolution": HEADED | {"size": 7} | PAST,
-    "lsra": HEADED | CAUSAL | {"size": 7},
-    "identity": {},
-}
+SIZES = replace(CPU, vocab=2000, segment=64)
+ROWS, TIME = 4, 256
+LEFT_OUT = ("tensorized", "rwkv-both", "yoco", "bitnet-packed", "grouped-queries", "window", "alibi", "t5", "shaw",
+            "transformer-xl")  # fmt: skip
 
 
 def models() -> dict[str, dict[str, Any]]:
-    found = {name: tree({"kind": name} | keys) for name, keys in MIXERS.items()}
-    expert = {"kind": "glu", "hidden": HIDDEN // 2}
-    attention = {"kind": "attention"} | MIXERS["attention"]
-    found["experts, 2 of 8"] = tree(attention, {"kind": "moe", "experts": 8, "top": 2, "expert": expert})
-    return found
-
-
-def tree(mixer: dict[str, Any], channel: dict[str, Any] | None = None) -> dict[str, Any]:
-    layer = {
-        "repeat": LAYERS,
-        "wiring": "pre-norm",
-        "mixer": mixer,
-        "channel": channel or {"kind": "glu", "hidden": HIDDEN},
-    }
-    return {
-        "kind": "decoder",
-        "vocab": VOCAB,
-        "width": WIDTH,
-        "norm": "rms",
-        "embed": {"tied": True},
-        "decoder": [layer],
-    }
+    return {name: keys for name, keys in variants(SIZES).items() if name not in LEFT_OUT}
 
 
 class Trained:
-    def __init__(self, keys: dict[str, Any]) -> None:
+    def __init__(self, keys: dict[str, Any], rows: int = ROWS, length: int = TIME) -> None:
         torch.manual_seed(0)
         config = parse(Model, keys)  # type: ignore[type-abstract]
         self.model, self.task = config.build().train(), CausalLM()
-        self.flops = 3 * config.cost(TIME).flops
-        rows = torch.randint(1, VOCAB, (ROWS, TIME + 1))
-        self.batch = Batch(Rows(rows[:, :-1].contiguous()), labels=rows[:, 1:].contiguous())
+        self.flops = 3 * config.cost(length).flops
+        text = torch.randint(1, keys["vocab"], (rows, length + 1))
+        self.batch = Batch(Rows(text[:, :-1].contiguous()), labels=text[:, 1:].contiguous())
 
-    def step(self) -> float:
-        """Seconds of CPU time."""
-        begin = time.process_time()
+    def step(self, clock: Callable[[], float] = time.process_time) -> float:
+        """Seconds, of CPU time unless told."""
+        begin = clock()
         self.model.zero_grad()
         self.task.loss(self.model, self.batch).total.backward()
-        return time.process_time() - begin
+        return clock() - begin
 
 
 def profile(trained: Trained) -> None:

@@ -6,13 +6,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 
 from allyouneed.nn.batch import IGNORE
 from allyouneed.nn.ops import cross_entropy as chunked
+from allyouneed.nn.ops.attention import short_rows
 from allyouneed.runtime.cuda.bias_gradients import ROWS
 from train_turns import DEVICE, measuring, tell, timed
 
@@ -77,22 +78,67 @@ def families(wide: bool) -> list[Family]:
     if wide:
         cuts += [(8192, 16, 1), (16384, 32, 1), (8192, 8, 2), (4096, 8, 4), (2048, 4, 6)]
     squares = [(4, 512, 4), (8, 256, 4), (8, 512, 8), (2, 1024, 4)]  # tokens, features, warps
-    whole = [(2, 0, 4), (1, 0, 4), (4, 0, 4), (4, 0, 8)]
+    whole = [(2, 0, 4), (1, 0, 4), (4, 0, 4), (4, 0, 8), (2, 0, 8), (1, 0, 2)]
     slope = partial(fused_backward.activation_backward, gradient, x, "gelu-tanh", ROWS)
     merge = partial(fused_backward.merge_heads, heads, ROWS)
     norm = partial(fused_backward.layer_norm_backward, *stream, weight, mean, scale, ROWS)
+    norm_32 = partial(fused_backward.layer_norm_backward, *stream, weight, mean, scale, 32)
+    # transformer-base
+    tokens, width = 192 * 128, 512
+    added = [drawn(tokens, width) for _ in range(3)]
+    mean, scale, gain = (torch.rand(n, device=DEVICE) for n in (tokens, tokens, width))
     kept = torch.rand(tokens, width, device=DEVICE) > 0.1
     seed = torch.ones(1, device=DEVICE, dtype=torch.long)
-    total = partial(fused_backward.add_norm, *stream[:2], weight, seed, 0.1, weight, weight, 1e-5)
-    add = partial(fused_backward.add_norm_backward, *stream, kept, 1.1, weight, mean, scale, ROWS)
+    total = partial(fused_backward.add_norm, *added[:2], gain, seed, 0.1, gain, gain, 1e-5)
+    add = partial(fused_backward.add_norm_backward, *added, kept, 1.1, gain, mean, scale, ROWS)
+    add_32 = partial(fused_backward.add_norm_backward, *added, kept, 1.1, gain, mean, scale, 32)
+    eighths = [(0, 1024, 4), (0, 512, 4), (0, 1024, 8), (0, 512, 2), (0, 2048, 8)]
+    sentences = [(4, 0, 4), (2, 0, 4), (4, 0, 8), (8, 0, 8), (1, 0, 4), (2, 0, 2)]
+    blocks = [(32, 64, 4), (32, 32, 4), (64, 64, 4), (16, 32, 2), (16, 32, 4), (32, 64, 8), (64, 128, 8)]
+    qkv = drawn(192, 128, 3 * width)
     return [
         Family("cross-entropy", crossentropy, "SPLIT", cuts, 2 * logits.nbytes, judge),
         Family("GELU backward", fused_backward, "ACTIVATION", squares, 3 * x.nbytes, slope),
         Family("merge heads", fused_backward, "MERGE", squares, 6 * heads[0].nbytes, merge),
         Family("layer norm backward", fused_backward, "LAYER_NORM", whole, 4 * stream[0].nbytes, norm),
-        Family("norm of a sum", fused_backward, "SUM_NORM", whole, 4 * stream[0].nbytes + kept.nbytes, total),
-        Family("norm of a sum backward", fused_backward, "ADD_NORM", whole, 5 * stream[0].nbytes + kept.nbytes, add),
+        Family("the same, sums of 32", fused_backward, "LAYER_NORM", whole, 4 * stream[0].nbytes, norm_32),
+        Family("norm of a sum", fused_backward, "SUM_NORM", eighths, 4 * added[0].nbytes + kept.nbytes, total),
+        Family("norm of a sum backward", fused_backward, "ADD_NORM", sentences, 5 * added[0].nbytes + kept.nbytes, add),
+        Family(
+            "the same, sums of 32", fused_backward, "ADD_NORM", sentences, 5 * added[0].nbytes + kept.nbytes, add_32
+        ),
+        Family("packed rows", short_rows, "TILE", blocks, qkv.nbytes + added[0].nbytes, partial(attend, qkv)),
+        Family(
+            "packed rows backward",
+            short_rows,
+            "TILE",
+            blocks,
+            2 * qkv.nbytes + 2 * added[0].nbytes,
+            partial(attend_backward, drawn(192, 8, 128, 64), qkv),
+        ),
     ]
+
+
+@cache
+def packed_sentences(rows: int, time: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Segments and positions of packed sentences of about ten tokens."""
+    starts = torch.rand(rows, time) < 0.1
+    starts[:, 0] = True
+    segments = starts.cumsum(1)
+    first = torch.where(starts, torch.arange(time), 0).cummax(1).values
+    return segments.int().to(DEVICE), (torch.arange(time) - first).int().to(DEVICE)
+
+
+def attend(qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    segments, positions = packed_sentences(qkv.shape[0], qkv.shape[1])
+    q, k, v = short_rows.split_heads(qkv, [8, 8, 8])
+    return short_rows.attend(q, k, v, segments, segments, positions, positions, True, 0.125)
+
+
+def attend_backward(gradient: torch.Tensor, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    segments, positions = packed_sentences(qkv.shape[0], qkv.shape[1])
+    lse = torch.zeros(gradient.shape[:3], device=DEVICE)
+    return short_rows.attend_qkv_backward(gradient, gradient, qkv, [8, 8, 8], segments, positions, True, 0.125, lse)
 
 
 def choose_backend() -> None:

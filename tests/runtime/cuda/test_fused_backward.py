@@ -13,7 +13,8 @@ from allyouneed.nn.depth import Depth
 from allyouneed.nn.linear.bitlinear import Bit
 from allyouneed.nn.mixers.attention.attention import Attention
 from allyouneed.nn.models.block import Layer
-from allyouneed.runtime.cuda import bias_gradients
+from allyouneed.nn.ops.attention.short_rows import ShortRows
+from allyouneed.runtime.cuda import bias_gradients, fused_backward
 from allyouneed.runtime.cuda.bias_gradients import ACTIVATIONS as FUSED
 from allyouneed.runtime.cuda.bias_gradients import activation_backward, merge_heads
 from allyouneed.runtime.cuda.fused_backward import (
@@ -64,6 +65,7 @@ def test_heads_of_unequal_counts_are_merged():
 
 
 GIVEN = {
+    "linear_relu": (torch.ones(2, 3, 5), torch.ones(4, 5), torch.ones(4)),
     "activation_backward": (torch.ones(3, 5), torch.ones(3, 5), "relu"),
     "merge_heads": ([torch.ones(2, 2, 3, 4)] * 3,),
     "layer_norm_backward": (*torch.ones(3, 2, 9, 5), torch.ones(5), torch.ones(2, 9, 1), torch.ones(2, 9, 1)),
@@ -84,9 +86,9 @@ def test_fake_kernels_give_the_real_shapes(name):
     torch.library.opcheck(getattr(bias_gradients, name), GIVEN[name], test_utils=("test_schema", "test_faketensor"))
 
 
-def gradients(module: torch.nn.Module, x: torch.Tensor, compiled: bool) -> list[torch.Tensor]:
+def gradients(module: torch.nn.Module, x: torch.Tensor, compiled: bool, context=CONTEXT) -> list[torch.Tensor]:
     run = torch.compile(module, backend="aot_eager", fullgraph=True) if compiled else module
-    y = run(x, CONTEXT)
+    y = run(x, context)
     weights = torch.linspace(-1, 2, y.numel(), dtype=y.dtype).view_as(y)
     return [y, *torch.autograd.grad((y * weights).sum(), [x, *module.parameters()])]
 
@@ -96,6 +98,7 @@ def gradients(module: torch.nn.Module, x: torch.Tensor, compiled: bool) -> list[
     "part",
     [
         FFN(hidden=20, activation="gelu-tanh"),
+        FFN(hidden=20, activation="relu"),
         FFN(hidden=20, activation="relu", norm=True),
         Attention(heads=4),
         Attention(heads=4, kv_heads=2),
@@ -111,6 +114,27 @@ def test_a_fused_part_has_the_gradients_of_the_plain_one(part, compiled):
     fuse_backward(module)
     assert isinstance(module, Fused)
     for found, exact in zip(gradients(module, x, compiled), wanted, strict=True):
+        torch.testing.assert_close(found, exact, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("pattern", ["causal", "full"])
+def test_short_packed_rows_are_attended_to_side_by_side(pattern, kv_heads, compiled, monkeypatch):
+    torch.manual_seed(1)
+    part = parse(Attention, {"kind": "attention", "heads": 4, "kv_heads": kv_heads, "pattern": pattern})
+    module = part.build(COMMON).double()
+    segments = torch.tensor([[1, 1, 1, 2, 2], [1, 2, 2, 3, 3]])
+    context = Context(TokenLayout.of(Rows(torch.ones_like(segments), segments=segments)))
+    x = torch.randn(2, 5, 12, dtype=torch.double, requires_grad=True)
+    module.prepare(context, 2)
+    wanted = gradients(module, x, False, context)
+    fuse_backward(module)
+    plan = ShortRows(context.queries, context.queries, pattern == "causal", pytest.fail)
+    monkeypatch.setattr(module, "attention_fn", lambda *given: plan)
+    monkeypatch.setattr(fused_backward, "fits_tile", lambda width, dtype: True)
+    monkeypatch.setattr(module, "split_qkv", pytest.fail)
+    for found, exact in zip(gradients(module, x, compiled, context), wanted, strict=True):
         torch.testing.assert_close(found, exact, rtol=1e-10, atol=1e-12)
 
 

@@ -26,7 +26,7 @@ class Tile(NamedTuple):
 
 # ADD_NORM and SUM_NORM: by the registers of a program; the others were measured (bench/train_gpu.py kernels)
 ACTIVATION, MERGE, LAYER_NORM, ADD_NORM = Tile(4, 512, 4), Tile(4, 512, 4), Tile(2, 0, 4), Tile(4, 0, 4)
-SUM_NORM = Tile(2, 0, 4)  # tokens of a program
+SUM_NORM = Tile(0, 1024, 4)  # features of all tokens in an eighth of a program: 8 per thread, 16 bytes
 
 
 @triton.jit
@@ -129,21 +129,21 @@ def _layer_norm_backward(
     column = tl.arange(0, WIDE)[None, :]
     first = tl.program_id(0) * ROWS
     weights = tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)
-    by_weight = tl.zeros((WIDE,), tl.float32)
-    by_bias = tl.zeros((WIDE,), tl.float32)
-    passed = tl.zeros((WIDE,), tl.float32)
-    for start in range(0, ROWS, STEP):
-        token = first + start + tl.arange(0, STEP)[:, None]
-        at, inside = token.to(tl.int64) * width + column, (token < tokens) & (column < width)
-        slope = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
+    by_weight = tl.zeros((STEP, WIDE), tl.float32)
+    by_bias = tl.zeros((STEP, WIDE), tl.float32)
+    passed = tl.zeros((STEP, WIDE), tl.float32)
+    for start in tl.range(0, ROWS, STEP, num_stages=3):
         line = first + start + tl.arange(0, STEP)
+        at = line.to(tl.int64)[:, None] * width + column
+        inside = (line < tokens)[:, None] & (column < width)
+        slope = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
         centre = tl.load(mean + line, mask=line < tokens, other=0.0)[:, None]
         by = tl.load(scale + line, mask=line < tokens, other=0.0)[:, None]
         normal = tl.where(inside, (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - centre) * by, 0.0)
         more = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
-        by_weight += tl.sum(slope * normal, 0)
-        by_bias += tl.sum(slope, 0)
-        passed += tl.sum(more, 0)
+        by_weight += slope * normal
+        by_bias += slope
+        passed += more
         slope *= weights
         even = tl.sum(slope, 1)[:, None] / width
         along = tl.sum(slope * normal, 1)[:, None] / width
@@ -151,9 +151,9 @@ def _layer_norm_backward(
         tl.store(found + at, more.to(found.dtype.element_ty), mask=inside)
     column = tl.arange(0, WIDE)
     there = sums + tl.program_id(0) * width + column
-    tl.store(there, by_weight, mask=column < width)
-    tl.store(there + parts * width, by_bias, mask=column < width)
-    tl.store(there + 2 * parts * width, passed, mask=column < width)
+    tl.store(there, tl.sum(by_weight, 0), mask=column < width)
+    tl.store(there + parts * width, tl.sum(by_bias, 0), mask=column < width)
+    tl.store(there + 2 * parts * width, tl.sum(passed, 0), mask=column < width)
 
 
 def layer_norm_backward(
@@ -177,15 +177,15 @@ def layer_norm_backward(
 
 @triton.jit
 def _summed(
-    x, y, shift, kept, total, at, column, inside, width, draw, limit, factor, SHIFT: tl.constexpr, DROPOUT: tl.constexpr
+    x, y, shift, kept, total, row, column, there, width, draw, limit, factor, SHIFT: tl.constexpr, DROPOUT: tl.constexpr
 ):  # fmt: skip
-    """x + factor · kept · (y + shift) of some features, rounded as it is stored."""
+    """x + factor · kept · (y + shift) of some features, rounded as it is stored; `draw`: 16 random bits of each."""
+    at, inside = row + column, there & (column < width)
     branch = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
     if SHIFT:
         branch += tl.load(shift + column, mask=column < width, other=0.0).to(tl.float32)
     if DROPOUT:
-        stays = (draw >> 8) & 0xFFFFFF
-        stays = stays.to(tl.int32) >= limit
+        stays = (draw & 0xFFFF).to(tl.int32) >= limit
         tl.store(kept + at, stays, mask=inside)
         branch = tl.where(stays, branch * factor, 0.0)
     kind = total.dtype.element_ty
@@ -195,10 +195,15 @@ def _summed(
 
 
 @triton.jit
-def _scaled(out, weight, bias, at, column, inside, width, normal):
+def _square(x, centre, column, width):
+    return tl.where(column < width, (x - centre) * (x - centre), 0.0)
+
+
+@triton.jit
+def _scaled(out, weight, bias, row, column, there, width, normal):
     scale = tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)
     more = tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)
-    tl.store(out + at, (normal * scale + more).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row + column, (normal * scale + more).to(out.dtype.element_ty), mask=there & (column < width))
 
 
 @triton.jit
@@ -206,30 +211,39 @@ def _add_norm(
     x, y, shift, seed, weight, bias, out, total, kept, mean, scale, tokens, width, limit, factor, eps,
     STEP: tl.constexpr, PART: tl.constexpr, SHIFT: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Some tokens; features in four parts, since a draw is four random numbers."""
+    """Some tokens; features in eight parts, since a draw is four random numbers of 32 bits, and 16 decide on one."""
     line = tl.program_id(0) * STEP + tl.arange(0, STEP)
-    column = tl.arange(0, PART)[None, :]
+    c0 = tl.arange(0, PART)[None, :]
     row, there = line.to(tl.int64)[:, None] * width, (line < tokens)[:, None]
-    d0 = column + line[:, None] * PART
+    d0 = c0 + line[:, None] * PART
     d1, d2, d3 = d0, d0, d0
     if DROPOUT:
-        d0, d1, d2, d3 = tl.randint4x(tl.load(seed), d0)
-    c1, c2, c3 = column + PART, column + 2 * PART, column + 3 * PART
-    i0, i1, i2, i3 = there & (column < width), there & (c1 < width), there & (c2 < width), there & (c3 < width)
-    t0 = _summed(x, y, shift, kept, total, row + column, column, i0, width, d0, limit, factor, SHIFT, DROPOUT)
-    t1 = _summed(x, y, shift, kept, total, row + c1, c1, i1, width, d1, limit, factor, SHIFT, DROPOUT)
-    t2 = _summed(x, y, shift, kept, total, row + c2, c2, i2, width, d2, limit, factor, SHIFT, DROPOUT)
-    t3 = _summed(x, y, shift, kept, total, row + c3, c3, i3, width, d3, limit, factor, SHIFT, DROPOUT)
-    centre = (tl.sum(t0 + t1 + t2 + t3, 1) / width)[:, None]
-    t0, t1 = tl.where(i0, t0 - centre, 0.0), tl.where(i1, t1 - centre, 0.0)
-    t2, t3 = tl.where(i2, t2 - centre, 0.0), tl.where(i3, t3 - centre, 0.0)
-    by = tl.rsqrt(tl.sum(t0 * t0 + t1 * t1 + t2 * t2 + t3 * t3, 1) / width + eps)
-    _scaled(out, weight, bias, row + column, column, i0, width, t0 * by[:, None])
-    _scaled(out, weight, bias, row + c1, c1, i1, width, t1 * by[:, None])
-    _scaled(out, weight, bias, row + c2, c2, i2, width, t2 * by[:, None])
-    _scaled(out, weight, bias, row + c3, c3, i3, width, t3 * by[:, None])
-    tl.store(mean + line, tl.sum(centre, 1), mask=line < tokens)
-    tl.store(scale + line, by, mask=line < tokens)
+        d0, d1, d2, d3 = tl.randint4x(tl.load(seed), d0, 7)  # as many rounds as pass all tests (Salmon et al. 2011)
+    c1, c2, c3, c4 = c0 + PART, c0 + 2 * PART, c0 + 3 * PART, c0 + 4 * PART
+    c5, c6, c7 = c0 + 5 * PART, c0 + 6 * PART, c0 + 7 * PART
+    t0 = _summed(x, y, shift, kept, total, row, c0, there, width, d0, limit, factor, SHIFT, DROPOUT)
+    t1 = _summed(x, y, shift, kept, total, row, c1, there, width, d1, limit, factor, SHIFT, DROPOUT)
+    t2 = _summed(x, y, shift, kept, total, row, c2, there, width, d2, limit, factor, SHIFT, DROPOUT)
+    t3 = _summed(x, y, shift, kept, total, row, c3, there, width, d3, limit, factor, SHIFT, DROPOUT)
+    t4 = _summed(x, y, shift, kept, total, row, c4, there, width, d0 >> 16, limit, factor, SHIFT, DROPOUT)
+    t5 = _summed(x, y, shift, kept, total, row, c5, there, width, d1 >> 16, limit, factor, SHIFT, DROPOUT)
+    t6 = _summed(x, y, shift, kept, total, row, c6, there, width, d2 >> 16, limit, factor, SHIFT, DROPOUT)
+    t7 = _summed(x, y, shift, kept, total, row, c7, there, width, d3 >> 16, limit, factor, SHIFT, DROPOUT)
+    mid = (tl.sum((t0 + t1) + (t2 + t3) + (t4 + t5) + (t6 + t7), 1) / width)[:, None]
+    squares = _square(t0, mid, c0, width) + _square(t1, mid, c1, width) + _square(t2, mid, c2, width)
+    squares += _square(t3, mid, c3, width) + _square(t4, mid, c4, width) + _square(t5, mid, c5, width)
+    squares += _square(t6, mid, c6, width) + _square(t7, mid, c7, width)
+    by = tl.rsqrt(tl.sum(squares, 1) / width + eps)[:, None]
+    _scaled(out, weight, bias, row, c0, there, width, (t0 - mid) * by)
+    _scaled(out, weight, bias, row, c1, there, width, (t1 - mid) * by)
+    _scaled(out, weight, bias, row, c2, there, width, (t2 - mid) * by)
+    _scaled(out, weight, bias, row, c3, there, width, (t3 - mid) * by)
+    _scaled(out, weight, bias, row, c4, there, width, (t4 - mid) * by)
+    _scaled(out, weight, bias, row, c5, there, width, (t5 - mid) * by)
+    _scaled(out, weight, bias, row, c6, there, width, (t6 - mid) * by)
+    _scaled(out, weight, bias, row, c7, there, width, (t7 - mid) * by)
+    tl.store(mean + line, tl.sum(mid, 1), mask=line < tokens)
+    tl.store(scale + line, tl.sum(by, 1), mask=line < tokens)
 
 
 def add_norm(
@@ -237,19 +251,20 @@ def add_norm(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """LayerNorm(x + dropout(y + shift)), the sum, what dropout keeps (bool, empty without a seed), and the mean and the
-    reciprocal deviation of each token. `seed` (1,) int64: of the random numbers."""
+    reciprocal deviation of each token. `seed` (1,) int64: of the random numbers; a feature is dropped with a
+    probability of a multiple of 2⁻¹⁶."""
     assert all(one.is_contiguous() for one in (x, y, weight, bias)) and x.shape == y.shape
     width, tokens = x.shape[-1], x.numel() // x.shape[-1]
     out, total = torch.empty_like(x), torch.empty_like(x)
     kept = torch.empty(x.shape if seed is not None else 0, dtype=torch.bool, device=x.device)
     mean = torch.empty(*x.shape[:-1], 1, dtype=torch.float32, device=x.device)
     scale = torch.empty_like(mean)  # results of an operator may not share memory
-    part = triton.next_power_of_2(triton.cdiv(width, 4))
-    step = max(1, min(SUM_NORM.tokens, 256 * SUM_NORM.tokens // part))
+    part = triton.next_power_of_2(triton.cdiv(width, 8))
+    step = max(1, SUM_NORM.features // part)
     if tokens:
         _add_norm[(triton.cdiv(tokens, step),)](
             x, y, y if shift is None else shift, mean if seed is None else seed, weight, bias, out, total, kept, mean,
-            scale, tokens, width, round(dropout * (1 << 24)), 1 / (1 - dropout), eps, STEP=step, PART=part,
+            scale, tokens, width, round(dropout * (1 << 16)), 1 / (1 - dropout), eps, STEP=step, PART=part,
             SHIFT=shift is not None, DROPOUT=seed is not None, num_warps=SUM_NORM.warps,
         )  # fmt: skip
     return out, total, kept, mean, scale

@@ -20,6 +20,7 @@ from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.attention import Attention
 from allyouneed.nn.observe import observe
+from allyouneed.nn.ops.deferred import Recent, begin_recent, deferred_step, recent_cost
 from allyouneed.nn.ops.linear_attention import prefix_sums
 from allyouneed.nn.ops.unpack import UnpackedRows, flip_starts, sentence_max, unpack_rows
 from allyouneed.nn.positions.relative import Heads
@@ -93,6 +94,7 @@ class Performer(Mixer):
         if cross:
             return total + Cost(keys.parameters, state_constant=sums, wide_constant=sums)
         total += keys + Cost(flops=2 * inner * self.features + 2 * sums)
+        total += recent_cost(self.heads, self.heads, self.features, sizes.head_width)
         return total + recurrent_cost(sums + self.heads, common.width, wide=sums + self.heads)
 
     def source_flops(self, common: Common) -> float:
@@ -300,6 +302,23 @@ class PerformerModule(_Features):
         sums, old = carry
         keys, top = self.keys(k, real, old)
         return sums * (old - top).exp() + keys.transpose(-1, -2) @ _append_ones(v), top
+
+    def step(self, x: Tensor, carry: Carry, recent: Recent, positions: Tensor) -> Tensor:
+        """`run` over one token (batch, 1, width) at these positions (batch,); all states change in place. The sums of
+        values are deferred; the last column, of weights, is up to date."""
+        q, k, v = self.project(x)
+        (sums, old), found = carry, self.queries(q)
+        keys, top = self.keys(k, None, old)
+        weights = sums[..., -1:]  # (batch, heads, m, 1)
+        weights.copy_(weights * (old - top).exp() + keys.mT)
+        found = found / (found @ weights).clamp(min=MIN_WEIGHT)
+        q, k, v = found[:, :, 0], keys[:, :, 0], v[:, :, 0]
+        y = deferred_step(q, k, v, (old - top)[:, :, 0, 0], sums[..., :-1], recent, positions)
+        old.copy_(top)
+        return self.merge_heads(y[:, :, None].to(v.dtype))
+
+    def begin_recent(self, carry: Carry) -> Recent:
+        return begin_recent(carry[0][..., :-1], self.heads)
 
     def new_state(self) -> State:
         if self.sees == "around":

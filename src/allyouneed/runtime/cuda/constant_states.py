@@ -21,7 +21,9 @@ from allyouneed.nn.mixers.attention.lsh import HashedKeyValues
 from allyouneed.nn.mixers.attentive_gru import AttentiveGRUModule, AttentiveGRUState
 from allyouneed.nn.mixers.branches import NestedStates
 from allyouneed.nn.mixers.convolution import RecentTokens
-from allyouneed.nn.mixers.performer import PerformerCross, SourceFeatureSums
+from allyouneed.nn.mixers.performer import PerformerCross, PerformerModule, SourceFeatureSums
+from allyouneed.nn.mixers.state_space.mamba2 import Mamba2Module
+from allyouneed.nn.ops.deferred import Recent
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.recurrent import Carry, Recurrent
 from allyouneed.runtime.cuda.static_cache import (
@@ -39,14 +41,17 @@ class Fixed:
     def __init__(self, fresh: Sequence[Tensor]) -> None:
         self.tensors = tuple(x.clone() for x in fresh)
         self.fresh = tuple(x[:1].clone() for x in fresh)
-        self.kept: tuple[Tensor, ...] = ()  # (tokens, rows, …)
+        # (rows, elements) as they lie in memory, so that whole rows are copied without being transposed
+        self.flat = tuple(x.as_strided((len(x), x[0].numel()), (x[0].numel(), 1)) for x in self.tensors)
+        self.kept: tuple[Tensor, ...] = ()  # (tokens, rows, elements)
 
     def write(self, new: Sequence[Tensor]) -> None:
         for own, value in zip(self.tensors, new, strict=True):
             own.copy_(value)
 
     def select(self, rows: Tensor) -> None:
-        self.write([own.index_select(0, rows) for own in self.tensors])
+        for own in self.flat:
+            own.copy_(own.index_select(0, rows))
 
     def load(self, given: Prefilled, past: Sequence[Tensor] | None) -> None:
         """Prefilled values (n, …), one row each, for all rows of their slots; None: no token was prefilled."""
@@ -57,14 +62,15 @@ class Fixed:
     def keep(self, token: int, tokens: int) -> None:
         """Remember the values after one of several tokens, for `restore`."""
         if not self.kept:
-            self.kept = tuple(own.new_empty(tokens, *own.shape) for own in self.tensors)
-        for kept, own in zip(self.kept, self.tensors, strict=True):
+            self.kept = tuple(own.new_empty(tokens, *own.shape) for own in self.flat)
+        for kept, own in zip(self.kept, self.flat, strict=True):
             kept[token].copy_(own)
 
     def restore(self, token: Tensor) -> None:
         """The values after this token (rows,) of each row."""
         rows = torch.arange(len(token), device=token.device)
-        self.write([kept[token, rows] for kept in self.kept])
+        for kept, own in zip(self.kept, self.flat, strict=True):
+            own.copy_(kept[token, rows])
 
     @property
     def bytes(self) -> int:
@@ -82,11 +88,9 @@ class StaticRecurrent(Recurrent):
 
     fixed: Fixed | None = None
 
-    def carry(self, batch: int, like: Tensor, columns: bool = False) -> Carry:
-        """`columns`: the first tensor is stored by columns."""
+    def carry(self, batch: int, like: Tensor) -> Carry:
         if self.fixed is None:
-            first, *others = (x.contiguous() for x in self.begin(batch, like))
-            self.fixed = Fixed([by_columns(first) if columns else first, *others])
+            self.fixed = Fixed([x.contiguous() for x in self.begin(batch, like)])
         return self.fixed.tensors
 
     def update(self, inputs: Tensor, carry: Carry, context: Context, between: Carry | None = None) -> None:
@@ -104,6 +108,35 @@ class StaticRecurrent(Recurrent):
     @property
     def bytes(self) -> int:
         return 0 if self.fixed is None else self.fixed.bytes
+
+
+class DeferredRecurrent(StaticRecurrent):
+    """The carry of a recurrence whose matrices are written once in several tokens (nn/ops/deferred.py): beside it, the
+    tokens since then. Matrices are stored by columns."""
+
+    def __init__(self, part: Mamba2Module | PerformerModule) -> None:
+        super().__init__(part.begin, part.fold)
+        self.part = part
+
+    def buffers(self, batch: int, like: Tensor) -> tuple[Carry, Recent]:
+        """The carry, and the tokens that its matrices do not hold yet."""
+        if self.fixed is None:
+            carry = self.begin(batch, like)
+            stored = [by_columns(x) if x.dim() == 4 else x.contiguous() for x in carry]
+            self.fixed = Fixed([*stored, *self.part.begin_recent(carry)])
+        keys, values, logs = self.fixed.tensors[-3:]
+        return self.fixed.tensors[:-3], (keys, values, logs)
+
+    def advance(self, run: Any, inputs: Tensor, context: Context, *others: Tensor) -> Any:
+        """One token per row."""
+        carry, recent = self.buffers(len(inputs), inputs)
+        return self.part.step(inputs, carry, recent, context.queries.positions[:, 0])
+
+    def load(self, given: Prefilled, past: State) -> None:
+        """Prefilled matrices hold all tokens."""
+        assert isinstance(past, Recurrent) and self.fixed is not None
+        none = [fresh.expand(len(given.rows), *fresh.shape[1:]) for fresh in self.fixed.fresh[-3:]]
+        self.fixed.load(given, None if past.now is None else [*past.now, *none])
 
 
 class StaticRecentTokens(RecentTokens):
@@ -326,6 +359,8 @@ def fixed_in(states: Any) -> Iterator[Fixed]:
 
 @make_static_state.register(Recurrent)
 def _recurrent(state: Recurrent, part: Any, states: StaticStates) -> StaticRecurrent:
+    if isinstance(part, Mamba2Module | PerformerModule):
+        return DeferredRecurrent(part)
     return StaticRecurrent(state.begin, state.fold)
 
 

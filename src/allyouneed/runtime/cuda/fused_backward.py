@@ -2,8 +2,9 @@
 
 `fuse_backward(model)` replaces the class of the modules it can speed up; their weights, names and results stay. Bias
 gradients are then summed where their summands are written (bias_gradients.py): with the activation's gradient in a
-feed-forward layer, with the concatenation of the query, key and value gradients in self-attention, and with the layer
-norm's gradient in a block. There the output bias of a sub-layer is *deferred*, so that the norm's backward sums its
+feed-forward layer, with the concatenation of the query, key and value gradients in self-attention (or in the backward
+pass of attention itself, which writes them side by side, in short packed rows), and with the layer norm's gradient in a
+block. There the output bias of a sub-layer is *deferred*, so that the norm's backward sums its
 gradient too: in pre-norm blocks the norm in front of the sub-layer adds it to the residual stream, in post-norm blocks
 the norm behind it, which also does dropout.
 """
@@ -21,8 +22,10 @@ from allyouneed.nn.channels.feedforward import FFNModule
 from allyouneed.nn.context import Context
 from allyouneed.nn.linear.dense import is_dense
 from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttention
+from allyouneed.nn.mixers.attention.scores import ScoresModule
 from allyouneed.nn.models.block import Block
 from allyouneed.nn.norms import LayerNormModule
+from allyouneed.nn.ops.attention.short_rows import ShortRows, attend, attend_qkv_backward, fits_tile, split_heads
 from allyouneed.nn.positions.relative import RelativeModule
 from allyouneed.nn.states.base import State
 from allyouneed.nn.wiring.residual import Call, PostNorm, PreNorm, ResidualModule
@@ -32,9 +35,10 @@ from allyouneed.runtime.cuda.bias_gradients import (
     add_norm,
     add_norm_backward,
     layer_norm_backward,
+    linear_relu,
     merge_heads,
 )
-from allyouneed.runtime.float8 import linear
+from allyouneed.runtime.float8 import Float8Linear, linear
 
 FUSIONS = ("ffn", "qkv", "norms", "biases")
 
@@ -117,6 +121,23 @@ class FusedFFN(Fused, FFNModule):
 
 
 class FusedQKV(Fused, SelfAttention):
+    def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
+        if state is None and (rows := self.short_rows(x, context)) is not None:
+            seen = attend_qkv(x, self.qkv, [self.heads, self.kv_heads, self.kv_heads], rows, self.score_mod().scale)
+            return self.merge_heads(seen, context)
+        return super().forward(x, context, state)
+
+    def short_rows(self, x: Tensor, context: Context) -> ShortRows | None:
+        """The plan for packed rows whose scores are one tile, where queries, keys and values are attended to as they
+        are projected."""
+        plain = type(self.scores).prepare is ScoresModule.prepare and context.record is None
+        if not plain or (self.training and self.dropout):
+            return None
+        rows, mod = self.attention_fn(context, context.queries, len(x), self.score_mod()), self.score_mod()
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        return rows if isinstance(rows, ShortRows) and mod.plain and fits_tile(self.head_width, dtype) else None
+
     def split_qkv(self, x: Tensor) -> tuple[Tensor, ...]:
         return linear_split(x, self.qkv, [self.inner, self.kv_width, self.kv_width], self.head_width)
 
@@ -193,6 +214,11 @@ def output_map(part: Any) -> Any:
 
 def linear_activation(x: Tensor, module: Any, kind: str) -> Tensor:
     """activation(module(x))"""
+    if kind == "relu" and not isinstance(module, Float8Linear):
+        device = x.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        result: Tensor = _LinearReLU.apply(x.to(dtype), module.weight.to(dtype), module.bias)
+        return result
     out: Tensor = _Activation.apply(linear(x, module, module.bias.detach()), module.bias, kind)
     return out
 
@@ -202,6 +228,13 @@ def linear_split(x: Tensor, module: Any, sizes: Sequence[int], head_width: int) 
     out: tuple[Tensor, ...] = _SplitHeads.apply(
         linear(x, module, module.bias.detach()), module.bias, tuple(sizes), head_width
     )
+    return out
+
+
+def attend_qkv(x: Tensor, module: Any, heads: list[int], rows: ShortRows, scale: float) -> Tensor:
+    """Attention within sentences to queries, keys and values module(x), of so many heads each."""
+    qkv, (segments, _, positions, _) = linear(x, module, module.bias.detach()), rows.tokens
+    out: Tensor = _AttendQKV.apply(qkv, module.bias, heads, segments, positions, rows.causal, scale)
     return out
 
 
@@ -231,6 +264,41 @@ class _Activation(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         gradient, sums = activation_backward(gradients[0], x, ctx.kind)
         return gradient, sums.sum(0), None
+
+
+class _LinearReLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        out = linear_relu(x, weight, bias.to(x.dtype))
+        ctx.save_for_backward(x, weight, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, out = ctx.saved_tensors
+        gradient, sums = activation_backward(gradients[0], out, "relu")  # relu(x) is positive where x is
+        return gradient @ weight, gradient.flatten(0, -2).t() @ x.flatten(0, -2), sums.sum(0)
+
+
+class _AttendQKV(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, qkv: Tensor, bias: Tensor, heads: list[int], segments: Tensor, positions: Tensor, causal: bool,
+        scale: float,
+    ) -> Tensor:  # fmt: skip
+        tokens = segments, segments, positions, positions
+        out, lse = attend(*split_heads(qkv, heads), *tokens, causal, scale)
+        ctx.save_for_backward(out, qkv, segments, positions, lse)
+        ctx.heads, ctx.causal, ctx.scale = heads, causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        out, qkv, segments, positions, lse = ctx.saved_tensors
+        found, sums = attend_qkv_backward(
+            gradients[0], out, qkv, ctx.heads, segments, positions, ctx.causal, ctx.scale, lse
+        )
+        return found, sums.sum(0), None, None, None, None, None
 
 
 class _SplitHeads(torch.autograd.Function):

@@ -162,9 +162,9 @@ def _performer(part: PerformerModule, setup: StepSetup, state: Any, partial: boo
     def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
         from allyouneed.kernels.triton.memory_step import performer_step
 
-        sums, tops = state.carry(len(x), x[:, None], columns=True)
+        (sums, tops), recent = state.buffers(len(x), x[:, None])
         floor = RELU_FLOOR if part.kernel == "relu" else None
-        mixed = performer_step(linear(x, part.qkv), part.features, sums, tops, floor, LEAST)
+        mixed = performer_step(linear(x, part.qkv), part.features, sums, tops, recent, positions, floor, LEAST)
         return linear(mixed, part.out, partial=partial)
 
     return run

@@ -40,17 +40,17 @@ def _mamba(part: MambaModule, setup: StepSetup, state: Any, partial: bool) -> Ke
 @make_kernel.register(Mamba2Module)
 def _mamba2(part: Mamba2Module, setup: StepSetup, state: Any, partial: bool) -> Kernel:
     require_kernels(setup)
-    if part.states * part.head_width > 1 << 14:
-        raise Unsupported("the kernel holds the state of a head at once")
+    if part.states > 1 << 10:
+        raise Unsupported("the kernel holds all states of a feature, and of the recent tokens, at once")
     convolution, sizes = part.convolution, [part.hidden, *[part.groups * part.states] * 2]
 
     def run(u: Tensor, positions: Tensor, context: Context) -> Tensor:
         from allyouneed.kernels.triton.mixer_steps.state_space_step import convolution_step, mamba2_step
 
-        before, h = state.carry(len(u), u[:, None])
+        (before, h), recent = state.buffers(len(u), u[:, None])
         z, mixed, steps = linear(u, part.up).split(part.parts, -1)
         x, b, c = convolution_step(mixed, before, convolution.taps, convolution.shift).split(sizes, -1)
-        y = mamba2_step(x, b, c, steps, part.step_bias, part.a_log, part.skip, z, h)
+        y = mamba2_step(x, b, c, steps, part.step_bias, part.a_log, part.skip, z, h, recent, positions)
         fused = type(part.norm) in NORMS
         y = add_norm(y, None, part.norm, context)[1] if fused else part.norm(y[:, None], context)[:, 0]
         return linear(y, part.out, partial=partial)

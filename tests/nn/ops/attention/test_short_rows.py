@@ -7,7 +7,7 @@ from allyouneed.nn.batch import Rows
 from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.ops.attention.dense import ScoreMod
 from allyouneed.nn.ops.attention.select import dense
-from allyouneed.nn.ops.attention.short_rows import ShortRows, attend, attend_backward
+from allyouneed.nn.ops.attention.short_rows import ShortRows, attend, attend_backward, attend_qkv_backward
 from allyouneed.nn.patterns.core import Causal, Full
 
 QUERIES = torch.tensor([[1, 1, 1, 2, 2, 0, 0], [1, 2, 2, 2, 2, 2, 3]])
@@ -69,5 +69,7 @@ def test_fake_kernels_give_the_real_shapes():
     q, k = torch.ones(2, 4, 7, 16), torch.ones(2, 2, 7, 16)
     tests = ("test_schema", "test_faketensor")
     torch.library.opcheck(attend, (q, k, k, *tokens, True, 0.5), test_utils=tests)
-    given = (torch.ones_like(q), q, k, k, *tokens, True, 0.5, torch.zeros(2, 4, 7))
+    given = (torch.ones_like(q), q, q, k, k, *tokens, True, 0.5, torch.zeros(2, 4, 7))
     torch.library.opcheck(attend_backward, given, test_utils=tests)
+    given = (torch.ones_like(q), q, torch.ones(2, 7, 128), [4, 2, 2], tokens[0], tokens[2], True, 0.5, given[-1])
+    torch.library.opcheck(attend_qkv_backward, given, test_utils=tests)

@@ -1,6 +1,7 @@
 """One token per row through a state space, its state updated in place: the short convolution, the step of Mamba (Gu,
 Dao 2023, eq. 2, 4), that of Mamba-2 (Dao, Gu 2024, eq. 1) and that of S4 (Gu, Goel, Ré 2022, eq. 3). Definitions:
-nn/mixers/state_space. States are fp32, but for the last inputs of the convolution.
+nn/mixers/state_space. States are fp32, but for the last inputs of the convolution. Mamba-2 writes its state once in
+several tokens (deferred.py).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from allyouneed.kernels import overlaps
+from allyouneed.kernels.triton.mixer_steps.deferred import fold_recent, load_recent, read_deferred, tiles
 
 
 @triton.jit
@@ -111,51 +113,67 @@ def mamba_step(
 
 @triton.jit
 def _mamba2_step(
-    x, steps, bias, a_log, b, c, skip, z, h, out, x_row, steps_row, z_row,
-    HEADS: tl.constexpr, GROUPS: tl.constexpr, STATES: tl.constexpr, WIDTH: tl.constexpr, MANY: tl.constexpr,
-    BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+    x, steps, bias, a_log, b, c, skip, z, h, keys, values, logs, positions, out, x_row, steps_row, z_row,
+    HEADS: tl.constexpr, GROUPS: tl.constexpr, STATES: tl.constexpr, WIDTH: tl.constexpr, RECENT: tl.constexpr,
+    MANY: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One row and head, some of its features. x, b and c are parts of one row. The state has been stored by the step
-    before, so it is read before the kernels in front of this one have ended."""
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    f, n = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, MANY)
-    known, real = f < WIDTH, n < STATES
-    rate = -tl.exp(tl.load(a_log + head).to(tl.float32))
-    own, direct = tl.load(bias + head).to(tl.float32), tl.load(skip + head).to(tl.float32)
-    spot = h + ((row * HEADS + head) * STATES + n[:, None]) * WIDTH + f[None, :]
-    both = real[:, None] & known[None, :]
-    state = tl.load(spot, mask=both, other=0.0)
+    """One row and head, some of its features. x, b and c are parts of one row."""
+    row, head = tl.program_id(2).to(tl.int64), tl.program_id(1)
+    count = (tl.load(positions + row) % RECENT).to(tl.int32)
+    f, n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, MANY)
+    known, real, own = f < WIDTH, n < STATES, row * HEADS + head
+    h += own * (WIDTH * STATES)
+    x += row * x_row
+    state = tl.load(h + f[:, None] * STATES + n[None, :], mask=known[:, None] & real[None, :], other=0.0)
     if OVERLAP:
-        gdc_launch_dependents()
+        gdc_launch_dependents()  # before the recent tokens: no load of the state waits for their number
+    group = head // (HEADS // GROUPS)
+    keys += (row * GROUPS + group) * (RECENT * STATES)
+    values += own * (RECENT * WIDTH)
+    logs += own * RECENT
+    key, value, decays = load_recent(keys, values, logs, count, f, n, known, real, WIDTH, STATES, RECENT)
+    rate = -tl.exp(tl.load(a_log + head).to(tl.float32))
+    shift, direct = tl.load(bias + head).to(tl.float32), tl.load(skip + head).to(tl.float32)
+    if OVERLAP:
         gdc_wait()
-    step = _softplus(tl.load(steps + row * steps_row + head).to(tl.float32) + own)
-    value = tl.load(x + row * x_row + head * WIDTH + f, mask=known, other=0.0).to(tl.float32)
-    there = row * x_row + head // (HEADS // GROUPS) * STATES + n
+    step = _softplus(tl.load(steps + row * steps_row + head).to(tl.float32) + shift)
+    new = tl.load(x + head * WIDTH + f, mask=known, other=0.0).to(tl.float32)
+    there = row * x_row + group * STATES + n
     enter = tl.load(b + there, mask=real, other=0.0).to(tl.float32)
     leave = tl.load(c + there, mask=real, other=0.0).to(tl.float32)
-    state = state * tl.exp(rate * step) + enter[:, None] * (step * value)[None, :]
-    tl.store(spot, state, mask=both)
-    found = tl.sum(leave[:, None] * state, 0) + direct * value
+    log, added = rate * step, step * new
+    found = read_deferred(state, key, value, decays, leave, log, RECENT)
+    found += tl.sum(leave * enter, 0) * added + direct * new
     kind = out.dtype.element_ty
     gate = tl.load(z + row * z_row + head * WIDTH + f, mask=known, other=0.0).to(tl.float32)
     gate = (gate * tl.sigmoid(gate)).to(kind).to(tl.float32)
-    target = out + (row * HEADS + head) * WIDTH + f
-    tl.store(target, (found.to(kind).to(tl.float32) * gate).to(kind), mask=known)
+    tl.store(out + own * WIDTH + f, (found.to(kind).to(tl.float32) * gate).to(kind), mask=known)
+    if count == RECENT - 1:
+        x += head * WIDTH
+        fold_recent(h, keys, values, logs, x, step, enter, log, n, real, WIDTH, STATES, RECENT, BLOCK, PIECE)
+    else:
+        tl.store(values + count * WIDTH + f, added, mask=known)
+        if tl.program_id(0) == 0:
+            tl.store(logs + count, log)
+            if head % (HEADS // GROUPS) == 0:
+                tl.store(keys + count * STATES + n, enter, mask=real)
 
 
 def mamba2_step(
-    x: Tensor, b: Tensor, c: Tensor, steps: Tensor, bias: Tensor, a_log: Tensor, skip: Tensor, z: Tensor, h: Tensor
-) -> Tensor:
+    x: Tensor, b: Tensor, c: Tensor, steps: Tensor, bias: Tensor, a_log: Tensor, skip: Tensor, z: Tensor, h: Tensor,
+    recent: tuple[Tensor, Tensor, Tensor], positions: Tensor,
+) -> Tensor:  # fmt: skip
     """x (rows, heads · width), b and c (rows, groups · N), parts of one tensor; z (rows, heads · width), `steps` (rows,
-    heads); h (rows, heads, N, width) is updated. The result: (C h + D x) ⊙ silu(z)."""
-    rows, heads, states, width = h.shape
-    assert h.is_contiguous() and x.stride(0) == b.stride(0) == c.stride(0)
-    out = torch.empty(rows, heads * width, dtype=x.dtype, device=x.device)
-    block = min(triton.next_power_of_2(width), 32 if rows * heads < 1024 else 64)  # few programs: smaller ones
-    _mamba2_step[(rows, heads, triton.cdiv(width, block))](
-        x, steps, bias, a_log, b, c, skip, z, h, out, x.stride(0), steps.stride(0), z.stride(0), HEADS=heads,
-        GROUPS=b.shape[1] // states, STATES=states, WIDTH=width, MANY=triton.next_power_of_2(states),
-        BLOCK=block, OVERLAP=overlaps(x.device), launch_pdl=overlaps(x.device), num_warps=4,
+    heads). h (rows, heads, N, width), stored by columns, and the recent tokens are updated. The result:
+    (C h + D x) ⊙ silu(z)."""
+    (rows, heads, states, width), kept = h.shape, recent[0].shape[2]
+    h, many = h.mT, triton.next_power_of_2(states)
+    assert all(part.is_contiguous() for part in (h, *recent)) and x.stride(0) == b.stride(0) == c.stride(0)
+    out, sizes = torch.empty(rows, heads * width, dtype=x.dtype, device=x.device), tiles(rows * heads, width, many)
+    _mamba2_step[(triton.cdiv(width, sizes["BLOCK"]), heads, rows)](
+        x, steps, bias, a_log, b, c, skip, z, h, *recent, positions, out, x.stride(0), steps.stride(0), z.stride(0),
+        HEADS=heads, GROUPS=b.shape[1] // states, STATES=states, WIDTH=width, RECENT=kept, MANY=many,
+        OVERLAP=overlaps(x.device), launch_pdl=overlaps(x.device), num_warps=4, **sizes,
     )  # fmt: skip
     return out
 

@@ -17,6 +17,7 @@ from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.recurrence import RecurrentMixer
 from allyouneed.nn.mixers.state_space.convolution import ShortConvolution, draw_steps
 from allyouneed.nn.observe import observe
+from allyouneed.nn.ops.deferred import Recent, begin_recent, deferred_step, recent_cost
 from allyouneed.nn.ops.retention import accumulator_dtype
 from allyouneed.nn.ops.ssd import chunked, recurrent
 from allyouneed.nn.states.base import State
@@ -60,13 +61,14 @@ class Mamba2(Mixer):
         return Mamba2Module(self, common)
 
     def cost(self, common: Common, length: int, cross: bool = False) -> Cost:
-        (hidden, both, _), linear = self.sizes(common), common.linear
+        (hidden, both, head_width), linear = self.sizes(common), common.linear
         total = linear.cost(common.width, 2 * hidden + both + self.heads, self.bias)
         total += linear.cost(hidden, common.width, self.bias) + common.norm.cost(hidden)
         mixed = hidden + both
         total += Cost(parameters=mixed * (self.convolution + self.conv_bias), flops=2 * mixed * self.convolution)
         total += Cost(parameters=3 * self.heads, flops=4 * hidden * self.state + 2 * hidden)  # update and read of h
         carry = mixed * (self.convolution - 1) + hidden * self.state
+        total += recent_cost(self.groups, self.heads, self.state, head_width)
         return total + recurrent_cost(carry, common.width, wide=hidden * self.state)
 
     def problems(self, common: Common) -> list[tuple[str, str]]:
@@ -118,20 +120,38 @@ class Mamba2Module(RecurrentMixer):
         """y ⊙ silu(z) (batch, time, hidden), and the carry after each row's last real token; `starts`: of packed
         rows."""
         before, h = carry
+        z, x, given, last = self.project(u, before, h.dtype, real, starts)
+        y, h = recurrent(*given, h) if x.shape[2] == 1 else chunked(*given, h, starts)
+        return self.gate(y, x, z), (last, h)
+
+    def project(
+        self, u: Tensor, before: Tensor, dtype: torch.dtype, real: Tensor | None, starts: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
+        """z, x, what the recurrence reads (Δ x, the log decay in this dtype, B and C), and the last inputs of the
+        convolution."""
         z, mixed, steps = self.up(u).split(self.parts, -1)
         mixed, last = self.convolution(mixed, before, real, starts)
         x, b, c = mixed.split([self.hidden, self.groups * self.states, self.groups * self.states], -1)
         x = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (batch, heads, time, head_width)
         b, c = (part.unflatten(-1, (self.groups, -1)).transpose(1, 2) for part in (b, c))  # (batch, groups, time, N)
-        dt = nn.functional.softplus(steps.to(h.dtype) + self.step_bias.to(h.dtype)).transpose(1, 2)
+        dt = nn.functional.softplus(steps.to(dtype) + self.step_bias.to(dtype)).transpose(1, 2)
         dt = dt if real is None else dt * real[:, None]
-        log = -self.a_log.to(h.dtype).exp()[:, None] * dt  # (batch, heads, time)
+        log = -self.a_log.to(dtype).exp()[:, None] * dt  # (batch, heads, time)
         x = observe(self, "v", x)
-        given = x * dt.to(x.dtype)[..., None], log, b, c, h
-        y, h = recurrent(*given) if x.shape[2] == 1 else chunked(*given, starts)
+        return z, x, (x * dt.to(x.dtype)[..., None], log, b, c), last
+
+    def gate(self, y: Tensor, x: Tensor, z: Tensor) -> Tensor:
+        """(y + D x) ⊙ silu(z): (batch, time, hidden)"""
         y = observe(self, "heads", y + self.skip.to(y.dtype)[:, None, None] * x.to(y.dtype))
-        y = y.transpose(1, 2).flatten(2).to(z.dtype)  # (batch, time, hidden)
-        return y * nn.functional.silu(z), (last, h)
+        return y.transpose(1, 2).flatten(2).to(z.dtype) * nn.functional.silu(z)
+
+    def step(self, u: Tensor, carry: Carry, recent: Recent, positions: Tensor) -> Tensor:
+        """`run` over one token (batch, 1, width) at these positions (batch,), deferred; all states change in place."""
+        before, h = carry
+        z, x, given, last = self.project(u, before, h.dtype, None)
+        added, log, b, c = (part[:, :, 0] for part in given)
+        before.copy_(last)
+        return self.gate(deferred_step(c, b, added, log, h, recent, positions)[:, :, None], x, z)
 
     def half_life(self, x: Tensor) -> Tensor:
         """Of the mean decay over the tokens."""
@@ -142,3 +162,6 @@ class Mamba2Module(RecurrentMixer):
     def begin(self, batch: int, like: Tensor) -> Carry:
         h = like.new_zeros(batch, self.heads, self.states, self.head_width, dtype=accumulator_dtype(like.dtype))
         return self.convolution.begin(batch, like), h
+
+    def begin_recent(self, carry: Carry) -> Recent:
+        return begin_recent(carry[1], self.groups)

@@ -1,11 +1,11 @@
-"""Packed rows of few tokens on GPU: all scores of a row and head are one tile of a kernel, so that nothing is searched,
-looped over or read twice (kernels/triton/training/row_attention.py)."""
+"""Packed rows of few tokens on GPU: a kernel finds the keys of a query's sentences by itself, and nothing is planned
+ahead (kernels/triton/training/row_attention.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,18 @@ from torch import Tensor
 from allyouneed.kernels import usable
 from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.ops.attention.dense import AttentionFn, ScoreMod
+
+
+class Tile(NamedTuple):
+    """Tokens of a program, which are also those of a partial sum; tokens of the other side at a time, so many that most
+    sentences of a block end within them and loops run once; warps."""
+
+    block: int
+    window: int
+    warps: int
+
+
+TILE = Tile(32, 64, 4)
 
 
 class ShortRows:
@@ -36,8 +48,11 @@ class ShortRows:
 
 
 def can_tile(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    widths = all(16 <= x.shape[-1] <= 128 and not x.shape[-1] & (x.shape[-1] - 1) for x in (q, v))
-    return widths and q.dtype in (torch.bfloat16, torch.float16) and q.dtype == k.dtype == v.dtype
+    return q.dtype == k.dtype == v.dtype and all(fits_tile(x.shape[-1], q.dtype) for x in (q, v))
+
+
+def fits_tile(head_width: int, dtype: torch.dtype) -> bool:
+    return 16 <= head_width <= 128 and not head_width & (head_width - 1) and dtype in (torch.bfloat16, torch.float16)
 
 
 def _segments(layout: TokenLayout) -> Tensor:
@@ -61,7 +76,8 @@ def attend(
     if usable(q):
         from allyouneed.kernels.triton.training.row_attention import row_attention
 
-        return out, row_attention(q, k, v, q_segments, k_segments, q_positions, k_positions, causal, scale, out)
+        tokens = q_segments, k_segments, q_positions, k_positions
+        return out, row_attention(q, k, v, *tokens, causal, scale, out, TILE)
     k, v = _repeat(k, q), _repeat(v, q)
     scores = _scores(q, k, q_segments, k_segments, q_positions, k_positions, causal, scale)
     lse = scores.logsumexp(-1)
@@ -77,22 +93,21 @@ def _(q: Tensor, k: Tensor, v: Tensor, *tokens: Any) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("allyouneed::row_attention_backward", mutates_args=())
 def attend_backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, q_segments: Tensor, k_segments: Tensor, q_positions: Tensor,
-    k_positions: Tensor, causal: bool, scale: float, lse: Tensor,
+    gradient: Tensor, out: Tensor, q: Tensor, k: Tensor, v: Tensor, q_segments: Tensor, k_segments: Tensor,
+    q_positions: Tensor, k_positions: Tensor, causal: bool, scale: float, lse: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     dq, dk, dv = _like_heads(q), _like_heads(k), _like_heads(v)
+    tokens = q_segments, k_segments, q_positions, k_positions
     if usable(q):
         from allyouneed.kernels.triton.training.row_attention import row_attention_backward
 
-        row_attention_backward(
-            gradient, q, k, v, q_segments, k_segments, q_positions, k_positions, causal, scale, lse, dq, dk, dv
-        )
+        row_attention_backward(gradient, out, q, k, v, *tokens, causal, scale, lse, dq, dk, dv, TILE)
         return dq, dk, dv
     right, value = _repeat(k, q), _repeat(v, q)
-    scores = _scores(q, right, q_segments, k_segments, q_positions, k_positions, causal, scale)
+    scores = _scores(q, right, *tokens, causal, scale)
     weights = (scores - lse[..., None].to(scores.dtype)).exp()
     slopes = gradient.to(weights.dtype) @ value.to(weights.dtype).mT
-    slopes = weights * (slopes - (weights * slopes).sum(-1, keepdim=True)) * scale
+    slopes = weights * (slopes - (gradient.to(weights.dtype) * out).sum(-1, keepdim=True)) * scale
     dq.copy_(slopes @ right.to(slopes.dtype))
     group = (k.shape[1], -1)
     dk.copy_((slopes.mT @ q.to(slopes.dtype)).unflatten(1, group).sum(2))
@@ -101,18 +116,56 @@ def attend_backward(
 
 
 @attend_backward.register_fake
-def _(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(gradient: Tensor, out: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     return _like_heads(q), _like_heads(k), _like_heads(v)
+
+
+@torch.library.custom_op("allyouneed::row_attention_qkv_backward", mutates_args=())
+def attend_qkv_backward(
+    gradient: Tensor, out: Tensor, qkv: Tensor, heads: list[int], segments: Tensor, positions: Tensor, causal: bool,
+    scale: float, lse: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The gradient with respect to queries, keys and values that lie side by side (batch, time, width), with as many
+    `heads` each; and its partial sums over tokens (parts, width)."""
+    q, k, v = split_heads(qkv, heads)
+    tokens, sums = (segments, segments, positions, positions), _empty_sums(qkv)
+    if usable(qkv):
+        from allyouneed.kernels.triton.training.row_attention import row_attention_backward
+
+        found = torch.empty_like(qkv, memory_format=torch.contiguous_format)
+        dq, dk, dv = split_heads(found, heads)
+        row_attention_backward(gradient, out, q, k, v, *tokens, causal, scale, lse, dq, dk, dv, TILE, sums)
+        return found, sums
+    parts = attend_backward(gradient, out, q, k, v, *tokens, causal, scale, lse)
+    found = torch.cat([part.transpose(1, 2).flatten(2) for part in parts], -1)
+    sums.zero_()[:1] = found.to(sums.dtype).sum((0, 1))
+    return found, sums
+
+
+@attend_qkv_backward.register_fake
+def _(gradient: Tensor, out: Tensor, qkv: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(qkv, memory_format=torch.contiguous_format), _empty_sums(qkv)
+
+
+def _empty_sums(x: Tensor) -> Tensor:
+    batch, time, width = x.shape
+    return x.new_empty(batch * -(-time // TILE.block), width, dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+def split_heads(qkv: Tensor, heads: Sequence[int]) -> tuple[Tensor, ...]:
+    """Queries, keys and values (batch, heads, time, head_width) that lie side by side (batch, time, width)."""
+    width = qkv.shape[-1] // sum(heads)
+    return tuple(part.unflatten(-1, (-1, width)).transpose(1, 2) for part in qkv.split([n * width for n in heads], -1))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *tensors, ctx.causal, ctx.scale = inputs
-    ctx.save_for_backward(*tensors, output[1])
+    ctx.save_for_backward(*tensors, *output)
 
 
 def _gradients(ctx: Any, gradient: Tensor, of_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-    *tensors, lse = ctx.saved_tensors
-    found = attend_backward(gradient, *tensors, ctx.causal, ctx.scale, lse)
+    *tensors, out, lse = ctx.saved_tensors
+    found = attend_backward(gradient, out, *tensors, ctx.causal, ctx.scale, lse)
     return *found, None, None, None, None, None, None
 
 
