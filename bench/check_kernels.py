@@ -37,6 +37,7 @@ from allyouneed.runtime.cuda.bias_gradients import ACTIVATIONS as FUSED
 from check_attention import performers, tiled_attentions
 from check_deferred import deferred
 from check_experts import experts
+from check_gated import gated_units
 from check_state_spaces import random_starts, state_spaces
 from check_ternary import ternary
 from interpreter import prepare_interpreter
@@ -698,6 +699,7 @@ JOBS = {
     "slopes": slopes,
     "attention": tiled_attentions,
     "performer": performers,
+    "gated": gated_units,
 }
 
 

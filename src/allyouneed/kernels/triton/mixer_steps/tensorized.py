@@ -117,7 +117,7 @@ def pairs(
         q, k, v, cores, keys, values, table, seen, out, qkv.stride(0), table.stride(0), slots, RANK=rank,
         WIDE=triton.next_power_of_2(rank), BLOCKS=len(cores), MANY=triton.next_power_of_2(len(cores)), LENGTH=length,
         EVERY=every, TILE=tile, FEATURES=256 if rows < 16 and keys.itemsize == 2 else 64, OVERLAP=overlaps(qkv.device),
-        launch_pdl=overlaps(qkv.device), num_warps=8, num_stages=2,
+        launch_pdl=overlaps(qkv.device), num_warps=8, num_stages=4 if rows >= 16 and keys.itemsize == 2 else 2,
     )  # fmt: skip
     return out
 
