@@ -455,11 +455,11 @@ def rows(check: Check, cuda: bool) -> None:
             if not cuda:
                 short_rows.usable = lambda x: True
             found, lse = short_rows.attend(*given[:3], *both, causal, width**-0.5)
-            grads = list(short_rows.attend_backward(given[3], found, *given[:3], *both, causal, width**-0.5, lse))
+            grads = list(short_rows.attend_backward(given[3], *given[:3], *both, causal, width**-0.5, lse))
             if queries == keys and width == values:  # side by side, and their sums
                 qkv = torch.cat([x.transpose(1, 2).flatten(2) for x in given[:3]], -1)
                 grads += short_rows.attend_qkv_backward(
-                    given[3], found, qkv, [heads, own, own], both[0], both[2], causal, width**-0.5, lse
+                    given[3], qkv, [heads, own, own], both[0], both[2], causal, width**-0.5, lse
                 )
                 packed = torch.cat([x.transpose(1, 2).flatten(2) for x in slopes], -1)
                 slopes = *slopes, packed, packed.sum((0, 1))

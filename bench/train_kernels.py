@@ -61,6 +61,7 @@ def families(wide: bool) -> list[Family]:
     """`wide`: many cuts."""
     from allyouneed.kernels.triton import cross_entropy as crossentropy
     from allyouneed.kernels.triton import fused_backward
+    from allyouneed.kernels.triton.training import row_attention
 
     def drawn(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=DEVICE, dtype=torch.bfloat16)
@@ -94,7 +95,7 @@ def families(wide: bool) -> list[Family]:
     add_32 = partial(fused_backward.add_norm_backward, *added, kept, 1.1, gain, mean, scale, 32)
     eighths = [(0, 1024, 4), (0, 512, 4), (0, 1024, 8), (0, 512, 2), (0, 2048, 8)]
     sentences = [(4, 0, 4), (2, 0, 4), (4, 0, 8), (8, 0, 8), (1, 0, 4), (2, 0, 2)]
-    blocks = [(32, 64, 4), (32, 32, 4), (64, 64, 4), (16, 32, 2), (16, 32, 4), (32, 64, 8), (64, 128, 8)]
+    ahead, back = [(64, 4), (128, 4), (128, 8), (32, 4)], [(32, 4), (32, 8), (64, 8), (128, 8), (16, 4)]
     qkv = drawn(192, 128, 3 * width)
     return [
         Family("cross-entropy", crossentropy, "SPLIT", cuts, 2 * logits.nbytes, judge),
@@ -107,12 +108,12 @@ def families(wide: bool) -> list[Family]:
         Family(
             "the same, sums of 32", fused_backward, "ADD_NORM", sentences, 5 * added[0].nbytes + kept.nbytes, add_32
         ),
-        Family("packed rows", short_rows, "TILE", blocks, qkv.nbytes + added[0].nbytes, partial(attend, qkv)),
+        Family("packed rows", row_attention, "FORWARD", ahead, qkv.nbytes + added[0].nbytes, partial(attend, qkv)),
         Family(
             "packed rows backward",
-            short_rows,
-            "TILE",
-            blocks,
+            row_attention,
+            "BACK",
+            back,
             2 * qkv.nbytes + 2 * added[0].nbytes,
             partial(attend_backward, drawn(192, 8, 128, 64), qkv),
         ),
@@ -138,7 +139,7 @@ def attend(qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def attend_backward(gradient: torch.Tensor, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     segments, positions = packed_sentences(qkv.shape[0], qkv.shape[1])
     lse = torch.zeros(gradient.shape[:3], device=DEVICE)
-    return short_rows.attend_qkv_backward(gradient, gradient, qkv, [8, 8, 8], segments, positions, True, 0.125, lse)
+    return short_rows.attend_qkv_backward(gradient, qkv, [8, 8, 8], segments, positions, True, 0.125, lse)
 
 
 def choose_backend() -> None:
@@ -160,7 +161,7 @@ def kernels(given: argparse.Namespace) -> None:
     for family in tried:
         ways += [(f"{family.name}, {values}", family.bytes, cut(family, values)) for values in family.cuts]
     logits, labels = tried[0].work.args[:2]  # type: ignore[attr-defined]
-    definition = chunked._compiled_judged()
+    definition = chunked._compiled_chunk_loss()
     ways.append(("the definition, compiled", 2 * logits.nbytes, lambda: definition(logits, labels, None, 0.0, None)))
     ways.append(("a copy of the logits", 2 * logits.nbytes, lambda: torch.neg(logits, out=logits)))
     for name, _, work in list(ways):

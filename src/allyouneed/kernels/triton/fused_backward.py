@@ -176,20 +176,25 @@ def layer_norm_backward(
 
 
 @triton.jit
+def _two(x, y, row, column, there, width):
+    at, inside = row + column, there & (column < width)
+    return tl.load(x + at, mask=inside, other=0.0), tl.load(y + at, mask=inside, other=0.0)
+
+
+@triton.jit
 def _summed(
     x, y, shift, kept, total, row, column, there, width, draw, limit, factor, SHIFT: tl.constexpr, DROPOUT: tl.constexpr
 ):  # fmt: skip
     """x + factor · kept · (y + shift) of some features, rounded as it is stored; `draw`: 16 random bits of each."""
     at, inside = row + column, there & (column < width)
-    branch = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
+    branch = y.to(tl.float32)
     if SHIFT:
         branch += tl.load(shift + column, mask=column < width, other=0.0).to(tl.float32)
     if DROPOUT:
         stays = (draw & 0xFFFF).to(tl.int32) >= limit
         tl.store(kept + at, stays, mask=inside)
         branch = tl.where(stays, branch * factor, 0.0)
-    kind = total.dtype.element_ty
-    found = (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) + branch).to(kind)
+    found = (x.to(tl.float32) + branch).to(total.dtype.element_ty)
     tl.store(total + at, found, mask=inside)
     return tl.where(inside, found.to(tl.float32), 0.0)
 
@@ -211,24 +216,33 @@ def _add_norm(
     x, y, shift, seed, weight, bias, out, total, kept, mean, scale, tokens, width, limit, factor, eps,
     STEP: tl.constexpr, PART: tl.constexpr, SHIFT: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Some tokens; features in eight parts, since a draw is four random numbers of 32 bits, and 16 decide on one."""
+    """Some tokens; features in eight parts, since a draw is four random numbers of 32 bits, and 16 decide on one. All
+    parts are loaded before the first is stored: no load moves across a store."""
     line = tl.program_id(0) * STEP + tl.arange(0, STEP)
     c0 = tl.arange(0, PART)[None, :]
     row, there = line.to(tl.int64)[:, None] * width, (line < tokens)[:, None]
+    c1, c2, c3, c4 = c0 + PART, c0 + 2 * PART, c0 + 3 * PART, c0 + 4 * PART
+    c5, c6, c7 = c0 + 5 * PART, c0 + 6 * PART, c0 + 7 * PART
+    x0, y0 = _two(x, y, row, c0, there, width)
+    x1, y1 = _two(x, y, row, c1, there, width)
+    x2, y2 = _two(x, y, row, c2, there, width)
+    x3, y3 = _two(x, y, row, c3, there, width)
+    x4, y4 = _two(x, y, row, c4, there, width)
+    x5, y5 = _two(x, y, row, c5, there, width)
+    x6, y6 = _two(x, y, row, c6, there, width)
+    x7, y7 = _two(x, y, row, c7, there, width)
     d0 = c0 + line[:, None] * PART
     d1, d2, d3 = d0, d0, d0
     if DROPOUT:
         d0, d1, d2, d3 = tl.randint4x(tl.load(seed), d0, 7)  # as many rounds as pass all tests (Salmon et al. 2011)
-    c1, c2, c3, c4 = c0 + PART, c0 + 2 * PART, c0 + 3 * PART, c0 + 4 * PART
-    c5, c6, c7 = c0 + 5 * PART, c0 + 6 * PART, c0 + 7 * PART
-    t0 = _summed(x, y, shift, kept, total, row, c0, there, width, d0, limit, factor, SHIFT, DROPOUT)
-    t1 = _summed(x, y, shift, kept, total, row, c1, there, width, d1, limit, factor, SHIFT, DROPOUT)
-    t2 = _summed(x, y, shift, kept, total, row, c2, there, width, d2, limit, factor, SHIFT, DROPOUT)
-    t3 = _summed(x, y, shift, kept, total, row, c3, there, width, d3, limit, factor, SHIFT, DROPOUT)
-    t4 = _summed(x, y, shift, kept, total, row, c4, there, width, d0 >> 16, limit, factor, SHIFT, DROPOUT)
-    t5 = _summed(x, y, shift, kept, total, row, c5, there, width, d1 >> 16, limit, factor, SHIFT, DROPOUT)
-    t6 = _summed(x, y, shift, kept, total, row, c6, there, width, d2 >> 16, limit, factor, SHIFT, DROPOUT)
-    t7 = _summed(x, y, shift, kept, total, row, c7, there, width, d3 >> 16, limit, factor, SHIFT, DROPOUT)
+    t0 = _summed(x0, y0, shift, kept, total, row, c0, there, width, d0, limit, factor, SHIFT, DROPOUT)
+    t1 = _summed(x1, y1, shift, kept, total, row, c1, there, width, d1, limit, factor, SHIFT, DROPOUT)
+    t2 = _summed(x2, y2, shift, kept, total, row, c2, there, width, d2, limit, factor, SHIFT, DROPOUT)
+    t3 = _summed(x3, y3, shift, kept, total, row, c3, there, width, d3, limit, factor, SHIFT, DROPOUT)
+    t4 = _summed(x4, y4, shift, kept, total, row, c4, there, width, d0 >> 16, limit, factor, SHIFT, DROPOUT)
+    t5 = _summed(x5, y5, shift, kept, total, row, c5, there, width, d1 >> 16, limit, factor, SHIFT, DROPOUT)
+    t6 = _summed(x6, y6, shift, kept, total, row, c6, there, width, d2 >> 16, limit, factor, SHIFT, DROPOUT)
+    t7 = _summed(x7, y7, shift, kept, total, row, c7, there, width, d3 >> 16, limit, factor, SHIFT, DROPOUT)
     mid = (tl.sum((t0 + t1) + (t2 + t3) + (t4 + t5) + (t6 + t7), 1) / width)[:, None]
     squares = _square(t0, mid, c0, width) + _square(t1, mid, c1, width) + _square(t2, mid, c2, width)
     squares += _square(t3, mid, c3, width) + _square(t4, mid, c4, width) + _square(t5, mid, c5, width)

@@ -238,7 +238,7 @@ def tile_config(tokens: int, outputs: int, quarter: int, parts: bool) -> Ternary
     """`parts`: the reader can sum parts."""
     narrow = 64 if quarter % 128 else 128
     if tokens == 1 and quarter % 4 == 0:  # more outputs share its quantization, fewer occupy the GPU
-        return TernaryTile(1, 8 if outputs >= 2048 else 4, min(1024, triton.next_power_of_2(quarter)), 4)
+        return TernaryTile(1, 4 if outputs <= 4096 else 8, min(1024, triton.next_power_of_2(quarter)), 4)
     if tokens <= FEW:
         tile = TernaryTile(16, 32 if outputs >= 2048 else 16, narrow, 2)
     elif tokens <= 64:

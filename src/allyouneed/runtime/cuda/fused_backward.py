@@ -288,16 +288,14 @@ class _AttendQKV(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         tokens = segments, segments, positions, positions
         out, lse = attend(*split_heads(qkv, heads), *tokens, causal, scale)
-        ctx.save_for_backward(out, qkv, segments, positions, lse)
+        ctx.save_for_backward(qkv, segments, positions, lse)
         ctx.heads, ctx.causal, ctx.scale = heads, causal, scale
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        out, qkv, segments, positions, lse = ctx.saved_tensors
-        found, sums = attend_qkv_backward(
-            gradients[0], out, qkv, ctx.heads, segments, positions, ctx.causal, ctx.scale, lse
-        )
+        qkv, segments, positions, lse = ctx.saved_tensors
+        found, sums = attend_qkv_backward(gradients[0], qkv, ctx.heads, segments, positions, ctx.causal, ctx.scale, lse)
         return found, sums.sum(0), None, None, None, None, None
 
 

@@ -1,11 +1,11 @@
-"""Packed rows of few tokens on GPU: a kernel finds the keys of a query's sentences by itself, and nothing is planned
-ahead (kernels/triton/training/row_attention.py)."""
+"""Packed rows of few tokens on GPU: all scores of a row and head are one tile of a kernel, so that nothing is searched,
+looped over or read twice (kernels/triton/training/row_attention.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,18 +13,6 @@ from torch import Tensor
 from allyouneed.kernels import usable
 from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.ops.attention.dense import AttentionFn, ScoreMod
-
-
-class Tile(NamedTuple):
-    """Tokens of a program, which are also those of a partial sum; tokens of the other side at a time, so many that most
-    sentences of a block end within them and loops run once; warps."""
-
-    block: int
-    window: int
-    warps: int
-
-
-TILE = Tile(32, 64, 4)
 
 
 class ShortRows:
@@ -77,7 +65,7 @@ def attend(
         from allyouneed.kernels.triton.training.row_attention import row_attention
 
         tokens = q_segments, k_segments, q_positions, k_positions
-        return out, row_attention(q, k, v, *tokens, causal, scale, out, TILE)
+        return out, row_attention(q, k, v, *tokens, causal, scale, out)
     k, v = _repeat(k, q), _repeat(v, q)
     scores = _scores(q, k, q_segments, k_segments, q_positions, k_positions, causal, scale)
     lse = scores.logsumexp(-1)
@@ -93,21 +81,21 @@ def _(q: Tensor, k: Tensor, v: Tensor, *tokens: Any) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("allyouneed::row_attention_backward", mutates_args=())
 def attend_backward(
-    gradient: Tensor, out: Tensor, q: Tensor, k: Tensor, v: Tensor, q_segments: Tensor, k_segments: Tensor,
-    q_positions: Tensor, k_positions: Tensor, causal: bool, scale: float, lse: Tensor,
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, q_segments: Tensor, k_segments: Tensor, q_positions: Tensor,
+    k_positions: Tensor, causal: bool, scale: float, lse: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     dq, dk, dv = _like_heads(q), _like_heads(k), _like_heads(v)
     tokens = q_segments, k_segments, q_positions, k_positions
     if usable(q):
         from allyouneed.kernels.triton.training.row_attention import row_attention_backward
 
-        row_attention_backward(gradient, out, q, k, v, *tokens, causal, scale, lse, dq, dk, dv, TILE)
+        row_attention_backward(gradient, q, k, v, *tokens, causal, scale, lse, dq, dk, dv)
         return dq, dk, dv
     right, value = _repeat(k, q), _repeat(v, q)
     scores = _scores(q, right, *tokens, causal, scale)
     weights = (scores - lse[..., None].to(scores.dtype)).exp()
     slopes = gradient.to(weights.dtype) @ value.to(weights.dtype).mT
-    slopes = weights * (slopes - (gradient.to(weights.dtype) * out).sum(-1, keepdim=True)) * scale
+    slopes = weights * (slopes - (weights * slopes).sum(-1, keepdim=True)) * scale
     dq.copy_(slopes @ right.to(slopes.dtype))
     group = (k.shape[1], -1)
     dk.copy_((slopes.mT @ q.to(slopes.dtype)).unflatten(1, group).sum(2))
@@ -116,17 +104,17 @@ def attend_backward(
 
 
 @attend_backward.register_fake
-def _(gradient: Tensor, out: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     return _like_heads(q), _like_heads(k), _like_heads(v)
 
 
 @torch.library.custom_op("allyouneed::row_attention_qkv_backward", mutates_args=())
 def attend_qkv_backward(
-    gradient: Tensor, out: Tensor, qkv: Tensor, heads: list[int], segments: Tensor, positions: Tensor, causal: bool,
-    scale: float, lse: Tensor,
+    gradient: Tensor, qkv: Tensor, heads: list[int], segments: Tensor, positions: Tensor, causal: bool, scale: float,
+    lse: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The gradient with respect to queries, keys and values that lie side by side (batch, time, width), with as many
-    `heads` each; and its partial sums over tokens (parts, width)."""
+    `heads` each; and its sums over the tokens of each row (batch, width)."""
     q, k, v = split_heads(qkv, heads)
     tokens, sums = (segments, segments, positions, positions), _empty_sums(qkv)
     if usable(qkv):
@@ -134,22 +122,20 @@ def attend_qkv_backward(
 
         found = torch.empty_like(qkv, memory_format=torch.contiguous_format)
         dq, dk, dv = split_heads(found, heads)
-        row_attention_backward(gradient, out, q, k, v, *tokens, causal, scale, lse, dq, dk, dv, TILE, sums)
+        row_attention_backward(gradient, q, k, v, *tokens, causal, scale, lse, dq, dk, dv, sums)
         return found, sums
-    parts = attend_backward(gradient, out, q, k, v, *tokens, causal, scale, lse)
+    parts = attend_backward(gradient, q, k, v, *tokens, causal, scale, lse)
     found = torch.cat([part.transpose(1, 2).flatten(2) for part in parts], -1)
-    sums.zero_()[:1] = found.to(sums.dtype).sum((0, 1))
-    return found, sums
+    return found, found.to(sums.dtype).sum(1)
 
 
 @attend_qkv_backward.register_fake
-def _(gradient: Tensor, out: Tensor, qkv: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _(gradient: Tensor, qkv: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     return torch.empty_like(qkv, memory_format=torch.contiguous_format), _empty_sums(qkv)
 
 
 def _empty_sums(x: Tensor) -> Tensor:
-    batch, time, width = x.shape
-    return x.new_empty(batch * -(-time // TILE.block), width, dtype=torch.promote_types(x.dtype, torch.float32))
+    return x.new_empty(len(x), x.shape[2], dtype=torch.promote_types(x.dtype, torch.float32))
 
 
 def split_heads(qkv: Tensor, heads: Sequence[int]) -> tuple[Tensor, ...]:
@@ -160,12 +146,12 @@ def split_heads(qkv: Tensor, heads: Sequence[int]) -> tuple[Tensor, ...]:
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *tensors, ctx.causal, ctx.scale = inputs
-    ctx.save_for_backward(*tensors, *output)
+    ctx.save_for_backward(*tensors, output[1])
 
 
 def _gradients(ctx: Any, gradient: Tensor, of_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-    *tensors, out, lse = ctx.saved_tensors
-    found = attend_backward(gradient, out, *tensors, ctx.causal, ctx.scale, lse)
+    *tensors, lse = ctx.saved_tensors
+    found = attend_backward(gradient, *tensors, ctx.causal, ctx.scale, lse)
     return *found, None, None, None, None, None, None
 
 
