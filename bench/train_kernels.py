@@ -17,7 +17,6 @@ from allyouneed.nn.ops.attention import short_rows
 from allyouneed.runtime.cuda.bias_gradients import ROWS
 from train_turns import DEVICE, measuring, tell, timed
 
-
 CALLS = 5  # of a kernel in one graph
 
 
