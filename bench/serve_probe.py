@@ -3,7 +3,8 @@ process it starts (`environment`); patches the engine as soon as that is importe
 
 Environment: SERVE_PROBE: a folder; each process that steps an engine writes its totals there, twice a second.
 SERVE_FAKE_STEP_MS: a decode step computes nothing and takes this long, as on a GPU: the host waits, without Python's
-lock, only for the record of the run before; prefills compute nothing either. SERVE_PROFILE: a folder for profiles by function, in CPU time.
+lock, only for the record of the run before; prefills compute nothing either. SERVE_PROFILE: a folder for profiles by
+function, in CPU time.
 """
 
 from __future__ import annotations

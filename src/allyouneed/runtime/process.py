@@ -12,9 +12,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from allyouneed.errors import UserError
 
+RARE = 20_000, 20, 20  # new objects before a collection of the young ones; of these, before one of older ones
 SWITCH_INTERVAL = 5e-4  # seconds; a tenth of Python's default
 
 _gc_lock, _gc_users, _gc_was_enabled = threading.Lock(), 0, False
+_rare_users, _thresholds = 0, gc.get_threshold()
 _switch_lock, _switch_users, _switch_interval = threading.Lock(), 0, 0.0
 
 
@@ -106,6 +108,34 @@ def pause_gc() -> Iterator[None]:
             _gc_users -= 1
             if _gc_users == 0 and _gc_was_enabled:
                 gc.enable()
+
+
+@contextmanager
+def rare_gc() -> Iterator[None]:
+    """Collections are rare while any thread is inside: each stops all threads for as long as it takes to visit every
+    object, and a server makes and drops thousands of objects, few of them in cycles, with every wave of requests."""
+    global _rare_users, _thresholds
+    with _gc_lock:
+        if _rare_users == 0:
+            _thresholds = gc.get_threshold()
+            gc.set_threshold(*RARE)
+        _rare_users += 1
+    try:
+        yield
+    finally:
+        with _gc_lock:
+            _rare_users -= 1
+            if _rare_users == 0:
+                gc.set_threshold(*_thresholds)
+                gc.unfreeze()
+
+
+def freeze_objects() -> None:
+    """Free what nothing refers to, and let later collections skip all other objects that exist now: a model and the
+    libraries are some hundred thousand, which visiting takes a tenth of a second."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 @contextmanager

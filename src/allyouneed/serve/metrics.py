@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -26,6 +27,19 @@ class BlockTotals(NamedTuple):
     preemptions: int = 0
     queries: int = 0
     hits: int = 0
+
+
+class ModelMetrics(NamedTuple):
+    """Those of one model, looked up once: its engine loop counts every sequence."""
+
+    running: Gauge
+    waiting: Gauge
+    prompt_tokens: Counter
+    generated_tokens: Counter
+    finished: Callable[[str], Counter]  # by reason
+    first_token: Histogram
+    token: Histogram
+    latency: Histogram
 
 
 class Metrics:
@@ -77,6 +91,14 @@ class Metrics:
         self.requests = Counter("allyouneed:http_requests", "HTTP requests", ["method", "status"], registry=own)
         self.request_seconds = Histogram(
             "allyouneed:http_request_seconds", "HTTP requests, all routes", buckets=LATENCIES, registry=own
+        )
+
+    def of_model(self, name: str) -> ModelMetrics:
+        own = self.running, self.waiting, self.prompt_tokens, self.generated_tokens
+        return ModelMetrics(
+            *(one.labels(name) for one in own),
+            cache(lambda reason: self.finished.labels(name, reason)),
+            *(one.labels(name) for one in (self.first_token, self.token, self.latency)),
         )
 
     def report_blocks(self, model: str, scheduler: Scheduler, before: BlockTotals) -> BlockTotals:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -63,6 +63,10 @@ class DecodingJob:
     submitted: float
     first_token: float = 0.0
     error: BaseException | None = None
+
+    @property
+    def request(self) -> Request:
+        return self.state.request
 
     @property
     def hypotheses(self) -> list[Hypothesis]:
@@ -119,6 +123,7 @@ class EngineLoop:
         event_loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.name, self.build, self.metrics, self.queue = name, build, metrics, queue
+        self.counters = metrics.of_model(name)
         self.schedulers: dict[bool, Scheduler] = {}
         self.jobs: dict[bool, list[DecodingJob]] = {}  # submitted and not ended
         self.block_totals = BlockTotals()  # that the metrics have
@@ -138,24 +143,55 @@ class EngineLoop:
 
     def submit(self, wanted: Sequence[NewSequence], exact: bool = False) -> list[DecodingJob]:
         """All of them, or none if one is refused. Those with the same prompt are prefilled once."""
+        (found,) = self.submit_each([(wanted, exact)])
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def submit_each(
+        self, requests: Sequence[tuple[Sequence[NewSequence], bool]]
+    ) -> list[list[DecodingJob] | Exception]:
+        """`submit` for each of these requests, which have arrived together: its jobs, or why it is refused. The loop's
+        thread waits for this one only once, and not while requests are prepared."""
+        now = time.monotonic()
+        prepared = [self._prepare(wanted, exact, now) for wanted, exact in requests]
+        found, tokens = list[list[DecodingJob] | Exception](), 0
         with self.changed:
-            self._check_open()
-            if self.sequences + len(wanted) > self.queue:
-                raise ApiError(
-                    f"{self.sequences} sequences are running or waiting and {len(wanted)} are new, the limit is "
-                    f"{self.queue}; try again",
-                    429,
-                    code="queue_full",
-                    retry_after=1,
-                )
-            states = self._scheduler(exact).submit_all([(one.request, one.spec) for one in wanted])
-            now = time.monotonic()
-            jobs = [DecodingJob(state, one.on_end, now) for state, one in zip(states, wanted, strict=True)]
-            self.jobs[exact] += jobs
+            left = self.queue - self.sequences
+            for jobs, (_, exact) in zip(prepared, requests, strict=True):
+                if not isinstance(jobs, Exception):
+                    jobs = self._refusal(len(jobs), left) or jobs
+                found.append(jobs)
+                if isinstance(jobs, Exception):
+                    continue
+                self.schedulers[exact].enqueue([job.state for job in jobs])
+                self.jobs[exact] += jobs
+                left -= len(jobs)
+                tokens += sum(len(job.request.source or ()) + len(job.request.prompt) for job in jobs)
             self.changed.notify()
-        tokens = sum(len(one.request.source or ()) + len(one.request.prompt) for one in wanted)
-        self.metrics.prompt_tokens.labels(self.name).inc(tokens)
-        return jobs
+        self.counters.prompt_tokens.inc(tokens)
+        return found
+
+    def _prepare(self, wanted: Sequence[NewSequence], exact: bool, now: float) -> list[DecodingJob] | Exception:
+        try:
+            scheduler = self._scheduler(exact)
+            return [DecodingJob(scheduler.prepare(one.request, one.spec), one.on_end, now) for one in wanted]
+        except Exception as error:
+            return error
+
+    def _refusal(self, count: int, left: int) -> ApiError | None:
+        """Why so many sequences cannot be added now; `left`: how many can."""
+        if self.stopping:
+            return self._stopped()
+        if count <= left:
+            return None
+        return ApiError(
+            f"{self.queue - left} sequences are running or waiting and {count} are new, the limit is {self.queue}; try "
+            "again",
+            429,
+            code="queue_full",
+            retry_after=1,
+        )
 
     def decode(
         self, requests: Sequence[Request], spec: DecodingSpec, on_progress: Progress | None = None
@@ -260,13 +296,20 @@ class EngineLoop:
 
     def _check_open(self) -> None:
         if self.stopping:
-            raise ApiError(f"the model {self.name} is being unloaded; try again", 503, retry_after=1)
+            raise self._stopped()
+
+    def _stopped(self) -> ApiError:
+        return ApiError(f"the model {self.name} is being unloaded; try again", 503, retry_after=1)
 
     def _scheduler(self, exact: bool) -> Scheduler:
-        if exact not in self.schedulers:
-            self.jobs[exact] = []
-            self.schedulers[exact] = self.build(exact)
-        return self.schedulers[exact]
+        if (found := self.schedulers.get(exact)) is not None:
+            return found
+        with self.changed:
+            self._check_open()
+            if exact not in self.schedulers:
+                self.jobs[exact] = []
+                self.schedulers[exact] = self.build(exact)
+            return self.schedulers[exact]
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
@@ -335,7 +378,7 @@ class EngineLoop:
                 state = job.state
                 if state.tokens and not job.first_token:
                     job.first_token = now
-                    self.metrics.first_token.labels(self.name).observe(now - job.submitted)
+                    self.counters.first_token.observe(now - job.submitted)
                 if state.finished:
                     ended.append(job)
             if ended:
@@ -343,24 +386,29 @@ class EngineLoop:
             self.ended_together = 0 if self.sequences else len(ended)
             waiting = sum(one.waiting for one in self.schedulers.values())
             running = self.sequences - waiting
-        self.metrics.running.labels(self.name).set(max(0, running))
-        self.metrics.waiting.labels(self.name).set(waiting)
+        self.counters.running.set(max(0, running))
+        self.counters.waiting.set(waiting)
         if scheduler.blocks is not None:
             self.block_totals = self.metrics.report_blocks(self.name, scheduler, self.block_totals)
+        if ended:
+            self._count(ended, now)
         for job in ended:
             job.error = job.error or job.state.error
-            self._count(job, now)
             job.on_end(job)
 
-    def _count(self, job: DecodingJob, now: float) -> None:
-        metrics, state = self.metrics, job.state
-        tokens = sum(len(found.tokens) for found in state.hypotheses) if state.done else len(state.tokens)
-        metrics.generated_tokens.labels(self.name).inc(tokens)
-        reason = "abort" if not state.done else "stop" if state.hypotheses[0].finished else "length"
-        metrics.finished.labels(self.name, reason).inc()
-        metrics.latency.labels(self.name).observe(now - job.submitted)
-        if tokens > 1 and job.first_token:
-            metrics.token.labels(self.name).observe((now - job.first_token) / (tokens - 1))
+    def _count(self, ended: Sequence[DecodingJob], now: float) -> None:
+        counters, generated, reasons = self.counters, 0, Counter[str]()
+        for job in ended:
+            state = job.state
+            tokens = sum(len(found.tokens) for found in state.hypotheses) if state.done else len(state.tokens)
+            generated += tokens
+            reasons["abort" if not state.done else "stop" if state.hypotheses[0].finished else "length"] += 1
+            counters.latency.observe(now - job.submitted)
+            if tokens > 1 and job.first_token:
+                counters.token.observe((now - job.first_token) / (tokens - 1))
+        counters.generated_tokens.inc(generated)
+        for reason, count in reasons.items():
+            counters.finished(reason).inc(count)
 
     def _fail_all(self, exact: bool, error: BaseException) -> None:
         with self.changed:
