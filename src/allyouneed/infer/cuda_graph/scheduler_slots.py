@@ -15,7 +15,7 @@ from allyouneed.infer.cuda_graph.shape import (
     rows_in_memory,
     tokens_per_step,
 )
-from allyouneed.infer.decoding.base import RequestState
+from allyouneed.infer.decoding.base import DecodingSpec, RequestState
 from allyouneed.infer.speculative.drafts import Draft
 from allyouneed.nn.states.base import States
 
@@ -64,13 +64,16 @@ class SchedulerSlots:
         which no slot is free."""
         groups: dict[Shape, list[RequestState]] = {}
         plain, weights = list[RequestState](), dict[Draft | None, int]()
+        kinds: dict[int, DecodingSpec] = {}  # by identity: requests of one call share their specification
         with self.graphs.ask_model_once():
             for state in requests:
                 if self.graphs.admits([state]):
-                    draft = state.spec.draft
+                    spec, draft = state.spec, state.spec.draft
                     if draft not in weights:
-                        weights[draft] = all_addresses(self.engine.model, state.spec)
-                    groups.setdefault(self._shape(state, weights[draft]), []).append(state)
+                        weights[draft] = all_addresses(self.engine.model, spec)
+                    if id(spec) not in kinds:
+                        kinds[id(spec)] = spec.device_key
+                    groups.setdefault(self._shape(state, kinds[id(spec)], weights[draft]), []).append(state)
                 else:
                     plain.append(state)
         found = []
@@ -100,8 +103,8 @@ class SchedulerSlots:
         self.batches[shape] = GraphBatch(runner, self.engine, is_joined=True)
         return True
 
-    def _shape(self, state: RequestState, weights: int) -> Shape:
-        request, kind = state.request, state.spec.device_key
+    def _shape(self, state: RequestState, kind: DecodingSpec, weights: int) -> Shape:
+        request = state.request
         capacity = next_power(len(request.prompt) + state.limit + tokens_per_step(kind) - 1, MIN_CAPACITY)
         sources = next_power(len(request.source), MIN_CAPACITY // 2) if request.source is not None else 0
         slots = max(1, self.rows // kind.decoding.rows)
