@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from allyouneed.infer.decoding.base import Hypothesis
 from allyouneed.serve.settings import Settings
 from allyouneed.serve.workers import supervisor as supervising
-from allyouneed.serve.workers.channel import Channel, Kind, split_tokens
+from allyouneed.serve.workers.channel import Channel, Kind, pack_numbers, split_ends, split_tokens
 from allyouneed.serve.workers.supervisor import Supervisor, Task, default_api_processes
 from served import served_client, until
 
@@ -80,7 +81,8 @@ def test_messages_arrive_in_order_whatever_their_pieces() -> None:
 
     class Receiver(Channel):
         def on_message(self, kind: int, number: int, payload: bytes) -> None:
-            seen.append((kind, list(split_tokens(payload)) if kind == Kind.TOKENS else payload))
+            split = {Kind.TOKENS: split_tokens, Kind.ENDS: split_ends}.get(Kind(kind))
+            seen.append((kind, payload if split is None else list(split(payload))))
 
     class Transport:
         def is_closing(self) -> bool:
@@ -92,10 +94,10 @@ def test_messages_arrive_in_order_whatever_their_pieces() -> None:
     async def send() -> None:
         channel: Any = Channel()
         channel.transport = Transport()
-        channel.send_tokens(7, 0, [1, 2])
-        channel.send_tokens(8, 3, [70000])
+        channel.send_end(7, 1, Hypothesis([5, 6], 0.0, -1.5, [-1.0, -0.5], True), [5, 6])
+        channel.send(Kind.TOKENS, 0, pack_numbers([7, 0, 2, 1, 2, 8, 3, 1, 70000]))
+        channel.send_end(8, 3, Hypothesis([4], 0.0, -2.0, [-2.0], False), [])
         channel.send(Kind.END, 7, b"end")
-        channel.send_tokens(8, 3, [4])
 
     import asyncio
 
@@ -108,8 +110,11 @@ def test_messages_arrive_in_order_whatever_their_pieces() -> None:
     assert len(sent) == 1  # one write for all of them
     for at in range(0, len(sent[0]), 5):
         receiver.data_received(sent[0][at : at + 5])
-    tokens, end = Kind.TOKENS, Kind.END
-    assert seen == [(tokens, [(7, 0, [1, 2]), (8, 3, [70000])]), (end, b"end"), (tokens, [(8, 3, [4])])]
+    ends = [
+        (7, 1, Hypothesis([5, 6], 0.0, -1.5, [0.0, 0.0], True)),
+        (8, 3, Hypothesis([], 0.0, -2.0, [0.0], False)),
+    ]
+    assert seen == [(Kind.TOKENS, [(7, 0, [1, 2]), (8, 3, [70000])]), (Kind.END, b"end"), (Kind.ENDS, ends)]
 
 
 # Writes when it starts and when it is told to stop; an API process takes a while to finish.

@@ -204,7 +204,7 @@ def test_many_streams_get_their_tokens_together_but_first_and_last_ones_at_once(
 
     class Loop(EngineLoop):
         def __init__(self) -> None:
-            self.outlets, self.outbox, self.delivered = [], [], 0.0
+            self.outlets, self.outbox, self.batches, self.delivered = [], [], {}, 0.0
             self.event_loop: Any = SimpleNamespace(
                 is_closed=lambda: False, call_soon_threadsafe=lambda _, outbox: delivered.extend(outbox)
             )

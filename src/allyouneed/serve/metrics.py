@@ -94,11 +94,15 @@ class Metrics:
         )
 
     def of_model(self, name: str) -> ModelMetrics:
-        own = self.running, self.waiting, self.prompt_tokens, self.generated_tokens
         return ModelMetrics(
-            *(one.labels(name) for one in own),
+            self.running.labels(name),
+            self.waiting.labels(name),
+            self.prompt_tokens.labels(name),
+            self.generated_tokens.labels(name),
             cache(lambda reason: self.finished.labels(name, reason)),
-            *(one.labels(name) for one in (self.first_token, self.token, self.latency)),
+            self.first_token.labels(name),
+            self.token.labels(name),
+            self.latency.labels(name),
         )
 
     def report_blocks(self, model: str, scheduler: Scheduler, before: BlockTotals) -> BlockTotals:

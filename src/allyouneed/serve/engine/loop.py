@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
 from contextvars import ContextVar
@@ -110,6 +111,12 @@ class TokenOutlet:
         return self.number, tokens
 
 
+def token_listener(loop: EngineLoop, queue: Any, number: int) -> Callable[[int], None]:
+    """Of a sequence that is streamed: what its queue wants, or else a `TokenOutlet`."""
+    own: Callable[[EngineLoop, int], Callable[[int], None]] | None = getattr(queue, "listener", None)
+    return TokenOutlet(loop, queue, number) if own is None else own(loop, number)
+
+
 class EngineLoop:
     """`build(exact)`: a scheduler, in exact mode or not. `queue`: the most sequences that run or wait. Tokens are
     delivered to `event_loop`."""
@@ -130,6 +137,7 @@ class EngineLoop:
         self.forward = ForwardQueue()
         self.outbox: list[tuple[Any, Any]] = []  # (queue, item)
         self.outlets: list[TokenOutlet] = []  # with tokens to deliver
+        self.batches: dict[Any, array[int]] = {}  # tokens to deliver to other processes, by the queue of each
         self.delivered = 0.0  # when all of them were
         self.ended_together = 0  # answers that ended in the last step, after which none was left
         self.calls: deque[ForwardJob] = deque()
@@ -282,6 +290,15 @@ class EngineLoop:
         """Called in the loop's thread: put an item into a queue of the event loop, after this step."""
         self.outbox.append((queue, item))
 
+    def post_tokens(self, queue: Any, number: int, sequence: int, tokens: Sequence[int]) -> None:
+        """Called in the loop's thread: after this step the queue gets those of all its requests at once (workers/
+        channel.py `Kind.TOKENS`)."""
+        batch = self.batches.get(queue)
+        if batch is None:
+            batch = self.batches[queue] = array("I")
+        batch.extend((number, sequence, len(tokens)))
+        batch.extend(tokens)
+
     def stop(self) -> None:
         """End the thread; requests that are not finished fail."""
         with self.changed:
@@ -430,8 +447,8 @@ class EngineLoop:
             for one in self.outlets:
                 (due if one.first or not one.paced or id(one.queue) in ending else later).append(one)
             self.outlets = later
-        outbox = [(one.queue, one.take()) for one in due] + self.outbox
-        self.outbox = []
+        outbox = [*self.batches.items(), *((one.queue, one.take()) for one in due), *self.outbox]
+        self.batches, self.outbox = {}, []
         if outbox and not self.event_loop.is_closed():
             self.event_loop.call_soon_threadsafe(_put_all, outbox)
 

@@ -6,7 +6,7 @@ A language model continues its prompt; an encoder-decoder (T5, BART, Marian, tra
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -27,7 +27,7 @@ from allyouneed.infer.translation.checks import drop_invalid
 from allyouneed.infer.translation.frames import Frame, default_frame
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.serve.engine.logits_rules import LogitsRules, TokenRecord, record_of
-from allyouneed.serve.engine.loop import EngineLoop, NewSequence, TokenOutlet
+from allyouneed.serve.engine.loop import EngineLoop, NewSequence, TokenOutlet, token_listener
 from allyouneed.serve.errors import ApiError, too_long
 from allyouneed.serve.sampling import GenerationOptions, new_seed
 
@@ -116,7 +116,7 @@ class TextModel(ABC):
         rules = self._rules(options)
         if rules is not None:
             spec = replace(spec, logits_processor=rules)
-        listener: Callable[[int], None] | None = TokenOutlet(loop, queue, number) if streams else None
+        listener = token_listener(loop, queue, number) if streams else None
         if rules is not None and options.logprobs is not None:
             outlet, record = TokenOutlet(loop, queue, number), rules.record
             listener = lambda token: outlet(record(token))  # noqa: E731

@@ -1,7 +1,7 @@
 """Messages between API processes and an engine process, over a Unix socket.
 
 A message is a header (length of the rest, kind, number of the request) and its payload: JSON, bytes of an HTTP body, or
-token ids. All tokens that a step adds to the answers of one API process are one message, and are written at once.
+token ids. All tokens that a step adds to the answers of one API process are one message; so are all answers it ends.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Channel(asyncio.Protocol):
         self.transport: Any = None
         self.received = bytearray()
         self.outgoing: list[bytes] = []
-        self.tokens, self.ends = array("I"), list[bytes]()  # not yet in `outgoing`
+        self.ends: list[bytes] = []  # not yet in `outgoing`
         self.flushes = False  # at the end of this turn of the event loop
         self.writable = asyncio.Event()
         self.writable.set()
@@ -97,27 +97,16 @@ class Channel(asyncio.Protocol):
     def send(self, kind: int, number: int, *parts: bytes) -> None:
         """At the end of this turn of the event loop, with everything else that is sent in it."""
         self._flush_soon()
-        self._seal_tokens()
         self.outgoing += (HEADER.pack(sum(map(len, parts)), kind, number), *parts)
 
     def send_json(self, kind: int, number: int, content: Any) -> None:
         self.send(kind, number, to_bytes(content))
 
-    def send_tokens(self, number: int, sequence: int, tokens: Sequence[int]) -> None:
-        self._flush_soon()
-        self.tokens.extend((number, sequence, len(tokens)))
-        self.tokens.extend(tokens)
-
     def send_end(self, number: int, sequence: int, one: Hypothesis, tokens: Sequence[int]) -> None:
-        """After all tokens that are sent in this turn."""
+        """After all else that is sent in this turn."""
         self._flush_soon()
         head = END.pack(number, sequence, one.log_prob, len(one.log_probs), len(tokens), one.finished)
         self.ends += (head, pack_numbers(tokens))
-
-    def _seal_tokens(self) -> None:
-        if self.tokens:
-            payload, self.tokens = self.tokens.tobytes(), array("I")
-            self.outgoing += (HEADER.pack(len(payload), Kind.TOKENS, 0), payload)
 
     def _flush_soon(self) -> None:
         if not self.flushes:
@@ -126,7 +115,6 @@ class Channel(asyncio.Protocol):
 
     def _flush(self) -> None:
         self.flushes = False
-        self._seal_tokens()
         if self.ends:
             ends, self.ends = self.ends, []
             self.outgoing += (HEADER.pack(sum(map(len, ends)), Kind.ENDS, 0), *ends)

@@ -7,6 +7,7 @@ import asyncio
 import json
 import signal
 import socket
+from array import array
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,7 +21,7 @@ from allyouneed.serve.unknown_fields import begin_request
 from allyouneed.serve.workers.channel import Channel, Kind, error_content, pack_numbers, split_body, split_prompts
 
 if TYPE_CHECKING:
-    from allyouneed.serve.engine.loop import DecodingJob
+    from allyouneed.serve.engine.loop import DecodingJob, EngineLoop
     from allyouneed.serve.engine.served_model import ServedModel
 
 Message = MutableMapping[str, Any]
@@ -94,6 +95,10 @@ class ApiConnection(Channel):
                 self.generations[number].cancel()
         else:
             self._begin({Kind.OPEN: self._open, Kind.HTTP: self._http}[Kind(kind)], number, payload)
+
+    def put_nowait(self, tokens: array[int]) -> None:
+        """Of a step (`EngineLoop.post_tokens`)."""
+        self.send(Kind.TOKENS, 0, tokens.tobytes())
 
     def after_messages(self) -> None:
         if self.asked:
@@ -215,6 +220,19 @@ def parse_wanted(head: bytes) -> WantedGeneration:
     return WantedGeneration(options=parsed, **content)
 
 
+class RemoteListener:
+    """Of a sequence that is streamed: its tokens join those of all streams of the API process."""
+
+    def __init__(self, loop: EngineLoop, connection: ApiConnection, number: int, sequence: int) -> None:
+        self.loop, self.connection, self.number, self.sequence = loop, connection, number, sequence
+
+    def __call__(self, token: int) -> None:
+        self.extend((token,))
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self.loop.post_tokens(self.connection, self.number, self.sequence, tokens)
+
+
 class RemoteGeneration:
     """The sequences of a client of an API process, and their queue: what is put into it is sent. The model is not
     unloaded before they have ended."""
@@ -247,16 +265,17 @@ class RemoteGeneration:
         del self.connection.generations[self.number]
         self.entry.end_use()
 
+    def listener(self, loop: EngineLoop, sequence: int) -> RemoteListener:
+        return RemoteListener(loop, self.connection, self.number, sequence)
+
     def put_nowait(self, item: tuple[int, list[Any] | None]) -> None:
-        connection, (sequence, tokens) = self.connection, item
-        if connection.generations.get(self.number) is not self:
+        sequence, records = item
+        if self.connection.generations.get(self.number) is not self:
             return  # cancelled
-        if tokens is None:
+        if records is None:
             self._send_end(sequence)
-        elif self.wanted.options.logprobs is not None:
-            connection.send_json(Kind.RECORDS, self.number, [sequence, tokens])
         else:
-            connection.send_tokens(self.number, sequence, tokens)
+            self.connection.send_json(Kind.RECORDS, self.number, [sequence, records])
 
     def _send_end(self, sequence: int) -> None:
         job, connection = self.jobs[sequence], self.connection
