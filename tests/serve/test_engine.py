@@ -16,11 +16,14 @@ import httpx
 import pytest
 
 from allyouneed.errors import UserError
+from allyouneed.infer.decoding.base import DecodingSpec
 from allyouneed.infer.running_batch import RunningBatch
 from allyouneed.serve.engine import loop as engine_loop
 from allyouneed.serve.engine.forward import CHUNK, ForwardJob, ForwardQueue
 from allyouneed.serve.engine.loop import CROWD, MANY, CallCancelled, EngineLoop, TokenOutlet
 from allyouneed.serve.engine.registry import parse_folders
+from allyouneed.serve.engine.text_models import EncodedPrompt
+from allyouneed.serve.sampling import GenerationOptions
 from served import BOTH_WAYS, Running, served_client, until
 
 LONG = {"model": "lm", "prompt": "x", "max_tokens": 240, "temperature": 0}
@@ -235,3 +238,23 @@ def test_many_streams_get_their_tokens_together_but_first_and_last_ones_at_once(
     outlets = outlets[:CROWD]
     loop.delivered = time.monotonic() + 60
     assert len(step(1)) == CROWD  # so few get them after every step
+
+
+def test_equal_options_share_a_specification_but_no_seed(server: Running, client: httpx.Client) -> None:
+    client.post("/tokenize", json={"model": "lm", "prompt": "x"})  # loads it
+    text = server.model("lm").text
+    prompt = EncodedPrompt([5, 6], [5, 6])
+
+    def spec(**options: Any) -> DecodingSpec:
+        found: DecodingSpec = text.spec(prompt, GenerationOptions(max_tokens=9, **options))[0]
+        return found
+
+    greedy = {"sampling": {"temperature": 0.0}}
+    assert spec(**greedy) is spec(**greedy)
+    assert spec(**greedy, min_tokens=3).decoding.min_length == 3 and spec(**greedy).decoding.min_length == 0
+    assert spec(**greedy, stop=("a",)).decoding.stop == ("a",) and spec(**greedy).decoding.stop == ()
+    assert spec(seed=4) is spec(seed=4) and spec(seed=4).decoding.seed == 4 and spec(seed=5).decoding.seed == 5
+    assert len({spec(sampling={"top_k": 7}).decoding.seed for _ in range(8)}) == 8
+    assert spec(sampling={"top_k": 7}).decoding.top_k == 7 and spec(sampling={"top_k": 8}).decoding.top_k == 8
+    with pytest.raises(UserError, match="min_tokens"):
+        spec(**greedy, min_tokens=10)

@@ -259,7 +259,7 @@ class Scheduler:
         """Stream the best hypothesis of finished beam searches; release what requests without rows have reserved."""
         if self.offline is not None and self.running and not self.failures and not self.streams_offline:
             return  # they are admitted and leave together
-        if not any(state.finished for state in self.active):
+        if not any(state.done or state.cancelled for state in self.active):
             return
         here = self._held()
         for state in self.active:

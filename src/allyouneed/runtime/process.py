@@ -15,7 +15,7 @@ from allyouneed.errors import UserError
 RARE = 20_000, 20, 20  # new objects before a collection of the young ones; of these, before one of older ones
 SWITCH_INTERVAL = 5e-4  # seconds; a tenth of Python's default
 
-_gc_lock, _gc_users, _gc_was_enabled = threading.Lock(), 0, False
+_gc_lock, _gc_users, _gc_was_enabled = threading.Condition(), 0, False
 _rare_users, _thresholds = 0, gc.get_threshold()
 _switch_lock, _switch_users, _switch_interval = threading.Lock(), 0, 0.0
 
@@ -106,8 +106,10 @@ def pause_gc() -> Iterator[None]:
     finally:
         with _gc_lock:
             _gc_users -= 1
-            if _gc_users == 0 and _gc_was_enabled:
-                gc.enable()
+            if _gc_users == 0:
+                _gc_lock.notify_all()
+                if _gc_was_enabled:
+                    gc.enable()
 
 
 @contextmanager
@@ -132,10 +134,12 @@ def rare_gc() -> Iterator[None]:
 
 def freeze_objects() -> None:
     """Free what nothing refers to, and let later collections skip all other objects that exist now: a model and the
-    libraries are some hundred thousand, which visiting takes a tenth of a second."""
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
+    libraries are some hundred thousand, which visiting takes a tenth of a second. Waits for `pause_gc`."""
+    with _gc_lock:
+        _gc_lock.wait_for(lambda: _gc_users == 0)
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
 
 
 @contextmanager
