@@ -21,7 +21,9 @@ After each row, where the time goes (serve_probe.py). Shares of the time: what t
 the rest), and what the engine's thread does: waits for the device, prefills (admission included), launches, collects
 (reads tokens), reports (metrics, deliveries), waits for further requests of a wave (gather), has no request (idle).
 Then milliseconds per scheduler step, which is a run of up to 8 decode steps, and per prefill; graphs captured meanwhile
-(0 after a warm-up); and CPU seconds per second of the processes.
+(0 after a warm-up); CPU microseconds per request of the engine process: its event loop, which receives requests and
+sends answers, the engine's thread, and collecting garbage, which either does; and CPU seconds per second of all
+processes.
 
 A machine without network needs these wheels besides torch (its own CPU is Linux on x86-64 as well):
 

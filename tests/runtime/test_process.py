@@ -71,7 +71,7 @@ def test_collections_are_rare_until_the_last_user_has_left(monkeypatch: pytest.M
         gc.set_threshold(*before)
 
 
-def test_freezing_frees_what_was_frozen_before_and_waits_for_a_capture() -> None:
+def test_what_was_frozen_is_freed_on_request_but_not_during_a_capture() -> None:
     class Node:
         pass
 
@@ -83,7 +83,7 @@ def test_freezing_frees_what_was_frozen_before_and_waits_for_a_capture() -> None
     gc.collect()
     assert alive() is not None  # frozen: not visited
     with process.pause_gc():
-        thread = threading.Thread(target=process.freeze_objects)
+        thread = threading.Thread(target=process.free_objects)
         thread.start()
         thread.join(0.1)
         assert thread.is_alive() and alive() is not None

@@ -120,7 +120,7 @@ class ModelRegistry:
                     if model.captures:
                         self.phase = f"loading {entry.name}: capturing CUDA graphs"
                         await _in_thread(model.warm_up)
-                    await _in_thread(freeze_objects)
+                    freeze_objects()
                     entry.model = model
                 finally:
                     self.phase = "ready" if before.startswith("loading") else before

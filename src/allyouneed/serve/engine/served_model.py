@@ -34,7 +34,7 @@ from allyouneed.look.views.model import ViewModel
 from allyouneed.nn.models.weights import widen_half_for_cpu
 from allyouneed.nn.states.paged import BLOCK, BlockPool
 from allyouneed.runtime.memory import available_memory
-from allyouneed.runtime.process import freeze_objects, ignore_warnings
+from allyouneed.runtime.process import free_objects, ignore_warnings
 from allyouneed.serve.engine.chat_template import ChatTemplate
 from allyouneed.serve.engine.forward import CHUNK
 from allyouneed.serve.engine.generating import GeneratingModel
@@ -307,6 +307,6 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 def free_memory() -> None:
     """Return the memory of models that nothing refers to any more."""
-    freeze_objects()  # a model and its executors refer to each other
+    free_objects()  # a model and its executors refer to each other
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

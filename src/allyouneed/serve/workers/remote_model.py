@@ -159,7 +159,7 @@ class RemoteRegistry(ModelRegistry):
                 if description is None:
                     raise AnsweredByEngine
                 entry.model = await asyncio.to_thread(RemoteModel, entry, description, self.settings, self.engines)
-                await asyncio.to_thread(freeze_objects)
+                freeze_objects()
             except AnsweredByEngine:
                 self.elsewhere.add(entry.name)
                 raise
