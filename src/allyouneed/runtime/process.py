@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from allyouneed.errors import UserError
 
-RARE = 20_000, 20, 20  # new objects before a collection of the young ones; of these, before one of older ones
+RARE = 20_000, 10, 10  # new objects before a collection of the young ones (Python: 700), and these before older ones
 SWITCH_INTERVAL = 5e-4  # seconds; a tenth of Python's default
 
 _gc_lock, _gc_users, _gc_was_enabled = threading.Condition(), 0, False
