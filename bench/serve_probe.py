@@ -71,6 +71,7 @@ def patch_engine() -> None:
     from allyouneed.infer.cuda_graph.slot_loader import SlotLoader
     from allyouneed.infer.model_runner import ModelRunner
     from allyouneed.infer.scheduler import Scheduler
+    from allyouneed.serve.engine.delivery import Delivery
     from allyouneed.serve.engine.loop import EngineLoop
 
     if "SERVE_FAKE_STEP_MS" in os.environ:
@@ -100,7 +101,7 @@ def patch_engine() -> None:
     on_device(GraphRunner, "launch", "device decode")
     on_device(Scheduler, "_prefill", "device prefill")
     timed(EngineLoop, "_report", "report")
-    timed(EngineLoop, "_deliver", "deliver")
+    timed(Delivery, "deliver", "deliver")
     step, run = EngineLoop._step, EngineLoop._run
     last = [0.0]
 

@@ -284,5 +284,5 @@ def test_streams_and_many_requests_of_an_api_process_that_ends(folders: dict[str
             assert {number % 2 for number, _, _ in split_tokens(payload)} == {0}
             assert loop.sequences == entry.used == 20
         until(lambda: not loop.sequences and loop.schedulers[False].idle)
-        assert entry.used == 0 and not loop.batches and not loop.schedulers[False].active
+        assert entry.used == 0 and not loop.delivery.batches and not loop.schedulers[False].active
         assert len(running.engine.connections) == 1  # that of the other API process

@@ -1,8 +1,8 @@
 """The engine loop: one thread per model that does all its computing. Requests of all clients share its steps.
 
 Each turn is a step of the scheduler (infer/scheduler.py) and a round of forward-pass tasks (forward.py). Routes submit
-from the event loop and get their tokens there, delivered once per step; predictors that decode (`translate_full`, …)
-run in threads of their own, and `decode` submits for them.
+from the event loop and get their tokens there, delivered once per step (delivery.py); predictors that decode
+(`translate_full`, …) run in threads of their own, and `decode` submits for them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
 from contextvars import ContextVar
@@ -21,16 +20,15 @@ from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestStat
 from allyouneed.infer.engine import Progress
 from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
+from allyouneed.serve.engine.delivery import Delivery
 from allyouneed.serve.engine.forward import CHUNK, ForwardJob, ForwardQueue
 from allyouneed.serve.errors import ApiError, log_failure
 from allyouneed.serve.metrics import BlockTotals, Metrics
 
 CALL_SEQUENCES = 256  # of a call of a predictor that run or wait at once; a longer text waits for its own
 CALL_INPUTS = 32  # of a forward pass
-CROWD = 32  # streams whose tokens are delivered after every step; of more, less often
 MANY = 8  # answers that end together: their clients are likely to ask again together
 PAUSE, LONGEST_WAIT = 2e-3, 20e-3  # seconds: the next requests are waited for until none has come for, or as long as
-EVENT_SECONDS = 3e-4  # between two deliveries, for each stream: sending takes the event loop a third of it
 
 
 class CallCancelled(Exception):
@@ -89,34 +87,6 @@ class NewSequence(NamedTuple):
     on_end: Callable[[DecodingJob], None]
 
 
-class TokenOutlet:
-    """The listener of a request: its tokens on their way to the event loop, where the queue gets (`number`, tokens)."""
-
-    def __init__(self, loop: EngineLoop, queue: Any, number: int) -> None:
-        self.loop, self.queue, self.number = loop, queue, number
-        self.tokens: list[Any] = []
-        self.first = True  # nothing has been delivered
-        self.paced = getattr(queue, "paced", True)  # each delivery costs this process an event
-
-    def __call__(self, token: Any) -> None:
-        self.extend((token,))
-
-    def extend(self, tokens: Sequence[Any]) -> None:
-        if not self.tokens:
-            self.loop.outlets.append(self)
-        self.tokens += tokens
-
-    def take(self) -> tuple[int, list[Any]]:
-        tokens, self.tokens, self.first = self.tokens, [], False
-        return self.number, tokens
-
-
-def token_listener(loop: EngineLoop, queue: Any, number: int) -> Callable[[int], None]:
-    """Of a sequence that is streamed: what its queue wants, or else a `TokenOutlet`."""
-    own: Callable[[EngineLoop, int], Callable[[int], None]] | None = getattr(queue, "listener", None)
-    return TokenOutlet(loop, queue, number) if own is None else own(loop, number)
-
-
 class EngineLoop:
     """`build(exact)`: a scheduler, in exact mode or not. `queue`: the most sequences that run or wait. Tokens are
     delivered to `event_loop`."""
@@ -135,15 +105,11 @@ class EngineLoop:
         self.jobs: dict[bool, list[DecodingJob]] = {}  # submitted and not ended
         self.block_totals = BlockTotals()  # that the metrics have
         self.forward = ForwardQueue()
-        self.outbox: list[tuple[Any, Any]] = []  # (queue, item)
-        self.outlets: list[TokenOutlet] = []  # with tokens to deliver
-        self.batches: dict[Any, array[int]] = {}  # tokens to deliver to other processes, by the queue of each
-        self.delivered = 0.0  # when all of them were
         self.ended_together = 0  # answers that ended in the last step, after which none was left
         self.calls: deque[ForwardJob] = deque()
         self.changed = threading.Condition()
         self.stopping = False
-        self.event_loop = event_loop
+        self.delivery = Delivery(event_loop)
         self.thread = threading.Thread(target=self._run, name=f"engine loop of {name}", daemon=True)
         self.thread.start()
 
@@ -286,19 +252,6 @@ class EngineLoop:
         with self.changed:
             self.changed.notify()
 
-    def post(self, queue: Any, item: Any) -> None:
-        """Called in the loop's thread: put an item into a queue of the event loop, after this step."""
-        self.outbox.append((queue, item))
-
-    def post_tokens(self, queue: Any, number: int, sequence: int, tokens: Sequence[int]) -> None:
-        """Called in the loop's thread: after this step the queue gets those of all its requests at once (workers/
-        channel.py `Kind.TOKENS`)."""
-        batch = self.batches.get(queue)
-        if batch is None:
-            batch = self.batches[queue] = array("I")
-        batch.extend((number, sequence, len(tokens)))
-        batch.extend(tokens)
-
     def stop(self) -> None:
         """End the thread; requests that are not finished fail."""
         with self.changed:
@@ -353,7 +306,7 @@ class EngineLoop:
                 self.forward.compute([job], [job.inputs])
             if self.forward:
                 self.forward.run_round()
-            self._deliver()
+            self.delivery.deliver()
         self._close()
 
     def _gather(self) -> None:
@@ -435,23 +388,6 @@ class EngineLoop:
             job.cancel()
             job.on_end(job)
 
-    def _deliver(self) -> None:
-        """Tokens first, then what is posted. All at once if there are few or some time has passed; else only those of
-        answers that begin or end."""
-        ending, now = {id(queue) for queue, _ in self.outbox}, time.monotonic()
-        count = sum(one.paced for one in self.outlets)
-        if count <= CROWD or now - self.delivered > count * EVENT_SECONDS:
-            due, self.outlets, self.delivered = self.outlets, [], now
-        else:
-            due, later = list[TokenOutlet](), list[TokenOutlet]()
-            for one in self.outlets:
-                (due if one.first or not one.paced or id(one.queue) in ending else later).append(one)
-            self.outlets = later
-        outbox = [*self.batches.items(), *((one.queue, one.take()) for one in due), *self.outbox]
-        self.batches, self.outbox = {}, []
-        if outbox and not self.event_loop.is_closed():
-            self.event_loop.call_soon_threadsafe(_put_all, outbox)
-
     def _close(self) -> None:
         error = ApiError(f"the model {self.name} was unloaded; try again", 503, retry_after=1)
         for exact, scheduler in self.schedulers.items():
@@ -460,10 +396,5 @@ class EngineLoop:
         self.forward.close(error)
         for job in self.calls:
             job.fail(error)
-        self._deliver()
+        self.delivery.deliver()
         self.schedulers.clear()
-
-
-def _put_all(outbox: list[tuple[Any, Any]]) -> None:
-    for queue, item in outbox:
-        queue.put_nowait(item)

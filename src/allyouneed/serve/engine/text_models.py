@@ -26,8 +26,9 @@ from allyouneed.infer.request import Medium, Request
 from allyouneed.infer.translation.checks import drop_invalid
 from allyouneed.infer.translation.frames import Frame, default_frame
 from allyouneed.nn.batch import Batch, Rows
+from allyouneed.serve.engine.delivery import TokenOutlet
 from allyouneed.serve.engine.logits_rules import LogitsRules, TokenRecord, record_of
-from allyouneed.serve.engine.loop import EngineLoop, NewSequence, TokenOutlet, token_listener
+from allyouneed.serve.engine.loop import EngineLoop, NewSequence
 from allyouneed.serve.errors import ApiError, too_long
 from allyouneed.serve.sampling import GenerationOptions, new_seed
 
@@ -112,13 +113,13 @@ class TextModel(ABC):
         """What to submit for one answer. After every step the queue gets (`number`, tokens) if it `streams`, (`number`,
         a list of `TokenRecord`) if log-probabilities are recorded, and (`number`, None) at the end. `key`: decides
         samples, with the seed."""
-        spec, limit = self.spec(prompt, options)
+        delivery, (spec, limit) = loop.delivery, self.spec(prompt, options)
         rules = self._rules(options)
         if rules is not None:
             spec = replace(spec, logits_processor=rules)
-        listener = token_listener(loop, queue, number) if streams else None
+        listener = delivery.listener(queue, number) if streams else None
         if rules is not None and options.logprobs is not None:
-            outlet, record = TokenOutlet(loop, queue, number), rules.record
+            outlet, record = TokenOutlet(delivery, queue, number), rules.record
             listener = lambda token: outlet(record(token))  # noqa: E731
 
         return NewSequence(
@@ -133,7 +134,7 @@ class TextModel(ABC):
                 media=prompt.media,
             ),
             spec,
-            lambda _: loop.post(queue, (number, None)),
+            lambda _: delivery.post(queue, (number, None)),
         )
 
     def _rules(self, options: GenerationOptions) -> LogitsRules | None:

@@ -21,7 +21,8 @@ from allyouneed.serve.unknown_fields import begin_request
 from allyouneed.serve.workers.channel import Channel, Kind, error_content, pack_numbers, split_body, split_prompts
 
 if TYPE_CHECKING:
-    from allyouneed.serve.engine.loop import DecodingJob, EngineLoop
+    from allyouneed.serve.engine.delivery import Delivery
+    from allyouneed.serve.engine.loop import DecodingJob
     from allyouneed.serve.engine.served_model import ServedModel
 
 Message = MutableMapping[str, Any]
@@ -97,7 +98,7 @@ class ApiConnection(Channel):
             self._begin({Kind.OPEN: self._open, Kind.HTTP: self._http}[Kind(kind)], number, payload)
 
     def put_nowait(self, tokens: array[int]) -> None:
-        """Of a step (`EngineLoop.post_tokens`)."""
+        """Of a step (`Delivery.post_tokens`)."""
         self.send(Kind.TOKENS, 0, tokens.tobytes())
 
     def after_messages(self) -> None:
@@ -223,14 +224,14 @@ def parse_wanted(head: bytes) -> WantedGeneration:
 class RemoteListener:
     """Of a sequence that is streamed: its tokens join those of all streams of the API process."""
 
-    def __init__(self, loop: EngineLoop, connection: ApiConnection, number: int, sequence: int) -> None:
-        self.loop, self.connection, self.number, self.sequence = loop, connection, number, sequence
+    def __init__(self, delivery: Delivery, connection: ApiConnection, number: int, sequence: int) -> None:
+        self.delivery, self.connection, self.number, self.sequence = delivery, connection, number, sequence
 
     def __call__(self, token: int) -> None:
         self.extend((token,))
 
     def extend(self, tokens: Sequence[int]) -> None:
-        self.loop.post_tokens(self.connection, self.number, self.sequence, tokens)
+        self.delivery.post_tokens(self.connection, self.number, self.sequence, tokens)
 
 
 class RemoteGeneration:
@@ -265,8 +266,8 @@ class RemoteGeneration:
         del self.connection.generations[self.number]
         self.entry.end_use()
 
-    def listener(self, loop: EngineLoop, sequence: int) -> RemoteListener:
-        return RemoteListener(loop, self.connection, self.number, sequence)
+    def listener(self, delivery: Delivery, sequence: int) -> RemoteListener:
+        return RemoteListener(delivery, self.connection, self.number, sequence)
 
     def put_nowait(self, item: tuple[int, list[Any] | None]) -> None:
         sequence, records = item
