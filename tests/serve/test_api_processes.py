@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 import socket
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from allyouneed.infer.decoding.base import Hypothesis
+from allyouneed.runtime.process import pause_gc
 from allyouneed.serve.sampling import GenerationOptions
 from allyouneed.serve.settings import Settings
 from allyouneed.serve.workers import supervisor as supervising
@@ -31,6 +33,7 @@ from allyouneed.serve.workers.channel import (
     split_tokens,
     with_body,
 )
+from allyouneed.serve.workers.engine_process import RemoteGeneration
 from allyouneed.serve.workers.supervisor import Supervisor, Task, default_api_processes
 from served import served_client, until
 
@@ -270,7 +273,10 @@ def test_of_requests_that_arrive_together_those_beyond_the_queue_are_refused(fol
 
 
 def test_streams_and_many_requests_of_an_api_process_that_ends(folders: dict[str, Path]) -> None:
-    with served_client({"lm": folders["lm"]}, split=True) as (running, _):
+    def is_left(one: Any) -> bool:
+        return type(one) is RemoteGeneration and one.entry is entry
+
+    with served_client({"lm": folders["lm"]}, split=True) as (running, _), pause_gc():
         with RawProcess(running) as process:
             process.socket.sendall(process.ask(1, [[5, 6]]))
             process.read_until_ended(1)
@@ -286,3 +292,4 @@ def test_streams_and_many_requests_of_an_api_process_that_ends(folders: dict[str
         until(lambda: not loop.sequences and loop.schedulers[False].idle)
         assert entry.used == 0 and not loop.delivery.batches and not loop.schedulers[False].active
         assert len(running.engine.connections) == 1  # that of the other API process
+        until(lambda: not any(map(is_left, gc.get_objects())))  # without a collection

@@ -22,7 +22,7 @@ from allyouneed.serve.workers.channel import Channel, Kind, error_content, pack_
 
 if TYPE_CHECKING:
     from allyouneed.serve.engine.delivery import Delivery
-    from allyouneed.serve.engine.loop import DecodingJob
+    from allyouneed.serve.engine.loop import DecodingJob, NewSequence
     from allyouneed.serve.engine.served_model import ServedModel
 
 Message = MutableMapping[str, Any]
@@ -129,7 +129,7 @@ class ApiConnection(Channel):
     def _generate(self, asked: list[tuple[int, bytes]]) -> None:
         """Requests that have arrived together are submitted together, without a task for each: when the answers of many
         clients end at once, their next requests arrive at once, and the engine's thread waits for this one."""
-        runs: dict[ServedModel, list[RemoteGeneration]] = {}
+        runs: dict[ServedModel, list[tuple[RemoteGeneration, list[NewSequence]]]] = {}
         for number, payload in asked:
             try:
                 head, prompts = split_body(payload)
@@ -138,18 +138,18 @@ class ApiConnection(Channel):
                 if entry.model is None:
                     self._begin(self._generate_when_loaded, number, payload)
                 else:
-                    run = RemoteGeneration(self, number, entry, wanted, split_prompts(prompts))
-                    runs.setdefault(entry.model, []).append(run)
+                    run = RemoteGeneration(self, number, entry, wanted)
+                    runs.setdefault(entry.model, []).append((run, run.sequences(split_prompts(prompts))))
             except Exception as error:
                 self._fail(number, error)
         for model, some in runs.items():
-            found = model.loop.submit_each([(run.sequences, run.wanted.options.exact) for run in some])
-            for run, jobs in zip(some, found, strict=True):
+            found = model.loop.submit_each([(sequences, run.wanted.options.exact) for run, sequences in some])
+            for (run, _), jobs in zip(some, found, strict=True):
                 if isinstance(jobs, Exception):
                     self._fail(run.number, jobs)
                 else:
                     run.begin(jobs)
-            if accepted := [run.number for run in some if run.jobs]:
+            if accepted := [run.number for run, _ in some if run.jobs]:
                 self.send(Kind.ACCEPTED, 0, pack_numbers(accepted))
 
     async def _generate_when_loaded(self, number: int, payload: bytes) -> None:
@@ -240,29 +240,32 @@ class RemoteGeneration:
 
     paced = False
 
-    def __init__(
-        self, connection: ApiConnection, number: int, entry: Entry, wanted: WantedGeneration, prompts: list[list[int]]
-    ) -> None:
-        from allyouneed.serve.engine.text_models import EncodedPrompt  # imports torch
-
+    def __init__(self, connection: ApiConnection, number: int, entry: Entry, wanted: WantedGeneration) -> None:
         self.connection, self.number, self.entry, self.wanted = connection, number, entry, wanted
         self.model: ServedModel = entry.model
-        options, encoded = wanted.options, [EncodedPrompt(ids, ids) for ids in prompts]
-        self.sequences = self.model.sequences(encoded, options, self, wanted.client, wanted.streams)
-        self.sends_tokens = not wanted.streams or options.beam is not None  # at the end: the stream has not had them
+        # at the end: the stream has not had them
+        self.sends_tokens = not wanted.streams or wanted.options.beam is not None
         self.jobs: Sequence[DecodingJob] = ()
-        self.left = len(self.sequences)
+        self.left = 0
+
+    def sequences(self, prompts: list[list[int]]) -> list[NewSequence]:
+        """To be submitted."""
+        from allyouneed.serve.engine.text_models import EncodedPrompt  # imports torch
+
+        encoded, (_, options, client, streams) = [EncodedPrompt(ids, ids) for ids in prompts], self.wanted
+        return self.model.sequences(encoded, options, self, client, streams)
 
     def begin(self, jobs: Sequence[DecodingJob]) -> None:
-        self.jobs = jobs
+        self.jobs, self.left = jobs, len(jobs)
         self.entry.used += 1
         self.connection.generations[self.number] = self
 
     def cancel(self) -> None:
-        self._end()
         self.model.cancel(self.jobs)
+        self._end()
 
     def _end(self) -> None:
+        self.jobs = ()  # they refer to this queue: without them it is freed at once, not by the next collection
         del self.connection.generations[self.number]
         self.entry.end_use()
 
