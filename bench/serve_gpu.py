@@ -21,7 +21,9 @@ After each row, where the time goes (serve_probe.py). Shares of the time: what t
 the rest), and what the engine's thread does: waits for the device, prefills (admission included), launches, collects
 (reads tokens), reports (metrics, deliveries), waits for further requests of a wave (gather), has no request (idle).
 Then milliseconds per scheduler step, which is a run of up to 8 decode steps, and per prefill; graphs captured meanwhile
-(0 after a warm-up); and CPU seconds per second of the processes.
+(0 after a warm-up); CPU microseconds per request of the engine process: its event loop, which receives requests and
+sends answers, the engine's thread, and collecting garbage, which either does; and CPU seconds per second of all
+processes.
 
 A machine without network needs these wheels besides torch (its own CPU is Linux on x86-64 as well):
 
@@ -220,6 +222,9 @@ def breakdown(totals: Totals, before: Snapshot, after: Snapshot, seconds: float,
     def share(name: str, *less: str) -> float:
         return 100 * (new.get(name, 0.0) - sum(new.get(one, 0.0) for one in less)) / seconds
 
+    def each(name: str) -> str:
+        return f"{1e6 * new.get(name, 0.0) * NEW / tokens:.0f}"
+
     device = {"decode": share("device decode"), "prefill": share("device prefill")}
     thread = {
         "waits": share("wait"),
@@ -248,6 +253,8 @@ def breakdown(totals: Totals, before: Snapshot, after: Snapshot, seconds: float,
         f"  ms per prefill: {', '.join(map(per_prefill, PREFILL))} ({prefills:.0f} prefills, {passes:.0f} "
         f"captured passes, {plain:.0f} plain ones; {new.get('capture calls', 0):.0f} captures, "
         f"{new.get('capture', 0.0):.2f} s)\n"
+        f"  CPU us per request in the engine process: event loop {each('event loop cpu')}, engine's thread "
+        f"{each('engine cpu')}; of both, collecting garbage {each('gc')} ({new.get('gc calls', 0.0):.0f} times)\n"
         f"  CPU/s: engine process {cpu.get(engine, 0.0) / seconds:.2f}; others {shown or '-'}; all "
         f"{1e6 * sum(cpu.values()) / tokens:.1f} us per token"
     )

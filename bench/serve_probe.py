@@ -3,7 +3,8 @@ process it starts (`environment`); patches the engine as soon as that is importe
 
 Environment: SERVE_PROBE: a folder; each process that steps an engine writes its totals there, twice a second.
 SERVE_FAKE_STEP_MS: a decode step computes nothing and takes this long, as on a GPU: the host waits, without Python's
-lock, only for the record of the run before. SERVE_PROFILE: a folder for profiles by function, in CPU time.
+lock, only for the record of the run before; prefills compute nothing either. SERVE_PROFILE: a folder for profiles by
+function, in CPU time.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 TARGETS = ("allyouneed.serve.engine.served_model", "allyouneed.infer.cuda_graph.scheduler_slots")
 totals: dict[str, float] = {}
+threads: dict[str, int] = {}  # whose CPU time is measured
 spans: deque[tuple[str, Any, Any]] = deque()  # on the device: what, and events at its begin and end
 
 
@@ -69,6 +71,7 @@ def patch_engine() -> None:
     from allyouneed.infer.cuda_graph.slot_loader import SlotLoader
     from allyouneed.infer.model_runner import ModelRunner
     from allyouneed.infer.scheduler import Scheduler
+    from allyouneed.serve.engine.delivery import Delivery
     from allyouneed.serve.engine.loop import EngineLoop
 
     if "SERVE_FAKE_STEP_MS" in os.environ:
@@ -98,7 +101,7 @@ def patch_engine() -> None:
     on_device(GraphRunner, "launch", "device decode")
     on_device(Scheduler, "_prefill", "device prefill")
     timed(EngineLoop, "_report", "report")
-    timed(EngineLoop, "_deliver", "deliver")
+    timed(Delivery, "deliver", "deliver")
     step, run = EngineLoop._step, EngineLoop._run
     last = [0.0]
 
@@ -116,13 +119,33 @@ def patch_engine() -> None:
         totals["step cpu"] = totals.get("step cpu", 0.0) + time.thread_time() - cpu
         totals["rows"] = totals.get("rows", 0) + len(scheduler.active)
 
-    def profiled(self: Any) -> None:
-        profile_call("engine thread", run, self)
+    def watched(self: Any) -> None:
+        threads["engine"] = threading.get_ident()
+        if "SERVE_PROFILE" in os.environ:
+            profile_call("engine thread", run, self)
+        else:
+            run(self)
 
-    EngineLoop._step = measured  # type: ignore[method-assign]
-    if "SERVE_PROFILE" in os.environ:
-        EngineLoop._run = profiled  # type: ignore[method-assign]
+    EngineLoop._step, EngineLoop._run = measured, watched  # type: ignore[method-assign]
+    time_collections()
+    threads["event loop"] = threading.main_thread().ident or 0
     threading.Thread(target=write_totals, daemon=True).start()
+
+
+def time_collections() -> None:
+    """CPU time of collecting garbage."""
+    import gc
+
+    began = [0.0]
+
+    def measured(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            began[0] = time.thread_time()
+        else:
+            totals["gc"] = totals.get("gc", 0.0) + time.thread_time() - began[0]
+            totals["gc calls"] = totals.get("gc calls", 0) + 1
+
+    gc.callbacks.append(measured)
 
 
 def on_device(owner: Any, name: str, key: str) -> None:
@@ -156,6 +179,8 @@ def write_totals() -> None:
     file = Path(os.environ["SERVE_PROBE"]) / f"totals-{os.getpid()}.json"
     while True:
         add_spans()
+        for name, thread in threads.items():
+            totals[f"{name} cpu"] = time.clock_gettime(time.pthread_getcpuclockid(thread))
         new = file.with_suffix(".new")
         new.write_text(json.dumps(totals))
         new.replace(file)
@@ -166,7 +191,9 @@ def fake_steps(seconds: float) -> None:
     import torch
 
     from allyouneed.infer.cuda_graph.paged_prefill import PagedPrefill
+    from allyouneed.infer.cuda_graph.prefill import InputGraph
     from allyouneed.infer.cuda_graph.runner import GraphRunner, GraphRunnerCache, Run
+    from allyouneed.infer.cuda_graph.slot_loader import SlotLoader
 
     busy = [0.0]  # until then
 
@@ -184,16 +211,14 @@ def fake_steps(seconds: float) -> None:
         run.copied = Event(count)  # type: ignore[assignment]
         return run
 
-    def admits(self: Any, requests: Any) -> bool:
-        return bool(self.suits(requests[0].spec, [state.request for state in requests]))
-
     from allyouneed.serve.engine import served_model
 
     served_model.PREFILL_BUDGET["cpu"] = served_model.PREFILL_BUDGET["cuda"]
     served_model.ServedModel.captures = True  # type: ignore[assignment, method-assign]
     PagedPrefill.enabled = True  # type: ignore[assignment, method-assign]
     GraphRunner.launch = launch  # type: ignore[method-assign]
-    GraphRunnerCache.admits = admits  # type: ignore[method-assign]
+    GraphRunnerCache.captures = True  # type: ignore[assignment, method-assign]
+    InputGraph.launch = SlotLoader.copy = lambda *_: None  # type: ignore[assignment, method-assign]
 
 
 def profile_call(name: str, function: Callable[..., Any], *args: Any) -> Any:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import subprocess
 import sys
+import threading
 import warnings
+import weakref
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,7 @@ from allyouneed.runtime import process
 
 SOURCE = Path(allyouneed.__file__).parent
 CALLS = re.compile(
-    r"\bgc\.(enable|disable|freeze)|setswitchinterval|set_float32_matmul_precision|set_num_threads|set_num_interop_threads"
+    r"\bgc\.(enable|disable|freeze|unfreeze|set_threshold)|setswitchinterval|set_float32_matmul_precision|set_num_threads|set_num_interop_threads"
     r"|set_stance|set_sync_debug_mode|os\.environ(\[[^]]*\] =|\.setdefault|\.update)|\"OMP_|simplefilter\(\"ignore\"\)"
 )
 
@@ -48,6 +51,45 @@ def test_the_switch_interval_is_restored_after_the_last_user(monkeypatch: pytest
         assert sys.getswitchinterval() == pytest.approx(0.004)
     finally:
         sys.setswitchinterval(before)
+
+
+def test_collections_are_rare_until_the_last_user_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_rare_users", 0)  # a server of another test may use it
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(600, 7, 8)
+        first, second = process.rare_gc(), process.rare_gc()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert gc.get_threshold() == process.RARE
+        process.freeze_objects()
+        assert gc.get_freeze_count() > 0
+        second.__exit__(None, None, None)
+        assert gc.get_threshold() == (600, 7, 8) and gc.get_freeze_count() == 0
+    finally:
+        gc.set_threshold(*before)
+
+
+def test_what_was_frozen_is_freed_on_request_but_not_during_a_capture() -> None:
+    class Node:
+        pass
+
+    one, other = Node(), Node()
+    one.next, other.next = other, one  # type: ignore[attr-defined]
+    alive = weakref.ref(one)
+    process.freeze_objects()
+    del one, other
+    gc.collect()
+    assert alive() is not None  # frozen: not visited
+    with process.pause_gc():
+        thread = threading.Thread(target=process.free_objects)
+        thread.start()
+        thread.join(0.1)
+        assert thread.is_alive() and alive() is not None
+    thread.join(20)
+    assert alive() is None
+    gc.unfreeze()
 
 
 def test_warning_filters_are_restored() -> None:

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
+import socket
 import sys
 import threading
 import time
@@ -14,9 +16,24 @@ from typing import Any
 
 import pytest
 
+from allyouneed.infer.decoding.base import Hypothesis
+from allyouneed.runtime.process import pause_gc
+from allyouneed.serve.sampling import GenerationOptions
 from allyouneed.serve.settings import Settings
 from allyouneed.serve.workers import supervisor as supervising
-from allyouneed.serve.workers.channel import Channel, Kind, split_tokens
+from allyouneed.serve.workers.channel import (
+    HEADER,
+    Channel,
+    Kind,
+    pack_numbers,
+    pack_prompts,
+    split_ends,
+    split_numbers,
+    split_prompts,
+    split_tokens,
+    with_body,
+)
+from allyouneed.serve.workers.engine_process import RemoteGeneration
 from allyouneed.serve.workers.supervisor import Supervisor, Task, default_api_processes
 from served import served_client, until
 
@@ -80,7 +97,8 @@ def test_messages_arrive_in_order_whatever_their_pieces() -> None:
 
     class Receiver(Channel):
         def on_message(self, kind: int, number: int, payload: bytes) -> None:
-            seen.append((kind, list(split_tokens(payload)) if kind == Kind.TOKENS else payload))
+            split = {Kind.TOKENS: split_tokens, Kind.ENDS: split_ends}.get(Kind(kind))
+            seen.append((kind, payload if split is None else list(split(payload))))
 
     class Transport:
         def is_closing(self) -> bool:
@@ -92,10 +110,10 @@ def test_messages_arrive_in_order_whatever_their_pieces() -> None:
     async def send() -> None:
         channel: Any = Channel()
         channel.transport = Transport()
-        channel.send_tokens(7, 0, [1, 2])
-        channel.send_tokens(8, 3, [70000])
+        channel.send_end(7, 1, Hypothesis([5, 6], 0.0, -1.5, [-1.0, -0.5], True), [5, 6])
+        channel.send(Kind.TOKENS, 0, pack_numbers([7, 0, 2, 1, 2, 8, 3, 1, 70000]))
+        channel.send_end(8, 3, Hypothesis([4], 0.0, -2.0, [-2.0], False), [])
         channel.send(Kind.END, 7, b"end")
-        channel.send_tokens(8, 3, [4])
 
     import asyncio
 
@@ -108,8 +126,16 @@ def test_messages_arrive_in_order_whatever_their_pieces() -> None:
     assert len(sent) == 1  # one write for all of them
     for at in range(0, len(sent[0]), 5):
         receiver.data_received(sent[0][at : at + 5])
-    tokens, end = Kind.TOKENS, Kind.END
-    assert seen == [(tokens, [(7, 0, [1, 2]), (8, 3, [70000])]), (end, b"end"), (tokens, [(8, 3, [4])])]
+    ends = [
+        (7, 1, Hypothesis([5, 6], 0.0, -1.5, [0.0, 0.0], True)),
+        (8, 3, Hypothesis([], 0.0, -2.0, [0.0], False)),
+    ]
+    assert seen == [(Kind.TOKENS, [(7, 0, [1, 2]), (8, 3, [70000])]), (Kind.END, b"end"), (Kind.ENDS, ends)]
+
+
+@pytest.mark.parametrize("prompts", [[[5]], [[1, 2, 3], [70000], [4, 5]], [[7] * 1000, [8] * 3]])
+def test_prompts_are_the_same_after_a_message(prompts: list[list[int]]) -> None:
+    assert split_prompts(pack_prompts(prompts)) == prompts
 
 
 # Writes when it starts and when it is told to stop; an API process takes a while to finish.
@@ -142,3 +168,128 @@ def test_engine_processes_are_stopped_after_api_processes(tmp_path: Path, monkey
     thread.join(20)
     assert not thread.is_alive() and log.read_text().splitlines()[3:] == ["api end", "api end", "engine end"]
     assert default_api_processes(["cuda:0"]) == 3 and default_api_processes(["cpu"]) == 0
+
+
+class RawProcess:
+    """An API process as the engine process sees it: bytes on a Unix socket."""
+
+    def __init__(self, running: Any, model: str = "lm") -> None:
+        self.model = model
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(20)
+        self.socket.connect(str(Path(running.folder.name) / "engine"))
+        self.received = b""
+
+    def __enter__(self) -> RawProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def ask(self, number: int, prompts: list[list[int]], streams: bool = False, **options: Any) -> bytes:
+        """A message, not sent yet."""
+        chosen = vars(GenerationOptions({"temperature": 0.0}, max_tokens=4)) | options
+        content = {"model": self.model, "options": chosen, "client": "someone", "streams": streams}
+        return message(Kind.GENERATE, number, *with_body(content, pack_prompts(prompts)))
+
+    def read(self) -> tuple[int, int, bytes]:
+        """The next message: kind, number, payload."""
+        while True:
+            if len(self.received) >= HEADER.size:
+                length, kind, number = HEADER.unpack_from(self.received)
+                end = HEADER.size + length
+                if len(self.received) >= end:
+                    payload, self.received = self.received[HEADER.size : end], self.received[end:]
+                    return kind, number, payload
+            self.received += self.socket.recv(65536)
+
+    def read_until_ended(self, count: int) -> tuple[list[list[int]], dict[int, Any], dict[int, Hypothesis]]:
+        """The numbers of each ACCEPTED message, errors, and answers, when so many requests have ended."""
+        accepted: list[list[int]] = []
+        failed: dict[int, Any] = {}
+        answers: dict[int, Hypothesis] = {}
+        while len(failed) + len(answers) < count:
+            kind, number, payload = self.read()
+            if kind == Kind.ACCEPTED:
+                accepted.append(split_numbers(payload))
+            elif kind == Kind.FAIL:
+                failed[number] = json.loads(payload)
+            elif kind == Kind.ENDS:
+                answers |= {owner: found for owner, _, found in split_ends(payload)}
+        return accepted, failed, answers
+
+
+def message(kind: Kind, number: int, *parts: bytes) -> bytes:
+    return HEADER.pack(sum(map(len, parts)), kind, number) + b"".join(parts)
+
+
+def test_requests_that_arrive_together_are_submitted_together_and_fail_alone(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served_client({"lm": folders["lm"]}, split=True) as (running, client), RawProcess(running) as process:
+        process.socket.sendall(process.ask(1, [[5, 6]]))  # loads the model
+        assert process.read_until_ended(1)[0] == [[1]]
+        loop, calls = slow_steps(running), []
+        submit = loop.submit_each
+        monkeypatch.setattr(loop, "submit_each", lambda some: calls.append(len(some)) or submit(some))
+        process.socket.sendall(
+            process.ask(2, [[5, 6], [7]])  # two sequences
+            + process.ask(3, [[5, 100_000]])
+            + process.ask(4, [[5, 6, 7]], logit_bias={100_000: 1.0})
+            + process.ask(5, [[5, 6, 7]], min_tokens=9)
+            + process.ask(6, [[8, 9]], max_tokens=200)
+            + message(Kind.CANCEL, 6)
+            + process.ask(7, [[9, 8, 7]])
+            + process.ask(8, [[5]]).replace(b'"lm"', b'"ml"')
+        )
+        accepted, failed, answers = process.read_until_ended(6)
+        assert set(failed) == {3, 4, 5, 8} and set(answers) == {2, 7}
+        assert [failed[number]["status"] for number in (3, 4, 5, 8)] == [400, 400, 400, 404]
+        assert (failed[4]["param"], failed[5]["param"]) == ("logit_bias", "min_tokens")
+        assert accepted == [[2, 6], [7]] and calls == [3, 1]  # the message that cancels comes between
+        until(lambda: not loop.sequences and loop.schedulers[False].idle)
+        assert running.registry.entries["lm"].used == 0
+        for number, prompt in ((2, [7]), (7, [9, 8, 7])):  # of the first request, the end of the last sequence
+            body = {"model": "lm", "prompt": prompt, "max_tokens": 4, "temperature": 0}
+            expected = client.post("/v1/completions", json=body).json()["choices"][0]["text"]
+            assert running.model("lm").text.tokenizer.decode(answers[number].tokens) == expected
+
+
+def test_of_requests_that_arrive_together_those_beyond_the_queue_are_refused(folders: dict[str, Path]) -> None:
+    limits = Settings().limits.model_copy(update={"queue": 3})
+    with (
+        served_client({"lm": folders["lm"]}, split=True, limits=limits) as (running, _),
+        RawProcess(running) as process,
+    ):
+        process.socket.sendall(process.ask(1, [[5, 6]]))
+        process.read_until_ended(1)
+        until(lambda: not running.model("lm").loop.sequences)
+        process.socket.sendall(
+            b"".join(process.ask(number, [[5, 6], [7, 8]]) for number in (2, 3)) + process.ask(4, [[5]])
+        )
+        accepted, failed, answers = process.read_until_ended(3)
+        assert accepted == [[2, 4]] and set(answers) == {2, 4}
+        assert failed[3]["status"] == 429 and "2 sequences are running or waiting and 2 are new" in failed[3]["message"]
+
+
+def test_streams_and_many_requests_of_an_api_process_that_ends(folders: dict[str, Path]) -> None:
+    def is_left(one: Any) -> bool:
+        return type(one) is RemoteGeneration and one.entry is entry
+
+    with served_client({"lm": folders["lm"]}, split=True) as (running, _), pause_gc():
+        with RawProcess(running) as process:
+            process.socket.sendall(process.ask(1, [[5, 6]]))
+            process.read_until_ended(1)
+            loop, entry = slow_steps(running), running.registry.entries["lm"]
+            process.socket.sendall(
+                b"".join(process.ask(2 + n, [[5, 6, n + 7]], streams=n % 2 == 0, max_tokens=200) for n in range(20))
+            )
+            assert process.read()[0] == Kind.ACCEPTED
+            kind, _, payload = process.read()
+            assert kind == Kind.TOKENS and len(list(split_tokens(payload))) > 1  # those of a step in one message
+            assert {number % 2 for number, _, _ in split_tokens(payload)} == {0}
+            assert loop.sequences == entry.used == 20
+        until(lambda: not loop.sequences and loop.schedulers[False].idle)
+        assert entry.used == 0 and not loop.delivery.batches and not loop.schedulers[False].active
+        assert len(running.engine.connections) == 1  # that of the other API process
+        until(lambda: not any(map(is_left, gc.get_objects())))  # without a collection

@@ -16,11 +16,15 @@ import httpx
 import pytest
 
 from allyouneed.errors import UserError
+from allyouneed.infer.decoding.base import DecodingSpec
 from allyouneed.infer.running_batch import RunningBatch
 from allyouneed.serve.engine import loop as engine_loop
+from allyouneed.serve.engine.delivery import CROWD, Delivery, TokenOutlet
 from allyouneed.serve.engine.forward import CHUNK, ForwardJob, ForwardQueue
-from allyouneed.serve.engine.loop import CROWD, MANY, CallCancelled, EngineLoop, TokenOutlet
+from allyouneed.serve.engine.loop import MANY, CallCancelled
 from allyouneed.serve.engine.registry import parse_folders
+from allyouneed.serve.engine.text_models import EncodedPrompt
+from allyouneed.serve.sampling import GenerationOptions
 from served import BOTH_WAYS, Running, served_client, until
 
 LONG = {"model": "lm", "prompt": "x", "max_tokens": 240, "temperature": 0}
@@ -72,11 +76,11 @@ def test_a_call_whose_client_leaves_ends_quietly(folders: dict[str, Path], caplo
                 ended.set()
                 raise error
 
-            call = asyncio.run_coroutine_threadsafe(model.call(function, "", False), model.loop.event_loop)
+            call = asyncio.run_coroutine_threadsafe(model.call(function, "", False), model.loop.delivery.event_loop)
             assert begun.wait(20)
             call.cancel()
             for _ in range(3):  # until the event loop has cancelled it
-                asyncio.run_coroutine_threadsafe(asyncio.sleep(0), model.loop.event_loop).result(20)
+                asyncio.run_coroutine_threadsafe(asyncio.sleep(0), model.loop.delivery.event_loop).result(20)
             go.set()
             assert ended.wait(20)
         until(lambda: "after its client had left" in caplog.text)
@@ -202,12 +206,9 @@ def test_forward_jobs_that_arrive_together_are_computed_together() -> None:
 def test_many_streams_get_their_tokens_together_but_first_and_last_ones_at_once() -> None:
     delivered: list[tuple[Any, Any]] = []
 
-    class Loop(EngineLoop):
-        def __init__(self) -> None:
-            self.outlets, self.outbox, self.delivered = [], [], 0.0
-            self.event_loop: Any = SimpleNamespace(
-                is_closed=lambda: False, call_soon_threadsafe=lambda _, outbox: delivered.extend(outbox)
-            )
+    event_loop: Any = SimpleNamespace(
+        is_closed=lambda: False, call_soon_threadsafe=lambda _, outbox: delivered.extend(outbox)
+    )
 
     def step(tokens: int, ends: Any = None) -> dict[str, list[Any]]:
         delivered.clear()
@@ -215,23 +216,43 @@ def test_many_streams_get_their_tokens_together_but_first_and_last_ones_at_once(
             for token in range(tokens):
                 outlet(token)
         if ends is not None:
-            loop.post(ends, (0, None))
-        loop._deliver()
+            delivery.post(ends, (0, None))
+        delivery.deliver()
         found: dict[str, list[Any]] = {}
         for queue, (_, given) in delivered:
             found.setdefault(queue, []).append(given)
         return found
 
-    loop: Any = Loop()
-    outlets = [TokenOutlet(loop, f"queue {n}", 0) for n in range(CROWD + 1)]  # type: ignore[arg-type]
+    delivery = Delivery(event_loop)
+    outlets = [TokenOutlet(delivery, f"queue {n}", 0) for n in range(CROWD + 1)]
     first = step(1)
     assert len(first) == len(outlets) and first["queue 3"] == [[0]]
-    loop.delivered = time.monotonic() + 60  # as if all of them had just been delivered
+    delivery.delivered = time.monotonic() + 60  # as if all of them had just been delivered
     assert step(2) == {}
     assert step(1, ends=outlets[5].queue) == {"queue 5": [[0, 1, 0], None]}  # in order
-    loop.delivered = 0.0
+    delivery.delivered = 0.0
     rest = step(1)
     assert rest["queue 5"] == [[0]] and rest["queue 7"] == [[0, 1, 0, 0]]
     outlets = outlets[:CROWD]
-    loop.delivered = time.monotonic() + 60
+    delivery.delivered = time.monotonic() + 60
     assert len(step(1)) == CROWD  # so few get them after every step
+
+
+def test_equal_options_share_a_specification_but_no_seed(server: Running, client: httpx.Client) -> None:
+    client.post("/tokenize", json={"model": "lm", "prompt": "x"})  # loads it
+    text = server.model("lm").text
+    prompt = EncodedPrompt([5, 6], [5, 6])
+
+    def spec(**options: Any) -> DecodingSpec:
+        found: DecodingSpec = text.spec(prompt, GenerationOptions(max_tokens=9, **options))[0]
+        return found
+
+    greedy = {"sampling": {"temperature": 0.0}}
+    assert spec(**greedy) is spec(**greedy)
+    assert spec(**greedy, min_tokens=3).decoding.min_length == 3 and spec(**greedy).decoding.min_length == 0
+    assert spec(**greedy, stop=("a",)).decoding.stop == ("a",) and spec(**greedy).decoding.stop == ()
+    assert spec(seed=4) is spec(seed=4) and spec(seed=4).decoding.seed == 4 and spec(seed=5).decoding.seed == 5
+    assert len({spec(sampling={"top_k": 7}).decoding.seed for _ in range(8)}) == 8
+    assert spec(sampling={"top_k": 7}).decoding.top_k == 7 and spec(sampling={"top_k": 8}).decoding.top_k == 8
+    with pytest.raises(UserError, match="min_tokens"):
+        spec(**greedy, min_tokens=10)

@@ -31,8 +31,9 @@ class DeclaredSize:
         self.grows = long.state_bytes(1, itemsize) - long.state_bytes(0, itemsize) if paged else 0.0
         # bytes of one block; where nothing is paged, the whole state of a row counts as one
         self.block = self.grows * size or max(1.0, long.state_bytes(size, itemsize))
+        self.constant = cache(self._constant)
 
-    def constant(self, length: int, source: int = 0) -> int:
+    def _constant(self, length: int, source: int = 0) -> int:
         """Blocks' worth of state of a row of this length that is not paged."""
         cost = self.cost(max(length, source))
         rest = cost.state_bytes(length, self.itemsize) - self.grows * length
@@ -87,8 +88,9 @@ class BlockManager:
         return len(self.pool.free) >= needed
 
     def reserve(self, state: RequestState) -> None:
-        self.evict(self.constant(state))
-        state.reserved = self.pool.allocate(self.constant(state))
+        if count := self.constant(state):
+            self.evict(count)
+            state.reserved = self.pool.allocate(count)
 
     def release(self, state: RequestState) -> None:
         self.pool.release(state.reserved)

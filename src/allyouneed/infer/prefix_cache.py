@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from allyouneed.nn.states.paged import BlockPool
 
+Key = tuple[int, tuple[int, ...]]
+
 
 class PrefixCache:
     """Blocks by the tokens in them and the block before. The least recently used are evicted first, and no block
@@ -15,39 +17,47 @@ class PrefixCache:
     def __init__(self, pool: BlockPool) -> None:
         self.pool = pool
         # (block before, tokens) -> block; last used last, and of one prompt the first block last: evicted in this order
-        self.blocks: OrderedDict[tuple[int, tuple[int, ...]], int] = OrderedDict()
+        self.blocks: OrderedDict[Key, int] = OrderedDict()
         self.children: dict[int, int] = {}  # block -> number of cached blocks that continue it
         self.prompt_tokens = self.hits = 0
 
     def find(self, prompt: Sequence[int]) -> list[int]:
         """The blocks a prompt can start with, now held by the caller; its last token is always left to read."""
-        size, found, keys = self.pool.size, [0], list[tuple[int, tuple[int, ...]]]()
-        for at in range(0, (len(prompt) - 1) // size * size, size):
-            key = found[-1], tuple(prompt[at : at + size])
+        size, end = self.pool.size, len(prompt) - 1
+        keys, found = self._known([tuple(prompt[at : at + size]) for at in range(0, end // size * size, size)])
+        self._touch(keys)
+        self.prompt_tokens, self.hits = self.prompt_tokens + len(prompt), self.hits + len(found) * size
+        self.pool.retain(found)
+        return found
+
+    def keep(self, prompt: Sequence[int], blocks: Sequence[int]) -> None:
+        """Cache those of the row's blocks that the prompt fills. Nothing continues a block before it is cached."""
+        size, end = self.pool.size, len(prompt)
+        texts = [tuple(prompt[at : at + size]) for at in range(0, end // size * size, size)]
+        known, found = self._known(texts)
+        new = blocks[len(found) : len(texts)]
+        before = [*found[-1:], *new] if found else [0, *new]
+        keys = list(zip(before, texts[len(found) :], strict=False))
+        self.blocks.update(zip(reversed(keys), reversed(new), strict=True))
+        for parent, _ in keys:
+            self.children[parent] = self.children.get(parent, 0) + 1
+        self.pool.cache(new)
+        self._touch(known)
+
+    def _known(self, texts: Sequence[tuple[int, ...]]) -> tuple[list[Key], list[int]]:
+        """Keys and blocks of the first of these, each a block's tokens, as far as they are cached."""
+        keys, found, before = list[Key](), list[int](), 0
+        for text in texts:
+            key = before, text
             block = self.blocks.get(key)
             if block is None:
                 break
             keys.append(key)
             found.append(block)
-        self._touch(keys)
-        self.prompt_tokens, self.hits = self.prompt_tokens + len(prompt), self.hits + (len(found) - 1) * size
-        self.pool.retain(found[1:])
-        return found[1:]
+            before = block
+        return keys, found
 
-    def keep(self, prompt: Sequence[int], blocks: Sequence[int]) -> None:
-        """Cache those of the row's blocks that the prompt fills."""
-        size, before, keys = self.pool.size, 0, list[tuple[int, tuple[int, ...]]]()
-        for number in range(len(prompt) // size):
-            key = before, tuple(prompt[number * size : (number + 1) * size])
-            if key not in self.blocks:
-                self.blocks[key] = blocks[number]
-                self.children[before] = self.children.get(before, 0) + 1
-                self.pool.cache(blocks[number])
-            keys.append(key)
-            before = self.blocks[key]
-        self._touch(keys)
-
-    def _touch(self, keys: Sequence[tuple[int, tuple[int, ...]]]) -> None:
+    def _touch(self, keys: Sequence[Key]) -> None:
         """The blocks of a prompt have been used."""
         for key in reversed(keys):
             self.blocks.move_to_end(key)

@@ -105,11 +105,16 @@ class Scheduler:
     def submit_all(self, requests: Iterable[tuple[Request, DecodingSpec | Decoding | None]]) -> list[RequestState]:
         """Queue requests together, or none if one is refused. Those with equal sources and prompts are prefilled once
         if there is room for them in the same step."""
-        states = [self._prepare(request, spec) for request, spec in requests]
-        self.arrivals.extend([state for state in states if not state.done])
+        states = [self.prepare(request, spec) for request, spec in requests]
+        self.enqueue(states)
         return states
 
-    def _prepare(self, request: Request, spec: DecodingSpec | Decoding | None) -> RequestState:
+    def enqueue(self, states: Iterable[RequestState]) -> None:
+        """Queue requests that `prepare` has accepted."""
+        self.arrivals.extend([state for state in states if not state.done])
+
+    def prepare(self, request: Request, spec: DecodingSpec | Decoding | None) -> RequestState:
+        """A request that is valid and fits into this scheduler; else an error."""
         spec, request = self.validator.spec(spec), self.validator.request(request)
         streams = self.offline is None or request.listener is not None
         limit = self.engine.token_limit(request)
@@ -254,7 +259,7 @@ class Scheduler:
         """Stream the best hypothesis of finished beam searches; release what requests without rows have reserved."""
         if self.offline is not None and self.running and not self.failures and not self.streams_offline:
             return  # they are admitted and leave together
-        if not any(state.finished for state in self.active):
+        if not any(state.done or state.cancelled for state in self.active):
             return
         here = self._held()
         for state in self.active:

@@ -12,9 +12,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from allyouneed.errors import UserError
 
+RARE = 20_000, 10, 10  # new objects before a collection of the young ones (Python: 700), and these before older ones
 SWITCH_INTERVAL = 5e-4  # seconds; a tenth of Python's default
 
-_gc_lock, _gc_users, _gc_was_enabled = threading.Lock(), 0, False
+_gc_lock, _gc_users, _gc_was_enabled = threading.Condition(), 0, False
+_rare_users, _thresholds = 0, gc.get_threshold()
 _switch_lock, _switch_users, _switch_interval = threading.Lock(), 0, 0.0
 
 
@@ -104,8 +106,45 @@ def pause_gc() -> Iterator[None]:
     finally:
         with _gc_lock:
             _gc_users -= 1
-            if _gc_users == 0 and _gc_was_enabled:
-                gc.enable()
+            if _gc_users == 0:
+                _gc_lock.notify_all()
+                if _gc_was_enabled:
+                    gc.enable()
+
+
+@contextmanager
+def rare_gc() -> Iterator[None]:
+    """Collections are rare while any thread is inside: each stops all threads for as long as it takes to visit every
+    object, and a server makes and drops thousands of objects, few of them in cycles, with every wave of requests."""
+    global _rare_users, _thresholds
+    with _gc_lock:
+        if _rare_users == 0:
+            _thresholds = gc.get_threshold()
+            gc.set_threshold(*RARE)
+        _rare_users += 1
+    try:
+        yield
+    finally:
+        with _gc_lock:
+            _rare_users -= 1
+            if _rare_users == 0:
+                gc.set_threshold(*_thresholds)
+                gc.unfreeze()
+
+
+def freeze_objects() -> None:
+    """Collections skip the objects that exist now: a model and the libraries have some hundred thousand, which live on,
+    and visiting them takes a fifth of a second."""
+    gc.freeze()
+
+
+def free_objects() -> None:
+    """Free what nothing refers to, frozen objects as well; waits for `pause_gc`. The others are frozen."""
+    with _gc_lock:
+        _gc_lock.wait_for(lambda: _gc_users == 0)
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from allyouneed import __version__
 from allyouneed.errors import UserError
-from allyouneed.runtime.process import short_switch_interval
+from allyouneed.runtime.process import rare_gc, short_switch_interval
 from allyouneed.serve import health, ollama, page, tasks, tei, tokens
 from allyouneed.serve.engine.registry import ModelRegistry
 from allyouneed.serve.errors import ApiError, internal_error, log_failure, validation_error
@@ -65,7 +65,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         task = asyncio.create_task(_preload(registry, preload))
-        with short_switch_interval():  # an engine loop that has launched a step need not wait for this thread
+        with short_switch_interval(), rare_gc():  # an engine loop that launches a step need not wait for anything else
             yield
         task.cancel()
         await registry.close()

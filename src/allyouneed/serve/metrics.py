@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -26,6 +27,19 @@ class BlockTotals(NamedTuple):
     preemptions: int = 0
     queries: int = 0
     hits: int = 0
+
+
+class ModelMetrics(NamedTuple):
+    """Those of one model, looked up once: its engine loop counts every sequence."""
+
+    running: Gauge
+    waiting: Gauge
+    prompt_tokens: Counter
+    generated_tokens: Counter
+    finished: Callable[[str], Counter]  # by reason
+    first_token: Histogram
+    token: Histogram
+    latency: Histogram
 
 
 class Metrics:
@@ -77,6 +91,18 @@ class Metrics:
         self.requests = Counter("allyouneed:http_requests", "HTTP requests", ["method", "status"], registry=own)
         self.request_seconds = Histogram(
             "allyouneed:http_request_seconds", "HTTP requests, all routes", buckets=LATENCIES, registry=own
+        )
+
+    def of_model(self, name: str) -> ModelMetrics:
+        return ModelMetrics(
+            self.running.labels(name),
+            self.waiting.labels(name),
+            self.prompt_tokens.labels(name),
+            self.generated_tokens.labels(name),
+            cache(lambda reason: self.finished.labels(name, reason)),
+            self.first_token.labels(name),
+            self.token.labels(name),
+            self.latency.labels(name),
         )
 
     def report_blocks(self, model: str, scheduler: Scheduler, before: BlockTotals) -> BlockTotals:

@@ -41,6 +41,9 @@ class GenerationOptions:
     source_lang: str | None = None
     target_lang: str | None = None
 
+    def __hash__(self) -> int:
+        return hash((*self.sampling.items(), self.beam, self.max_tokens, self.min_tokens, self.draws, self.seed))
+
     def with_max_tokens(self, tokens: int) -> GenerationOptions:
         return replace(self, max_tokens=tokens)
 
@@ -68,8 +71,13 @@ class GenerationOptions:
         shared["loops"] = None
         if temperature < GREEDY_BELOW:
             return shared | {"method": "greedy"}
-        seed = secrets.randbits(63) if self.seed is None else self.seed % (1 << 64)
+        seed = new_seed() if self.seed is None else self.seed % (1 << 64)
         return shared | {"method": "sample", "best": 1, "seed": seed} | self.sampling | {"temperature": temperature}
+
+
+def new_seed() -> int:
+    """Of a request without one."""
+    return secrets.randbits(63)
 
 
 class SamplingFields(RequestBody):

@@ -291,9 +291,14 @@ class GraphRunnerCache:
         self.limits: tuple[int, ModelLimits] | None = None  # of a model with weights at these addresses
         self.kept: OrderedDict[Shape, GraphRunner] = OrderedDict()
 
+    @property
+    def captures(self) -> bool:
+        """Whether there are graphs here: on a GPU."""
+        return self.engine.device.type == "cuda"
+
     def admits(self, requests: Sequence[RequestState]) -> bool:
         """Whether these are decoded by graphs: on a GPU, after the first `WORTH` tokens, where `suits` allows it."""
-        if self.engine.device.type != "cuda" or not self.suits(requests[0].spec, [s.request for s in requests]):
+        if not self.captures or not self.suits(requests[0].spec, [s.request for s in requests]):
             return False
         self.requested += requests[0].spec.decoding.rows * sum(state.limit for state in requests)
         return self.requested >= WORTH
@@ -307,7 +312,7 @@ class GraphRunnerCache:
     def ask_model_once(self) -> Iterator[None]:
         """Inside, `suits` knows its limits. It is asked, which takes longer than all the rest, when its weights have
         been replaced."""
-        if self.engine.device.type == "cuda":
+        if self.captures:
             weights = weight_addresses(self.engine.model)
             if self.limits is None or self.limits[0] != weights:
                 self.limits = weights, model_limits(self.engine.model)

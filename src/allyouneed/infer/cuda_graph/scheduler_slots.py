@@ -62,17 +62,21 @@ class SchedulerSlots:
     ) -> tuple[list[tuple[GraphBatch, list[RequestState]]], list[RequestState]]:
         """The batches that have slots for requests, made if need be; and the requests that graphs do not suit, or for
         which no slot is free."""
-        groups: dict[Shape, list[RequestState]] = {}
+        # specifications by identity, which requests of one call share: comparing them takes longer than all the rest
+        alike: dict[tuple[int, int, int, bool], list[RequestState]] = {}
         plain, weights = list[RequestState](), dict[Draft | None, int]()
         with self.graphs.ask_model_once():
             for state in requests:
                 if self.graphs.admits([state]):
-                    draft = state.spec.draft
-                    if draft not in weights:
-                        weights[draft] = all_addresses(self.engine.model, state.spec)
-                    groups.setdefault(self._shape(state, weights[draft]), []).append(state)
+                    alike.setdefault((id(state.spec), *_sizes(state), needs_stops(state)), []).append(state)
                 else:
                     plain.append(state)
+        groups: dict[Shape, list[RequestState]] = {}
+        for some in alike.values():
+            spec = some[0].spec
+            if spec.draft not in weights:
+                weights[spec.draft] = all_addresses(self.engine.model, spec)
+            groups.setdefault(self._shape(some[0], weights[spec.draft]), []).extend(some)
         found = []
         for shape, some in groups.items():
             if shape not in self.batches and not self._make(shape):
@@ -101,9 +105,7 @@ class SchedulerSlots:
         return True
 
     def _shape(self, state: RequestState, weights: int) -> Shape:
-        request, kind = state.request, state.spec.device_key
-        capacity = next_power(len(request.prompt) + state.limit + tokens_per_step(kind) - 1, MIN_CAPACITY)
-        sources = next_power(len(request.source), MIN_CAPACITY // 2) if request.source is not None else 0
+        kind, (capacity, sources) = state.spec.device_key, _sizes(state)
         slots = max(1, self.rows // kind.decoding.rows)
         return Shape(kind, slots, capacity, sources, weights, needs_stops(state))
 
@@ -121,3 +123,10 @@ class SchedulerSlots:
         for batch in self.batches.values():
             batch.close()
         self.batches = {shape: batch for shape, batch in self.batches.items() if batch.is_intact}
+
+
+def _sizes(state: RequestState) -> tuple[int, int]:
+    """Positions of a row and of a source."""
+    request = state.request
+    capacity = next_power(len(request.prompt) + state.limit + tokens_per_step(state.spec) - 1, MIN_CAPACITY)
+    return capacity, next_power(len(request.source), MIN_CAPACITY // 2) if request.source is not None else 0

@@ -132,7 +132,9 @@ class Decoding(Config):
     @property
     def rows(self) -> int:
         """Rows decoded for one source."""
-        return {"beam": self.beam, "greedy": 1, "sample": self.best}[self.method]
+        if self.method == "greedy":
+            return 1
+        return self.beam if self.method == "beam" else self.best
 
     def limit(self, source_length: int) -> int:
         """The most tokens of a hypothesis for this source, including the end mark."""

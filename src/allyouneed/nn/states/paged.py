@@ -72,10 +72,10 @@ class BlockPool:
             elif self.ref_counts[block] == 1 and block in self.cached:
                 self.evictable += 1
 
-    def cache(self, block: int) -> None:
-        """A prefix cache holds it, besides the row that has read it."""
-        self.retain([block])
-        self.cached.add(block)
+    def cache(self, blocks: Sequence[int]) -> None:
+        """A prefix cache holds them, besides the row that has read them."""
+        self.retain(blocks)
+        self.cached.update(blocks)
 
     def uncache(self, block: int) -> None:
         self.cached.remove(block)

@@ -144,7 +144,7 @@ class Generation:
         choice.score = hypothesis.log_prob / max(1, len(hypothesis.log_probs))
 
     async def stream(self) -> AsyncIterator[Delta]:
-        """One delta per step and answer, or fewer (`EngineLoop._deliver`). A beam search yields its whole answers at
+        """One delta per step and answer, or fewer (`Delivery.deliver`). A beam search yields its whole answers at
         its end."""
         text, beams = self.model.text, self.options.beam is not None
         detokenizers = [text.detokenizer(self.prompts[choice.prompt], self.options) for choice in self.choices]

@@ -1,8 +1,8 @@
 """The engine loop: one thread per model that does all its computing. Requests of all clients share its steps.
 
 Each turn is a step of the scheduler (infer/scheduler.py) and a round of forward-pass tasks (forward.py). Routes submit
-from the event loop and get their tokens there, delivered once per step; predictors that decode (`translate_full`, …)
-run in threads of their own, and `decode` submits for them.
+from the event loop and get their tokens there, delivered once per step (delivery.py); predictors that decode
+(`translate_full`, …) run in threads of their own, and `decode` submits for them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -20,16 +20,15 @@ from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestStat
 from allyouneed.infer.engine import Progress
 from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
+from allyouneed.serve.engine.delivery import Delivery
 from allyouneed.serve.engine.forward import CHUNK, ForwardJob, ForwardQueue
 from allyouneed.serve.errors import ApiError, log_failure
 from allyouneed.serve.metrics import BlockTotals, Metrics
 
 CALL_SEQUENCES = 256  # of a call of a predictor that run or wait at once; a longer text waits for its own
 CALL_INPUTS = 32  # of a forward pass
-CROWD = 32  # streams whose tokens are delivered after every step; of more, less often
 MANY = 8  # answers that end together: their clients are likely to ask again together
 PAUSE, LONGEST_WAIT = 2e-3, 20e-3  # seconds: the next requests are waited for until none has come for, or as long as
-EVENT_SECONDS = 3e-4  # between two deliveries, for each stream: sending takes the event loop a third of it
 
 
 class CallCancelled(Exception):
@@ -65,6 +64,10 @@ class DecodingJob:
     error: BaseException | None = None
 
     @property
+    def request(self) -> Request:
+        return self.state.request
+
+    @property
     def hypotheses(self) -> list[Hypothesis]:
         return self.state.hypotheses
 
@@ -84,28 +87,6 @@ class NewSequence(NamedTuple):
     on_end: Callable[[DecodingJob], None]
 
 
-class TokenOutlet:
-    """The listener of a request: its tokens on their way to the event loop, where the queue gets (`number`, tokens)."""
-
-    def __init__(self, loop: EngineLoop, queue: Any, number: int) -> None:
-        self.loop, self.queue, self.number = loop, queue, number
-        self.tokens: list[Any] = []
-        self.first = True  # nothing has been delivered
-        self.paced = getattr(queue, "paced", True)  # each delivery costs this process an event
-
-    def __call__(self, token: Any) -> None:
-        self.extend((token,))
-
-    def extend(self, tokens: Sequence[Any]) -> None:
-        if not self.tokens:
-            self.loop.outlets.append(self)
-        self.tokens += tokens
-
-    def take(self) -> tuple[int, list[Any]]:
-        tokens, self.tokens, self.first = self.tokens, [], False
-        return self.number, tokens
-
-
 class EngineLoop:
     """`build(exact)`: a scheduler, in exact mode or not. `queue`: the most sequences that run or wait. Tokens are
     delivered to `event_loop`."""
@@ -119,18 +100,16 @@ class EngineLoop:
         event_loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.name, self.build, self.metrics, self.queue = name, build, metrics, queue
+        self.counters = metrics.of_model(name)
         self.schedulers: dict[bool, Scheduler] = {}
         self.jobs: dict[bool, list[DecodingJob]] = {}  # submitted and not ended
         self.block_totals = BlockTotals()  # that the metrics have
         self.forward = ForwardQueue()
-        self.outbox: list[tuple[Any, Any]] = []  # (queue, item)
-        self.outlets: list[TokenOutlet] = []  # with tokens to deliver
-        self.delivered = 0.0  # when all of them were
         self.ended_together = 0  # answers that ended in the last step, after which none was left
         self.calls: deque[ForwardJob] = deque()
         self.changed = threading.Condition()
         self.stopping = False
-        self.event_loop = event_loop
+        self.delivery = Delivery(event_loop)
         self.thread = threading.Thread(target=self._run, name=f"engine loop of {name}", daemon=True)
         self.thread.start()
 
@@ -138,24 +117,55 @@ class EngineLoop:
 
     def submit(self, wanted: Sequence[NewSequence], exact: bool = False) -> list[DecodingJob]:
         """All of them, or none if one is refused. Those with the same prompt are prefilled once."""
+        (found,) = self.submit_each([(wanted, exact)])
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def submit_each(
+        self, requests: Sequence[tuple[Sequence[NewSequence], bool]]
+    ) -> list[list[DecodingJob] | Exception]:
+        """`submit` for each of these requests, which have arrived together: its jobs, or why it is refused. The loop's
+        thread waits for this one only once, and not while requests are prepared."""
+        now = time.monotonic()
+        prepared = [self._prepare(wanted, exact, now) for wanted, exact in requests]
+        found, tokens = list[list[DecodingJob] | Exception](), 0
         with self.changed:
-            self._check_open()
-            if self.sequences + len(wanted) > self.queue:
-                raise ApiError(
-                    f"{self.sequences} sequences are running or waiting and {len(wanted)} are new, the limit is "
-                    f"{self.queue}; try again",
-                    429,
-                    code="queue_full",
-                    retry_after=1,
-                )
-            states = self._scheduler(exact).submit_all([(one.request, one.spec) for one in wanted])
-            now = time.monotonic()
-            jobs = [DecodingJob(state, one.on_end, now) for state, one in zip(states, wanted, strict=True)]
-            self.jobs[exact] += jobs
+            left = self.queue - self.sequences
+            for jobs, (_, exact) in zip(prepared, requests, strict=True):
+                if not isinstance(jobs, Exception):
+                    jobs = self._refusal(len(jobs), left) or jobs
+                found.append(jobs)
+                if isinstance(jobs, Exception):
+                    continue
+                self.schedulers[exact].enqueue([job.state for job in jobs])
+                self.jobs[exact] += jobs
+                left -= len(jobs)
+                tokens += sum(len(job.request.source or ()) + len(job.request.prompt) for job in jobs)
             self.changed.notify()
-        tokens = sum(len(one.request.source or ()) + len(one.request.prompt) for one in wanted)
-        self.metrics.prompt_tokens.labels(self.name).inc(tokens)
-        return jobs
+        self.counters.prompt_tokens.inc(tokens)
+        return found
+
+    def _prepare(self, wanted: Sequence[NewSequence], exact: bool, now: float) -> list[DecodingJob] | Exception:
+        try:
+            scheduler = self._scheduler(exact)
+            return [DecodingJob(scheduler.prepare(one.request, one.spec), one.on_end, now) for one in wanted]
+        except Exception as error:
+            return error
+
+    def _refusal(self, count: int, left: int) -> ApiError | None:
+        """Why so many sequences cannot be added now; `left`: how many can."""
+        if self.stopping:
+            return self._stopped()
+        if count <= left:
+            return None
+        return ApiError(
+            f"{self.queue - left} sequences are running or waiting and {count} are new, the limit is {self.queue}; try "
+            "again",
+            429,
+            code="queue_full",
+            retry_after=1,
+        )
 
     def decode(
         self, requests: Sequence[Request], spec: DecodingSpec, on_progress: Progress | None = None
@@ -242,10 +252,6 @@ class EngineLoop:
         with self.changed:
             self.changed.notify()
 
-    def post(self, queue: Any, item: Any) -> None:
-        """Called in the loop's thread: put an item into a queue of the event loop, after this step."""
-        self.outbox.append((queue, item))
-
     def stop(self) -> None:
         """End the thread; requests that are not finished fail."""
         with self.changed:
@@ -260,13 +266,20 @@ class EngineLoop:
 
     def _check_open(self) -> None:
         if self.stopping:
-            raise ApiError(f"the model {self.name} is being unloaded; try again", 503, retry_after=1)
+            raise self._stopped()
+
+    def _stopped(self) -> ApiError:
+        return ApiError(f"the model {self.name} is being unloaded; try again", 503, retry_after=1)
 
     def _scheduler(self, exact: bool) -> Scheduler:
-        if exact not in self.schedulers:
-            self.jobs[exact] = []
-            self.schedulers[exact] = self.build(exact)
-        return self.schedulers[exact]
+        if (found := self.schedulers.get(exact)) is not None:
+            return found
+        with self.changed:
+            self._check_open()
+            if exact not in self.schedulers:
+                self.jobs[exact] = []
+                self.schedulers[exact] = self.build(exact)
+            return self.schedulers[exact]
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
@@ -293,7 +306,7 @@ class EngineLoop:
                 self.forward.compute([job], [job.inputs])
             if self.forward:
                 self.forward.run_round()
-            self._deliver()
+            self.delivery.deliver()
         self._close()
 
     def _gather(self) -> None:
@@ -335,7 +348,7 @@ class EngineLoop:
                 state = job.state
                 if state.tokens and not job.first_token:
                     job.first_token = now
-                    self.metrics.first_token.labels(self.name).observe(now - job.submitted)
+                    self.counters.first_token.observe(now - job.submitted)
                 if state.finished:
                     ended.append(job)
             if ended:
@@ -343,24 +356,29 @@ class EngineLoop:
             self.ended_together = 0 if self.sequences else len(ended)
             waiting = sum(one.waiting for one in self.schedulers.values())
             running = self.sequences - waiting
-        self.metrics.running.labels(self.name).set(max(0, running))
-        self.metrics.waiting.labels(self.name).set(waiting)
+        self.counters.running.set(max(0, running))
+        self.counters.waiting.set(waiting)
         if scheduler.blocks is not None:
             self.block_totals = self.metrics.report_blocks(self.name, scheduler, self.block_totals)
+        if ended:
+            self._count(ended, now)
         for job in ended:
             job.error = job.error or job.state.error
-            self._count(job, now)
             job.on_end(job)
 
-    def _count(self, job: DecodingJob, now: float) -> None:
-        metrics, state = self.metrics, job.state
-        tokens = sum(len(found.tokens) for found in state.hypotheses) if state.done else len(state.tokens)
-        metrics.generated_tokens.labels(self.name).inc(tokens)
-        reason = "abort" if not state.done else "stop" if state.hypotheses[0].finished else "length"
-        metrics.finished.labels(self.name, reason).inc()
-        metrics.latency.labels(self.name).observe(now - job.submitted)
-        if tokens > 1 and job.first_token:
-            metrics.token.labels(self.name).observe((now - job.first_token) / (tokens - 1))
+    def _count(self, ended: Sequence[DecodingJob], now: float) -> None:
+        counters, generated, reasons = self.counters, 0, Counter[str]()
+        for job in ended:
+            state = job.state
+            tokens = sum(len(found.tokens) for found in state.hypotheses) if state.done else len(state.tokens)
+            generated += tokens
+            reasons["abort" if not state.done else "stop" if state.hypotheses[0].finished else "length"] += 1
+            counters.latency.observe(now - job.submitted)
+            if tokens > 1 and job.first_token:
+                counters.token.observe((now - job.first_token) / (tokens - 1))
+        counters.generated_tokens.inc(generated)
+        for reason, count in reasons.items():
+            counters.finished(reason).inc(count)
 
     def _fail_all(self, exact: bool, error: BaseException) -> None:
         with self.changed:
@@ -370,23 +388,6 @@ class EngineLoop:
             job.cancel()
             job.on_end(job)
 
-    def _deliver(self) -> None:
-        """Tokens first, then what is posted. All at once if there are few or some time has passed; else only those of
-        answers that begin or end."""
-        ending, now = {id(queue) for queue, _ in self.outbox}, time.monotonic()
-        count = sum(one.paced for one in self.outlets)
-        if count <= CROWD or now - self.delivered > count * EVENT_SECONDS:
-            due, self.outlets, self.delivered = self.outlets, [], now
-        else:
-            due, later = list[TokenOutlet](), list[TokenOutlet]()
-            for one in self.outlets:
-                (due if one.first or not one.paced or id(one.queue) in ending else later).append(one)
-            self.outlets = later
-        outbox = [(one.queue, one.take()) for one in due] + self.outbox
-        self.outbox = []
-        if outbox and not self.event_loop.is_closed():
-            self.event_loop.call_soon_threadsafe(_put_all, outbox)
-
     def _close(self) -> None:
         error = ApiError(f"the model {self.name} was unloaded; try again", 503, retry_after=1)
         for exact, scheduler in self.schedulers.items():
@@ -395,10 +396,5 @@ class EngineLoop:
         self.forward.close(error)
         for job in self.calls:
             job.fail(error)
-        self._deliver()
+        self.delivery.deliver()
         self.schedulers.clear()
-
-
-def _put_all(outbox: list[tuple[Any, Any]]) -> None:
-    for queue, item in outbox:
-        queue.put_nowait(item)

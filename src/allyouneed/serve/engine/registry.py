@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allyouneed.errors import UserError, near
+from allyouneed.runtime.process import freeze_objects
 from allyouneed.serve.errors import ApiError
 from allyouneed.serve.metrics import Metrics
 from allyouneed.serve.settings import Settings
@@ -37,6 +38,10 @@ class Entry:
     used: int = 0
     last_used: float = 0.0
     facts: dict[str, Any] | None = None
+
+    def end_use(self) -> None:
+        self.used -= 1
+        self.last_used = time.monotonic()
 
 
 class ModelRegistry:
@@ -98,8 +103,7 @@ class ModelRegistry:
             assert entry.model is not None
             yield entry.model
         finally:
-            entry.used -= 1
-            entry.last_used = time.monotonic()
+            entry.end_use()
 
     async def load(self, entry: Entry) -> None:
         async with entry.lock:
@@ -116,6 +120,7 @@ class ModelRegistry:
                     if model.captures:
                         self.phase = f"loading {entry.name}: capturing CUDA graphs"
                         await _in_thread(model.warm_up)
+                    freeze_objects()
                     entry.model = model
                 finally:
                     self.phase = "ready" if before.startswith("loading") else before

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -35,12 +34,12 @@ from allyouneed.look.views.model import ViewModel
 from allyouneed.nn.models.weights import widen_half_for_cpu
 from allyouneed.nn.states.paged import BLOCK, BlockPool
 from allyouneed.runtime.memory import available_memory
-from allyouneed.runtime.process import ignore_warnings
+from allyouneed.runtime.process import free_objects, ignore_warnings
 from allyouneed.serve.engine.chat_template import ChatTemplate
 from allyouneed.serve.engine.forward import CHUNK
 from allyouneed.serve.engine.generating import GeneratingModel
 from allyouneed.serve.engine.generation import Generation
-from allyouneed.serve.engine.loop import Call, CallCancelled, DecodingJob, EngineLoop, current_call
+from allyouneed.serve.engine.loop import Call, CallCancelled, DecodingJob, EngineLoop, NewSequence, current_call
 from allyouneed.serve.engine.text_models import EncodedPrompt, TextModel, text_model
 from allyouneed.serve.errors import ApiError, log_failure
 from allyouneed.serve.metrics import Metrics
@@ -205,11 +204,19 @@ class ServedModel(GeneratingModel):
         return self.loop.run(function).result()[0]
 
     async def submit(self, generation: Generation, streams: bool) -> list[DecodingJob]:
-        wanted = []
-        for number, choice in enumerate(generation.choices):
-            key, prompt = (choice.prompt, choice.index), generation.prompts[choice.prompt]
-            wanted.append(self.text.sequence(self.loop, prompt, generation, number, key, streams))
-        return self.loop.submit(wanted, generation.options.exact)
+        options = generation.options
+        wanted = self.sequences(generation.prompts, options, generation.queue, generation.client, streams)
+        return self.loop.submit(wanted, options.exact)
+
+    def sequences(
+        self, prompts: Sequence[EncodedPrompt], options: GenerationOptions, queue: Any, client: str, streams: bool
+    ) -> list[NewSequence]:
+        """What to submit for a request: `options.draws` sequences of each prompt, numbered in this order."""
+        keys = [(prompt, draw) for prompt in range(len(prompts)) for draw in range(options.draws)]
+        return [
+            self.text.sequence(self.loop, prompts[key[0]], options, queue, client, number, key, streams)
+            for number, key in enumerate(keys)
+        ]
 
     def cancel(self, jobs: Sequence[DecodingJob]) -> None:
         if running := [job for job in jobs if not job.state.finished]:
@@ -300,6 +307,6 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 def free_memory() -> None:
     """Return the memory of models that nothing refers to any more."""
-    gc.collect()  # a model and its executors refer to each other
+    free_objects()  # a model and its executors refer to each other
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

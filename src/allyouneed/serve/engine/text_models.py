@@ -6,10 +6,10 @@ A language model continues its prompt; an encoder-decoder (T5, BART, Marian, tra
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, lru_cache
+from typing import Any
 
 import torch
 
@@ -26,15 +26,14 @@ from allyouneed.infer.request import Medium, Request
 from allyouneed.infer.translation.checks import drop_invalid
 from allyouneed.infer.translation.frames import Frame, default_frame
 from allyouneed.nn.batch import Batch, Rows
+from allyouneed.serve.engine.delivery import TokenOutlet
 from allyouneed.serve.engine.logits_rules import LogitsRules, TokenRecord, record_of
-from allyouneed.serve.engine.loop import EngineLoop, NewSequence, TokenOutlet
+from allyouneed.serve.engine.loop import EngineLoop, NewSequence
 from allyouneed.serve.errors import ApiError, too_long
-from allyouneed.serve.sampling import GenerationOptions
-
-if TYPE_CHECKING:
-    from allyouneed.serve.engine.generation import Generation
+from allyouneed.serve.sampling import GenerationOptions, new_seed
 
 SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat")
+KNOWN_OPTIONS = 256  # whose specification is kept
 HEAD_ROWS = 256  # positions whose logits are computed at once
 
 
@@ -104,7 +103,9 @@ class TextModel(ABC):
         self,
         loop: EngineLoop,
         prompt: EncodedPrompt,
-        generation: Generation,
+        options: GenerationOptions,
+        queue: Any,
+        client: str,
         number: int,
         key: tuple[int, ...],
         streams: bool,
@@ -112,15 +113,13 @@ class TextModel(ABC):
         """What to submit for one answer. After every step the queue gets (`number`, tokens) if it `streams`, (`number`,
         a list of `TokenRecord`) if log-probabilities are recorded, and (`number`, None) at the end. `key`: decides
         samples, with the seed."""
-        options, queue = generation.options, generation.queue
-        spec, limit = self.spec(prompt, options)
+        delivery, (spec, limit) = loop.delivery, self.spec(prompt, options)
         rules = self._rules(options)
         if rules is not None:
             spec = replace(spec, logits_processor=rules)
-        outlet = TokenOutlet(loop, queue, number)
-        listener: Callable[[int], None] | None = outlet if streams else None
+        listener = delivery.listener(queue, number) if streams else None
         if rules is not None and options.logprobs is not None:
-            record = rules.record
+            outlet, record = TokenOutlet(delivery, queue, number), rules.record
             listener = lambda token: outlet(record(token))  # noqa: E731
 
         return NewSequence(
@@ -131,11 +130,11 @@ class TextModel(ABC):
                 prompt.source,
                 StopStrings(self.tokenizer, options.stop) if options.stop else None,
                 listener,
-                client=generation.client,
+                client=client,
                 media=prompt.media,
             ),
             spec,
-            lambda _: loop.post(queue, (number, None)),
+            lambda _: delivery.post(queue, (number, None)),
         )
 
     def _rules(self, options: GenerationOptions) -> LogitsRules | None:
@@ -187,6 +186,7 @@ class LanguageModel(TextModel):
     def __init__(self, predictor: Generator) -> None:
         super().__init__(predictor)
         predictor.retrieve_as_trained()
+        self._known_spec = lru_cache(KNOWN_OPTIONS)(self._seedless_spec)
 
     @property
     def max_model_len(self) -> int:
@@ -218,12 +218,21 @@ class LanguageModel(TextModel):
         return [] if self.predictor.answers else prompt.prompt
 
     def spec(self, prompt: EncodedPrompt, options: GenerationOptions) -> tuple[DecodingSpec, int]:
-        folder = self.predictor.folder.decoding
-        defaults = {name: folder[name] for name in SAMPLING_DEFAULTS if name in folder}
         room = self.max_model_len - len(prompt.prompt)
         limit = max(1, room) if options.max_tokens is None else options.max_tokens
+        found = self._known_spec(options)
+        if options.seed is None and found.decoding.method == "sample":
+            found = replace(found, decoding=found.decoding.model_copy(update={"seed": new_seed()}))
+        _checked(found.decoding, limit)
+        return found, limit
+
+    def _seedless_spec(self, options: GenerationOptions) -> DecodingSpec:
+        """Of all requests with these options, up to the seed of those that have none."""
+        folder = self.predictor.folder.decoding
+        defaults = {name: folder[name] for name in SAMPLING_DEFAULTS if name in folder}
+        options = replace(options, seed=options.seed or 0)
         found = Decoding.of({"loops": None} | defaults, **options.decoding(defaults, prefers_beam=False))
-        return self.predictor.engine.spec(_checked(found, limit)), limit
+        return self.predictor.engine.spec(found)
 
 
 class SourceModel(TextModel):

@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.types import Receive, Scope, Send
 
+from allyouneed.runtime.process import rare_gc
 from allyouneed.serve import health, ollama
 from allyouneed.serve.app import add_error_handlers
 from allyouneed.serve.errors import ApiError
@@ -54,7 +55,8 @@ def create_api(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         engines.connect()
         registry.phase = "ready"  # engine processes have phases of their own
-        yield
+        with rare_gc():
+            yield
         engines.close()
         await registry.close()
 

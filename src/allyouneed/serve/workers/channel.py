@@ -1,7 +1,7 @@
 """Messages between API processes and an engine process, over a Unix socket.
 
 A message is a header (length of the rest, kind, number of the request) and its payload: JSON, bytes of an HTTP body, or
-token ids. All tokens that a step adds to the answers of one API process are one message, and are written at once.
+token ids. All tokens that a step adds to the answers of one API process are one message; so are all answers it ends.
 """
 
 from __future__ import annotations
@@ -10,15 +10,20 @@ import asyncio
 import json
 import struct
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
-from typing import Any
+from itertools import accumulate, chain, pairwise
+from typing import TYPE_CHECKING, Any
 
 from allyouneed.errors import UserError
 from allyouneed.serve.errors import ApiError, internal_error
 
+if TYPE_CHECKING:
+    from allyouneed.infer.decoding.base import Hypothesis
+
 HEADER = struct.Struct("<IBI")
 JSON_SIZE = struct.Struct("<I")
+END = struct.Struct("<IIdII?3x")  # request, sequence, log-probability, its terms, tokens, whether it is finished
 HIGH_WATER = 1 << 20  # bytes that wait for a slow reader before HTTP bodies wait, too
 
 
@@ -29,13 +34,15 @@ class Kind(IntEnum):
     HTTP = 3  # a request of a route that the engine process answers
     CANCEL = 4
     # of an engine process
-    REPLY = 5  # to OPEN; to GENERATE: accepted
-    FAIL = 6  # instead of any other answer
-    TOKENS = 7  # of all requests: number of the request, of the sequence, count, tokens; each an unsigned int
-    RECORDS = 8  # tokens with log-probabilities
-    END = 9  # of a sequence
-    START = 10  # status and headers of an HTTP answer
-    BODY = 11  # a part of it; the first byte: whether more follows
+    REPLY = 5  # to OPEN
+    ACCEPTED = 6  # numbers of GENERATE requests, each an unsigned int
+    FAIL = 7  # instead of any other answer
+    TOKENS = 8  # of all requests: number of the request, of the sequence, count, tokens; each an unsigned int
+    RECORDS = 9  # tokens with log-probabilities
+    ENDS = 10  # of sequences of all requests, each with one answer: `END` and its tokens
+    END = 11  # of another sequence: several answers, or none
+    START = 12  # status and headers of an HTTP answer
+    BODY = 13  # a part of it; the first byte: whether more follows
 
 
 class Channel(asyncio.Protocol):
@@ -45,12 +52,16 @@ class Channel(asyncio.Protocol):
         self.transport: Any = None
         self.received = bytearray()
         self.outgoing: list[bytes] = []
-        self.tokens = array("I")  # not yet in `outgoing`
+        self.ends: list[bytes] = []  # not yet in `outgoing`
+        self.flushes = False  # at the end of this turn of the event loop
         self.writable = asyncio.Event()
         self.writable.set()
 
     def on_message(self, kind: int, number: int, payload: bytes) -> None:
         raise NotImplementedError
+
+    def after_messages(self) -> None:
+        """All messages that have arrived together were handed over."""
 
     # --- asyncio.Protocol --------------------------------------------------------------------------------------------
 
@@ -70,6 +81,7 @@ class Channel(asyncio.Protocol):
             self.on_message(kind, number, bytes(memoryview(buffer)[begin:at]))
         if at:
             del buffer[:at]
+            self.after_messages()
 
     def pause_writing(self) -> None:
         self.writable.clear()
@@ -84,30 +96,28 @@ class Channel(asyncio.Protocol):
 
     def send(self, kind: int, number: int, *parts: bytes) -> None:
         """At the end of this turn of the event loop, with everything else that is sent in it."""
-        self._seal_tokens()
-        self._add(HEADER.pack(sum(map(len, parts)), kind, number), *parts)
+        self._flush_soon()
+        self.outgoing += (HEADER.pack(sum(map(len, parts)), kind, number), *parts)
 
     def send_json(self, kind: int, number: int, content: Any) -> None:
         self.send(kind, number, to_bytes(content))
 
-    def send_tokens(self, number: int, sequence: int, tokens: Sequence[int]) -> None:
-        if not self.tokens and not self.outgoing:
-            self._add()
-        self.tokens.extend((number, sequence, len(tokens)))
-        self.tokens.extend(tokens)
+    def send_end(self, number: int, sequence: int, one: Hypothesis, tokens: Sequence[int]) -> None:
+        """After all else that is sent in this turn."""
+        self._flush_soon()
+        head = END.pack(number, sequence, one.log_prob, len(one.log_probs), len(tokens), one.finished)
+        self.ends += (head, pack_numbers(tokens))
 
-    def _seal_tokens(self) -> None:
-        if self.tokens:
-            payload, self.tokens = self.tokens.tobytes(), array("I")
-            self.outgoing += (HEADER.pack(len(payload), Kind.TOKENS, 0), payload)
-
-    def _add(self, *parts: bytes) -> None:
-        if not self.outgoing and not self.tokens:
+    def _flush_soon(self) -> None:
+        if not self.flushes:
+            self.flushes = True
             asyncio.get_running_loop().call_soon(self._flush)
-        self.outgoing += parts
 
     def _flush(self) -> None:
-        self._seal_tokens()
+        self.flushes = False
+        if self.ends:
+            ends, self.ends = self.ends, []
+            self.outgoing += (HEADER.pack(sum(map(len, ends)), Kind.ENDS, 0), *ends)
         outgoing, self.outgoing = self.outgoing, []
         if not self.transport.is_closing():
             self.transport.write(b"".join(outgoing))
@@ -123,21 +133,53 @@ def with_body(content: Any, body: bytes) -> tuple[bytes, bytes, bytes]:
     return JSON_SIZE.pack(len(head)), head, body
 
 
-def split_body(payload: bytes) -> tuple[Any, bytes]:
+def split_body(payload: bytes) -> tuple[bytes, bytes]:
+    """JSON, not yet parsed, and bytes."""
     (size,) = JSON_SIZE.unpack_from(payload)
     end = JSON_SIZE.size + size
-    return json.loads(payload[JSON_SIZE.size : end]), payload[end:]
+    return payload[JSON_SIZE.size : end], payload[end:]
+
+
+def pack_numbers(numbers: Iterable[int]) -> bytes:
+    return array("I", numbers).tobytes()
+
+
+def split_numbers(payload: bytes) -> list[int]:
+    values = array("I")
+    values.frombytes(payload)
+    return values.tolist()
+
+
+def pack_prompts(prompts: Sequence[Sequence[int]]) -> bytes:
+    """How many, their lengths, and their tokens."""
+    return pack_numbers(chain([len(prompts)], map(len, prompts), *prompts))
+
+
+def split_prompts(payload: bytes) -> list[list[int]]:
+    values = split_numbers(payload)
+    ends = list(accumulate(values[1 : 1 + values[0]], initial=1 + values[0]))
+    return [values[begin:end] for begin, end in pairwise(ends)]
 
 
 def split_tokens(payload: bytes) -> Iterator[tuple[int, int, list[int]]]:
     """Number of the request, of the sequence, and its new tokens."""
-    values = array("I")
-    values.frombytes(payload)
-    found, at = values.tolist(), 0
+    found, at = split_numbers(payload), 0
     while at < len(found):
         end = at + 3 + found[at + 2]
         yield found[at], found[at + 1], found[at + 3 : end]
         at = end
+
+
+def split_ends(payload: bytes) -> Iterator[tuple[int, int, Hypothesis]]:
+    """Number of the request, of the sequence, and its answer. Of log-probabilities only their sum and number are
+    known."""
+    from allyouneed.infer.decoding.base import Hypothesis
+
+    at = 0
+    while at < len(payload):
+        number, sequence, log_prob, terms, tokens, finished = END.unpack_from(payload, at)
+        begin, at = at + END.size, at + END.size + 4 * tokens
+        yield number, sequence, Hypothesis(split_numbers(payload[begin:at]), 0.0, log_prob, [0.0] * terms, finished)
 
 
 def error_content(error: BaseException) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allyouneed.serve.errors import ApiError, log
-from allyouneed.serve.workers.channel import Channel, Kind, split_tokens
+from allyouneed.serve.workers.channel import Channel, Kind, split_ends, split_numbers, split_tokens
 
 if TYPE_CHECKING:
     from allyouneed.infer.decoding.base import Hypothesis
@@ -76,13 +76,10 @@ class RemoteSequences(PendingRequest):
 
     def receive(self, kind: int, payload: bytes) -> bool:
         content = json.loads(payload)
-        if kind == Kind.REPLY:
-            self.accepted.set_result(None)
-        elif kind == Kind.RECORDS:
+        if kind == Kind.RECORDS:
             self._add_records(*content)
-        else:
-            self._end(**content)
-        return not self.left
+            return False
+        return self._end(**content)
 
     def _add_records(self, sequence: int, records: list[Any]) -> None:
         from allyouneed.serve.engine.logits_rules import TokenRecord  # imports torch
@@ -90,15 +87,21 @@ class RemoteSequences(PendingRequest):
         found = [TokenRecord(token, value, tuple((n, one) for n, one in top)) for token, value, top in records]
         self.queue.put_nowait((sequence, found))
 
-    def _end(self, sequence: int, done: bool, error: Any = None, hypotheses: Any = ()) -> None:
+    def _end(self, sequence: int, done: bool, error: Any = None, hypotheses: Any = ()) -> bool:
         from allyouneed.infer.decoding.base import Hypothesis
 
+        found = [Hypothesis(tokens, 0.0, log_prob, [0.0] * n, ended) for tokens, log_prob, n, ended in hypotheses]
+        return self.end(sequence, found, done, None if error is None else ApiError(**error))
+
+    def end(
+        self, sequence: int, hypotheses: list[Hypothesis], done: bool = True, error: ApiError | None = None
+    ) -> bool:
+        """Of a sequence; whether it is the last one."""
         job = self.jobs[sequence]
-        job.done, job.error = done, None if error is None else ApiError(**error)
-        for tokens, log_prob, count, finished in hypotheses:
-            job.hypotheses.append(Hypothesis(tokens, 0.0, log_prob, [0.0] * count, finished))
+        job.hypotheses, job.done, job.error = hypotheses, done, error
         self.left -= 1
         self.queue.put_nowait((sequence, None))
+        return not self.left
 
     def fail(self, error: ApiError) -> None:
         if not self.accepted.done():
@@ -195,6 +198,15 @@ class EngineConnection(Channel):
                 request = pending.get(owner)
                 if isinstance(request, RemoteSequences):  # else it was cancelled
                     request.queue.put_nowait((sequence, tokens))
+        elif kind == Kind.ENDS:
+            for owner, sequence, hypothesis in split_ends(payload):
+                request = pending.get(owner)
+                if isinstance(request, RemoteSequences) and request.end(sequence, [hypothesis]):
+                    del pending[owner]
+        elif kind == Kind.ACCEPTED:
+            for owner in split_numbers(payload):
+                if (request := pending.get(owner)) is not None:
+                    request.accepted.set_result(None)
         elif (request := pending.get(number)) is None:
             return
         elif kind == Kind.FAIL:

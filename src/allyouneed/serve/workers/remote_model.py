@@ -9,11 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from allyouneed.runtime.process import freeze_objects
 from allyouneed.serve.engine.generating import GeneratingModel
 from allyouneed.serve.engine.registry import Entry, ModelRegistry
 from allyouneed.serve.metrics import Metrics
 from allyouneed.serve.settings import Settings
-from allyouneed.serve.workers.channel import Kind, to_bytes
+from allyouneed.serve.workers.channel import Kind, pack_prompts, to_bytes, with_body
 from allyouneed.serve.workers.engine_client import EngineConnection, Question, RemoteJob, RemoteSequences
 
 if TYPE_CHECKING:
@@ -87,13 +88,13 @@ class RemoteModel(GeneratingModel):
         request = RemoteSequences(engine, generation.queue, len(generation.choices))
         content = {
             "model": self.name,
-            "prompts": [prompt.prompt for prompt in generation.prompts],
             "options": vars(generation.options),
             "client": generation.client,
             "streams": streams,
         }
         try:
-            await engine.ask(request, Kind.GENERATE, to_bytes(content))
+            prompts = pack_prompts([prompt.prompt for prompt in generation.prompts])
+            await engine.ask(request, Kind.GENERATE, *with_body(content, prompts))
             await request.accepted
         except asyncio.CancelledError:
             request.cancel()
@@ -158,6 +159,7 @@ class RemoteRegistry(ModelRegistry):
                 if description is None:
                     raise AnsweredByEngine
                 entry.model = await asyncio.to_thread(RemoteModel, entry, description, self.settings, self.engines)
+                freeze_objects()
             except AnsweredByEngine:
                 self.elsewhere.add(entry.name)
                 raise
