@@ -73,7 +73,7 @@ def mixers(s: Sizes) -> dict[str, dict[str, Any]]:
     """A setting of every mixer that decodes, by name; further settings of attention behind them."""
     heads, causal, past = {"heads": s.heads}, {"pattern": "causal"}, {"sees": "past"}
     keys = 2 * s.head  # of one head with many features
-    latent = {"kv_rank": 1 << (s.width // 3).bit_length() - 1, "nope_width": s.head, "rope_width": s.head}
+    latent = {"kv_rank": 1 << (s.width // 3).bit_length() - 1, "nope_width": s.head, "rope_width": s.head // 2}
     half = {"kind": "attention", "heads": s.heads // 2, "head_width": s.head}
     branches = {"left": half | causal, "right": {"kind": "convolution", "size": 2} | past}
     narrow_keys = heads | {"head_width": s.head // 2, "value_width": s.head}  # values twice as wide, as in the paper
