@@ -33,7 +33,7 @@ MIXERS: list[dict[str, Any]] = [
     {"kind": "s4", "state": 38},
     {"kind": "performer", "heads": 3, "features": 19},
     {"kind": "mixed-chunk", "chunk": 7, "key_width": 6, "hidden": 70},
-    {"kind": "mixed-chunk", "chunk": 1, "key_width": 20, "length": 9},
+    {"kind": "mixed-chunk", "chunk": 1, "key_width": 20, "positions": "rotary", "length": 9},
     {"kind": "infini", "heads": 3, "segment": 7, "positions": "rotary"},
     {"kind": "attention", "heads": 3, "kv_heads": 1, "pattern": "causal & window(5)", "positions": "buckets"},
     {"kind": "attention", "heads": 3, "pattern": "causal & (window(4) | global(1))"},

@@ -12,6 +12,7 @@
 namespace {
 
 constexpr int TOGETHER = 4;  // keys that are made, then read
+constexpr int AHEAD = 8;     // tokens whose Z is fetched before: the processor does not, with V between them
 
 // Z and V of a row's current chunk. Its keys are made of Z when they are read: they are few, and all else that is kept is
 // the plain state.
@@ -38,6 +39,7 @@ struct ChunkTokens {
             const __mmask16 inside = tail(args.keys - i);
             const __m512 gain = load(args.gains + i, inside), offset = load(args.offsets + i, inside);
             _mm512_mask_storeu_ps(out + i, inside, _mm512_fmadd_ps(load(z + i, inside), gain, offset));
+            _mm_prefetch(z + i + AHEAD * (args.keys + args.values), _MM_HINT_T0);
         }
         if (table) turn(out, table + p * 2 * args.planes, args.planes, args.interleaved);
         return out;
