@@ -55,7 +55,7 @@ void chunk_attention(const Instruction& o, const Pass& pass, int row, int thread
     std::memcpy(at.line(at.inside) + args.keys, token, args.values * sizeof(float));
     ScoreTerms terms;
     terms.squared = true;
-    if (args.bias >= 0) terms.bias = pass.tables[args.bias] + pass.positions - 1 - at.inside;
+    if (args.bias >= 0) terms.bias = pass.tables[args.bias] + args.size - 1 - at.inside;
     const Seen seen{at.inside + 1, 0, 0, nullptr};
     attend(input_of(o, pass, row), at, seen, args.keys, args.values, args.scale, terms, weights_of(pass, thread),
            output_of(o, pass, row));

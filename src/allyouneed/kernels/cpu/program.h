@@ -201,7 +201,7 @@ struct ChunkArgs {  // mixed chunks: attention within the chunk, sums over those
     int32_t table;  // of rotations, by position; −1: none
     int32_t planes;
     int32_t interleaved;
-    int32_t bias;  // CHUNK_ATTENTION: as in AttentionArgs
+    int32_t bias;  // CHUNK_ATTENTION: table (2 size − 1) by key position − query position; −1: none
     float scale;   // 0: 1 / tokens that are seen, or summed up
     const float* gains;    // (keys) γ
     const float* offsets;  // (keys) β

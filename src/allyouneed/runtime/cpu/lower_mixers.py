@@ -25,6 +25,7 @@ from allyouneed.runtime.cpu.instructions import CacheSlot, Instructions, Registe
 from allyouneed.runtime.cpu.lower import emit_joined, emit_matmul, emit_product, lower
 from allyouneed.runtime.cpu.lower_attention import (
     PLAIN,
+    distance_table,
     emit_heads,
     emit_rotation,
     emit_self_attention,
@@ -155,16 +156,16 @@ def _mixed_chunk(part: MixedChunkModule, x: Register, code: Instructions, state:
     for number, target in ((0, near), (2, far)):
         code.emit(Kind.SCALE, keys, z, into=target, factors=gains[number], added=offsets[number])
     sizes: dict[str, Any] = {"memory": memory, "size": part.chunk, "keys": keys, "values": values, "table": -1}
-    sizes["scale"] = 0.0 if part.length is None else 1 / part.length
+    sizes |= {"scale": 0.0 if part.length is None else 1 / part.length, "bias": -1}
     if part.rotary is not None:
         sizes |= {"table": len(code.tables), "planes": part.rotary.width // 2}
         sizes["interleaved"] = part.rotary.config.order == "interleaved"
         emit_rotation(part.rotary, [(queries, 2)], keys, code)
-    bias = RelativeModule() if part.bias is None else part.bias
-    terms = {"bias": pattern_arguments(Causal(), bias, 1, 1.0, code, True)["bias"]}
+    if (bias := part.bias) is not None:
+        sizes["bias"] = len(code.tables)
+        code.tables.append(lambda count: distance_table(None, bias, 1, 1.0, part.chunk))
     new = up.part(values, values + keys)
-    terms |= {"gains": gains[1], "offsets": offsets[1]}
-    seen = code.emit(Kind.CHUNK_ATTENTION, values, near, new, **sizes, **terms)
+    seen = code.emit(Kind.CHUNK_ATTENTION, values, near, new, gains=gains[1], offsets=offsets[1], **sizes)
     seen = code.emit(Kind.CHUNK_SUMS, values, far, seen, gains=gains[3], offsets=offsets[3], **sizes)
     commit(x, memory, code)
     found: Register = lower(part.out, code.emit(Kind.GATE, values, u, seen, activation=Activation.IDENTITY), code)
