@@ -108,7 +108,7 @@ def main(count: int) -> None:
     names = [name for name in any_part.CASES if "performer" not in name]
     models: list[Any] = [language_model()]
     stateful = ("mla", "convolution", "lstm", "gru", "dynamic-convolution", "retention", "gated-retention", "rwkv")
-    stateful += ("gau", "mssa", "longnet", "lsh", "lsra", "synthesizer", "tensorized")
+    stateful += ("gau", "mixed-chunk", "mssa", "longnet", "lsh", "lsra", "synthesizer", "tensorized")
     first = [next(name for name in names if name.startswith(f"mixer {kind}")) for kind in stateful]
     first += [next(name for name in names if name.startswith(f"channel {kind}")) for kind in ("moe", "rwkv-channel")]
     first += [name for name in names if "shaw" in name or "window(3)" in name or "global(1)" in name][:3]

@@ -94,7 +94,6 @@ ROTATED = {"kind": "attention", "heads": 4, "pattern": "causal", "positions": {"
 CALLED = {
     "cached hidden states": {"kind": "attention", "heads": 4, "pattern": "causal", "cache": "hidden"},
     "rotated values": ROTATED,
-    "mixed chunk": {"kind": "mixed-chunk", "chunk": 3},
 }
 
 

@@ -32,6 +32,8 @@ MIXERS: list[dict[str, Any]] = [
     {"kind": "mamba2", "heads": 4, "head_width": 9, "groups": 2, "state": 5},
     {"kind": "s4", "state": 38},
     {"kind": "performer", "heads": 3, "features": 19},
+    {"kind": "mixed-chunk", "chunk": 7, "key_width": 6, "hidden": 70},
+    {"kind": "mixed-chunk", "chunk": 1, "key_width": 20, "positions": "rotary", "length": 9},
     {"kind": "infini", "heads": 3, "segment": 7, "positions": "rotary"},
     {"kind": "attention", "heads": 3, "kv_heads": 1, "pattern": "causal & window(5)", "positions": "buckets"},
     {"kind": "attention", "heads": 3, "pattern": "causal & (window(4) | global(1))"},
@@ -193,7 +195,7 @@ def test_a_long_text_is_never_folded_again(monkeypatch: pytest.MonkeyPatch) -> N
     be trimmed as ever."""
     layers = [
         {"wiring": "pre-norm", "mixer": mixer, "channel": {"kind": "ffn", "hidden": 8}}
-        for mixer in MIXERS[:6] + MIXERS[8:12]
+        for mixer in MIXERS[:6] + MIXERS[8:14]
     ]
     torch.manual_seed(0)
     model: Any = parse(Model, {"kind": "decoder", "vocab": 31, "width": 24, "decoder": layers}).build().eval()  # type: ignore[type-abstract]

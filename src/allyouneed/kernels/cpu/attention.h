@@ -333,10 +333,14 @@ void attend_row(const Instruction& o, const Pass& pass, const Place& at, int row
     }
 }
 
+inline float* weights_of(const Pass& pass, int thread) {
+    return pass.scratch + 2 * int64_t(pass.most_rows) + 2 * int64_t(thread) * pass.longest;
+}
+
 void attention(const Instruction& o, const Pass& pass, int task, int thread) {
     const AttentionArgs& args = o.attention;
     const int heads = args.heads, kv_heads = args.kv_heads, width = args.head_width, from = args.keys;
-    float* weights = pass.scratch + 2 * int64_t(pass.most_rows) + 2 * int64_t(thread) * pass.longest;
+    float* weights = weights_of(pass, thread);
     const int row = task / kv_heads, head = task % kv_heads;
     if (from == SELF) {
         const int64_t stride = pass.widths[o.input];

@@ -88,20 +88,25 @@ void softmax(const Instruction& o, const Pass& pass, int t) {
     }
 }
 
-void rotate(const Instruction& o, const Pass& pass, int t) {  // nn/positions/rotary.py
+// One head (nn/positions/rotary.py), in place; the sines stand after the cosines.
+inline void turn(float* __restrict x, const float* __restrict cosines, int planes, bool interleaved) {
+    const float* __restrict sines = cosines + planes;
+    const auto plane = [&](int i, int first, int second) {
+        const float a = x[first], b = x[second];
+        x[first] = a * cosines[i] - b * sines[i];
+        x[second] = b * cosines[i] + a * sines[i];
+    };
+    if (interleaved)
+        for (int i = 0; i < planes; i++) plane(i, 2 * i, 2 * i + 1);
+    else
+        for (int i = 0; i < planes; i++) plane(i, i, planes + i);
+}
+
+void rotate(const Instruction& o, const Pass& pass, int t) {
     const RotateArgs& args = o.rotate;
-    const int planes = args.planes;
-    const float* cosines = pass.tables[args.table] + int64_t(position_of(pass, t)) * 2 * planes;
-    const float* sines = cosines + planes;
-    const int step = args.interleaved ? 2 : 1, apart = args.interleaved ? 1 : planes;
-    for (int head = 0; head < args.heads; head++) {
-        float* x = output_of(o, pass, t) + head * args.head_width;
-        for (int i = 0; i < planes; i++) {
-            float a = x[i * step], b = x[i * step + apart];
-            x[i * step] = a * cosines[i] - b * sines[i];
-            x[i * step + apart] = b * cosines[i] + a * sines[i];
-        }
-    }
+    const float* table = pass.tables[args.table] + int64_t(position_of(pass, t)) * 2 * args.planes;
+    for (int head = 0; head < args.heads; head++)
+        turn(output_of(o, pass, t) + head * args.head_width, table, args.planes, args.interleaved);
 }
 
 void elementwise(const Instruction& o, const Pass& pass, int t) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "chunks.h"
 #include "elementwise.h"
 #include "experts.h"
 #include "gemm.h"
@@ -38,6 +39,9 @@ int32_t check(const Pass& pass) {
         if (o.kind == EMBED)
             for (int t = 0; t < tokens; t++)
                 if (pass.tokens[t] < 0 || pass.tokens[t] >= o.embed.vocab) return 1;
+        if (o.kind == CHUNK_ATTENTION && o.chunk.size > room)
+            for (int row = 0; row < pass.rows; row++)
+                if (pass.starts[row] % o.chunk.size >= room) return 2;
         if (o.kind == ATTENTION) {
             if ((o.attention.mask >= 0 || o.attention.ring || o.attention.segment) && !single) return 2;
             for (int row = 0; row < pass.rows; row++) {
@@ -86,6 +90,8 @@ int64_t count_tasks(const Instruction& o, const Pass& pass) {
         case ASSOCIATE: return rows * o.associate.heads;
         case SCAN: return FeatureTasks(o, pass).count();
         case STATE_SPACE: return FeatureTasks(o, pass).count();
+        case CHUNK_ATTENTION: return rows;
+        case CHUNK_SUMS: return FeatureTasks(o, pass).count();
         default: return 0;
     }
 }
@@ -96,6 +102,8 @@ void run_task(const Instruction& o, const Pass& pass, int task, int thread) {
         case RETAIN: return retain(o, pass, task / o.retain.heads, task % o.retain.heads);
         case ASSOCIATE: return associate(o, pass, task / o.associate.heads, task % o.associate.heads);
         case SCAN: return FeatureTasks(o, pass).run(task, scan);
+        case CHUNK_ATTENTION: return chunk_attention(o, pass, task, thread);
+        case CHUNK_SUMS: return FeatureTasks(o, pass).run(task, chunk_sums);
         default: return FeatureTasks(o, pass).run(task, state_space);
     }
 }

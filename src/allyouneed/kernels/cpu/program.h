@@ -17,7 +17,7 @@ constexpr int SCAN_FEATURES = 64;  // of a selective scan that are computed toge
 constexpr int SCAN_SEGMENT = 16;   // tokens between two states that it stores for its gradients
 
 // Instructions from LOAD on read and write the state of a layer: one new token of every row.
-enum Kind { EMBED, LINEAR, NORM, ADD, SCALE, ACTIVATE, GATE, ATTENTION, LERP, COPY, ROTATE, SOFTMAX, ROUTE, SPREAD, COMBINE, LOAD, STORE, COMMIT, PUSH, RECALL, CONVOLVE, UNFOLD, RETAIN, WKV, LSTM, GRU, SLIDE, SCAN, STATE_SPACE, ASSOCIATE, REMEMBER };
+enum Kind { EMBED, LINEAR, NORM, ADD, SCALE, ACTIVATE, GATE, ATTENTION, LERP, COPY, ROTATE, SOFTMAX, ROUTE, SPREAD, COMBINE, LOAD, STORE, COMMIT, PUSH, RECALL, CONVOLVE, UNFOLD, RETAIN, WKV, LSTM, GRU, SLIDE, SCAN, STATE_SPACE, ASSOCIATE, REMEMBER, CHUNK_ATTENTION, CHUNK_SUMS };
 enum Format { INT8, FLOAT32, BFLOAT16 };  // of weights; INT8 ones are packed by `pack`
 // what a query attends to: the KV cache, the source, the tokens of this pass, or those of its segment in a memory
 enum Keys { CACHED, SOURCE, SELF, SEGMENT };
@@ -193,6 +193,20 @@ struct AssociateArgs {  // linear attention: S = a S + φ(k)ᵀ (v, 1), o = φ(q
     float scale;     // of ‖k‖², which is subtracted from exponents
 };
 
+struct ChunkArgs {  // mixed chunks: attention within the chunk, sums over those before; keys are γ ⊙ Z + β, rotated
+    int32_t memory;  // carry: tokens so far, as an integer; Z, V of the chunk (size, keys + values); sums (keys, values)
+    int32_t size;    // tokens of a chunk
+    int32_t keys;
+    int32_t values;
+    int32_t table;  // of rotations, by position; −1: none
+    int32_t planes;
+    int32_t interleaved;
+    int32_t bias;  // CHUNK_ATTENTION: table (2 size − 1) by key position − query position; −1: none
+    float scale;   // 0: 1 / tokens that are seen, or summed up
+    const float* gains;    // (keys) γ
+    const float* offsets;  // (keys) β
+};
+
 struct Instruction {
     int32_t kind;
     int32_t input;  // registers
@@ -217,6 +231,7 @@ struct Instruction {
         ScanArgs scan;
         StateSpaceArgs state_space;
         AssociateArgs associate;
+        ChunkArgs chunk;
     };
 };
 

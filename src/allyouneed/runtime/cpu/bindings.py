@@ -200,7 +200,12 @@ def unchanged(known: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
 
 
 def in_single_precision(tensor: Tensor) -> Tensor:
-    return tensor.detach().to(torch.float32, copy=True).contiguous()
+    """A copy; a count of tokens stays an integer, of as many bytes."""
+    return tensor.detach().to(single_dtype(tensor), copy=True).contiguous()
+
+
+def single_dtype(tensor: Tensor) -> torch.dtype:
+    return torch.float32 if tensor.is_floating_point() else torch.int32
 
 
 def in_huge_pages(tensor: Tensor) -> Tensor:
@@ -212,14 +217,14 @@ def in_huge_pages(tensor: Tensor) -> Tensor:
     memory = mmap.mmap(-1, tensor.numel() * 4 + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # of a system without them
         memory.madvise(mmap.MADV_HUGEPAGE)
-    pages = torch.frombuffer(memory, dtype=torch.float32)  # holds the memory
+    pages = torch.frombuffer(memory, dtype=single_dtype(tensor))  # holds the memory
     copy = pages.narrow(0, -pages.data_ptr() % HUGE // 4, tensor.numel()).view(tensor.shape)
     return copy.copy_(tensor)
 
 
 class RecurrentBinding:
-    """Carry, inputs and lengths of a `Recurrent`; the carry is in single precision. Once it has stayed in place for a
-    while it moves to huge pages; rows that are reordered in every step are copied in every step."""
+    """Carry, inputs and lengths of a `Recurrent`; the carry consists of numbers of four bytes. Once it has stayed in
+    place for a while it moves to huge pages; rows that are reordered in every step are copied in every step."""
 
     def __init__(self, state: Recurrent, features: int, memory: Any) -> None:
         self.state, self.features, self.memory = state, features, memory

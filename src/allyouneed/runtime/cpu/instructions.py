@@ -20,6 +20,7 @@ FORMATS = {torch.float32: Format.FLOAT32, torch.bfloat16: Format.BFLOAT16}
 OWN = (Kind.RETAIN, Kind.SCAN, Kind.STATE_SPACE, Kind.ASSOCIATE)
 STATEFUL = [kind for kind in Kind if kind >= Kind.LOAD]
 ARGUMENTS = {Kind.GATE: "activate", Kind.LERP: "scale"} | {kind: "state" for kind in STATEFUL if kind not in OWN}
+ARGUMENTS |= {Kind.CHUNK_ATTENTION: "chunk", Kind.CHUNK_SUMS: "chunk"}
 
 
 class Register(NamedTuple):

@@ -16,7 +16,7 @@ from allyouneed.nn.mixers.attention.synthesizer import DenseSynthesis, RandomSyn
 from allyouneed.nn.mixers.attention.tensorized import TensorizedModule
 from allyouneed.nn.mixers.branches import BranchesModule
 from allyouneed.nn.mixers.crate import ISTAModule, MSSAModule
-from allyouneed.nn.mixers.gau import GAUModule
+from allyouneed.nn.mixers.gau import GAUModule, MixedChunkModule
 from allyouneed.nn.mixers.lsra import LSRAModule
 from allyouneed.nn.mixers.metaformer import IdentityModule
 from allyouneed.nn.patterns.core import Causal
@@ -25,6 +25,7 @@ from allyouneed.runtime.cpu.instructions import CacheSlot, Instructions, Registe
 from allyouneed.runtime.cpu.lower import emit_joined, emit_matmul, emit_product, lower
 from allyouneed.runtime.cpu.lower_attention import (
     PLAIN,
+    distance_table,
     emit_heads,
     emit_rotation,
     emit_self_attention,
@@ -33,6 +34,7 @@ from allyouneed.runtime.cpu.lower_attention import (
     score_scale,
     window_arguments,
 )
+from allyouneed.runtime.cpu.lower_recurrent import commit
 from allyouneed.runtime.program import StateSlot, Unsupported
 
 MAX_PRODUCT = 1 << 24  # numbers of a table that a synthesizer stores as two factors
@@ -138,6 +140,34 @@ def _gated_attention_unit(part: GAUModule, x: Register, code: Instructions, stat
     arguments |= {"keys": Keys.CACHED, "cache": len(code.caches)}
     code.caches.append(CacheSlot(slot, 1, keys, values, "ring" in arguments))
     seen = code.emit(Kind.ATTENTION, values, both, **arguments)
+    found: Register = lower(part.out, code.emit(Kind.GATE, values, u, seen, activation=Activation.IDENTITY), code)
+    return found
+
+
+@lower.register(MixedChunkModule)
+def _mixed_chunk(part: MixedChunkModule, x: Register, code: Instructions, state: StateSlot | None) -> Register:
+    memory = code.memory(require_state(state), x.width)
+    up, values, keys = lower(part.up, x, code), part.values, part.keys
+    code.last.linear.activation = Activation.SILU
+    u, z = up.part(0, values), up.part(2 * values, keys)
+    gains, offsets = part.gains.detach(), part.offsets.detach()
+    queries = code.register(2 * keys)
+    near, far = queries.part(0, keys), queries.part(keys, keys)
+    for number, target in ((0, near), (2, far)):
+        code.emit(Kind.SCALE, keys, z, into=target, factors=gains[number], added=offsets[number])
+    sizes: dict[str, Any] = {"memory": memory, "size": part.chunk, "keys": keys, "values": values, "table": -1}
+    sizes |= {"scale": 0.0 if part.length is None else 1 / part.length, "bias": -1}
+    if part.rotary is not None:
+        sizes |= {"table": len(code.tables), "planes": part.rotary.width // 2}
+        sizes["interleaved"] = part.rotary.config.order == "interleaved"
+        emit_rotation(part.rotary, [(queries, 2)], keys, code)
+    if (bias := part.bias) is not None:
+        sizes["bias"] = len(code.tables)
+        code.tables.append(lambda count: distance_table(None, bias, 1, 1.0, part.chunk))
+    new = up.part(values, values + keys)
+    seen = code.emit(Kind.CHUNK_ATTENTION, values, near, new, gains=gains[1], offsets=offsets[1], **sizes)
+    seen = code.emit(Kind.CHUNK_SUMS, values, far, seen, gains=gains[3], offsets=offsets[3], **sizes)
+    commit(x, memory, code)
     found: Register = lower(part.out, code.emit(Kind.GATE, values, u, seen, activation=Activation.IDENTITY), code)
     return found
 
