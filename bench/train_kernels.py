@@ -14,7 +14,7 @@ import torch
 from allyouneed.nn.batch import IGNORE
 from allyouneed.nn.ops import cross_entropy as chunked
 from allyouneed.nn.ops.attention import short_rows
-from allyouneed.runtime.cuda.bias_gradients import ROWS
+from allyouneed.runtime.cuda.bias_gradients import NORM_ROWS, ROWS
 from train_turns import DEVICE, measuring, tell, timed
 
 CALLS = 5  # of a kernel in one graph
@@ -81,7 +81,7 @@ def families(wide: bool) -> list[Family]:
     if wide:
         cuts += [(8192, 16, 1), (16384, 32, 1), (8192, 8, 2), (4096, 8, 4), (2048, 4, 6)]
     squares = [(4, 512, 4), (8, 256, 4), (8, 512, 8), (2, 1024, 4)]  # tokens, features, warps
-    whole = [(2, 0, 4), (1, 0, 4), (4, 0, 4), (4, 0, 8), (2, 0, 8), (1, 0, 2)]
+    whole = [(1, 0, 2), (1, 0, 4), (2, 0, 4), (4, 0, 4), (4, 0, 8), (2, 0, 8)]
     slope = partial(fused_backward.activation_backward, gradient, x, "gelu-tanh", ROWS)
     merge = partial(fused_backward.merge_heads, heads, ROWS)
     norm = partial(fused_backward.layer_norm_backward, *stream, weight, mean, scale, ROWS)
@@ -93,10 +93,10 @@ def families(wide: bool) -> list[Family]:
     kept = torch.rand(tokens, width, device=DEVICE) > 0.1
     seed = torch.ones(1, device=DEVICE, dtype=torch.long)
     total = partial(fused_backward.add_norm, *added[:2], gain, seed, 0.1, gain, gain, 1e-5)
-    add = partial(fused_backward.add_norm_backward, *added, kept, 1.1, gain, mean, scale, ROWS)
-    add_32 = partial(fused_backward.add_norm_backward, *added, kept, 1.1, gain, mean, scale, 32)
-    eighths = [(0, 1024, 4), (0, 512, 4), (0, 1024, 8), (0, 512, 2), (0, 2048, 8)]
-    sentences = [(4, 0, 4), (2, 0, 4), (4, 0, 8), (8, 0, 8), (1, 0, 4), (2, 0, 2)]
+    add = partial(fused_backward.add_norm_backward, *added, kept, 1.1, gain, mean, scale, NORM_ROWS)
+    add_64 = partial(fused_backward.add_norm_backward, *added, kept, 1.1, gain, mean, scale, ROWS)
+    eighths = [(0, 512, 4), (0, 1024, 4), (0, 1024, 8), (0, 512, 2), (0, 2048, 8)]
+    sentences = [(1, 0, 4), (2, 0, 4), (4, 0, 4), (4, 0, 8), (8, 0, 8), (2, 0, 2)]
     ahead, back = [(64, 4), (128, 4), (128, 8), (32, 4)], [(32, 4), (32, 8), (64, 8), (128, 8), (16, 4)]
     qkv = drawn(192, 128, 3 * width)
     return [
@@ -108,7 +108,7 @@ def families(wide: bool) -> list[Family]:
         Family("norm of a sum", fused_backward, "SUM_NORM", eighths, 4 * added[0].nbytes + kept.nbytes, total),
         Family("norm of a sum backward", fused_backward, "ADD_NORM", sentences, 5 * added[0].nbytes + kept.nbytes, add),
         Family(
-            "the same, sums of 32", fused_backward, "ADD_NORM", sentences, 5 * added[0].nbytes + kept.nbytes, add_32
+            "the same, sums of 64", fused_backward, "ADD_NORM", sentences, 5 * added[0].nbytes + kept.nbytes, add_64
         ),
         Family("packed rows", row_attention, "FORWARD", ahead, qkv.nbytes + added[0].nbytes, partial(attend, qkv)),
         Family(

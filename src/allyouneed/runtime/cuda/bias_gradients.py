@@ -19,7 +19,8 @@ from torch.nn import functional
 from allyouneed import torch_private
 from allyouneed.kernels import usable
 
-ROWS = 64  # tokens per partial sum; the final sum over partial sums is cheap
+# tokens per partial sum, and per sum of the norm of a sum; the final sum over partial sums is cheap
+ROWS, NORM_ROWS = 64, 32
 
 
 class Activation(NamedTuple):
@@ -180,7 +181,7 @@ def add_norm_backward(
         more = None if second is None else second.contiguous()
         dropout = None if kept is None else kept.contiguous()
         return fused_backward.add_norm_backward(
-            gradient.contiguous(), more, total.contiguous(), dropout, factor, weight, mean, scale, ROWS
+            gradient.contiguous(), more, total.contiguous(), dropout, factor, weight, mean, scale, NORM_ROWS
         )
     wide = torch.promote_types(total.dtype, torch.float32)
     normal = (total.to(wide) - mean) * scale
@@ -188,7 +189,7 @@ def add_norm_backward(
     slope = above * weight
     slope = scale * (slope - slope.mean(-1, keepdim=True) - normal * (slope * normal).mean(-1, keepdim=True))
     of_y = slope if kept is None else slope * kept * factor
-    sums = torch.stack([_partial_sums(one) for one in (above * normal, above, of_y)])
+    sums = torch.stack([_partial_sums(one, NORM_ROWS) for one in (above * normal, above, of_y)])
     result = slope.to(total.dtype).contiguous()
     return result, total.new_empty(0) if kept is None else of_y.to(total.dtype).contiguous(), sums
 
@@ -198,16 +199,16 @@ def _(
     gradient: Tensor, second: Tensor | None, total: Tensor, kept: Tensor | None, factor: float, weight: Tensor,
     mean: Tensor, scale: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    found, sums = torch.empty_like(total, memory_format=torch.contiguous_format), _empty_sums(total)
+    found, sums = torch.empty_like(total, memory_format=torch.contiguous_format), _empty_sums(total, NORM_ROWS)
     return found, total.new_empty(0) if kept is None else torch.empty_like(found), sums.new_empty(3, *sums.shape)
 
 
-def _empty_sums(x: Tensor) -> Tensor:
+def _empty_sums(x: Tensor, tokens: int | None = None) -> Tensor:
     rows, wide = x.numel() // x.shape[-1], torch.promote_types(x.dtype, torch.float32)
-    return x.new_empty(-(-rows // ROWS), x.shape[-1], dtype=wide)
+    return x.new_empty(-(-rows // (tokens or ROWS)), x.shape[-1], dtype=wide)
 
 
-def _partial_sums(x: Tensor) -> Tensor:
-    sums = _empty_sums(x).zero_()
+def _partial_sums(x: Tensor, tokens: int | None = None) -> Tensor:
+    sums = _empty_sums(x, tokens).zero_()
     sums[:1] = x.flatten(0, -2).to(sums.dtype).sum(0)
     return sums
