@@ -51,6 +51,7 @@ OTHERS = {"big-bird", "longformer", "linformer", "chunked-cross", "multi-step", 
 CONSTANT = ("retention", "gated-retention", "rwkv", "performer", "infini", "mamba", "mamba2", "lstm", "gru", "s4")
 BOUNDED = ("synthesizer", "random-synthesizer", "tensorized")  # their weights hold a longest text: no long contexts
 UNEQUAL = {
+    "mla": "rotary features of half a head, as in the paper; with a whole head it would have 1.02",
     "lightweight-convolution": "no key adds weights",
     "lsra": "each half has half of the width",
     "s4": "only a state as large as half of the width would add enough",
