@@ -9,9 +9,9 @@ same run.
 
 The skeleton: 6 pre-norm layers of width 256, 4 heads, a gated channel of 704, vocabulary of 8,000; only the mixer
 differs, with about as many weights as attention (family_sizes.py). Random weights. A decode step is one new token of
-every row, from token ids to logits; a training step is forward and backward of one row. In the table models take turns;
-the best turn of each counts. `--processor` is for a shared machine: one thread, and processor time instead of
-wall-clock time.
+every row, from token ids to logits; a training step is forward and backward of one row. In the table each model takes
+turns with attention, since speeds drift; the best turn of each counts. `--processor` is for a shared machine: one
+thread, and processor time instead of wall-clock time.
 """
 
 from __future__ import annotations
@@ -149,32 +149,32 @@ def noise(cache: torch.Tensor, slots: int) -> torch.Tensor:
     return some.repeat(1, 1, -(-slots // some.shape[2]), 1)[:, :, :slots].contiguous()
 
 
-def measure(running: list[Decoding], rounds: int, steps: int, clock: Clock) -> dict[Case, tuple[float, str]]:
-    """Tokens per second of the best turn, and what computed it."""
-    best = {one.case: float("inf") for one in running}
+def measure(running: list[Decoding], rounds: int, steps: int, clock: Clock) -> list[tuple[float, str]]:
+    """Tokens per second of each one's best turn, and what computed it."""
     for one in running:
         one.turn(4, clock)
-    for _ in range(rounds):
-        for one in running:
-            best[one.case] = min(best[one.case], one.turn(steps, clock))
-    return {one.case: (one.case.rows / best[one.case], one.path) for one in running}
+    turns = [[one.turn(steps, clock) for one in running] for _ in range(rounds)]
+    return [
+        (one.case.rows / min(found), one.path) for one, found in zip(running, zip(*turns, strict=True), strict=True)
+    ]
 
 
 def survey(s: Sizes, names: list[str], kinds: list[str], rows: list[int], rounds: int, clock: Clock) -> str:
     """The table of all mixers with a short context."""
     columns = [(kind, count) for kind in kinds for count in rows]
-    found: dict[Case, tuple[float, str]] = {}
+    found: dict[Case, tuple[str, str]] = {}  # a cell, and what computed it
     for kind, count in columns:
-        running = [Decoding(s, Case(name, kind, count), s.given) for name in names]
-        found |= measure(running, rounds, STEPS, clock)
+        attention = Decoding(s, Case("attention", kind, count), s.given)
+        for name in names:
+            attention.restart()
+            pair = [attention, Decoding(s, Case(name, kind, count), s.given)]  # also attention and itself
+            (base, _), (speed, path) = measure(pair, rounds, STEPS, clock)
+            found[pair[1].case] = f"{speed:,.0f} ({share(speed, base)})", path
     body, below = [], []
     for name in names:
-        cells = []
-        for kind, count in columns:
-            speed, base = (found[Case(one, kind, count)][0] for one in (name, "attention"))
-            cells.append(f"{speed:,.0f} ({share(speed, base)})")
+        cells, computed = zip(*(found[Case(name, kind, count)] for kind, count in columns), strict=True)
         below += [name for cell in cells if "↓" in cell]
-        paths = dict.fromkeys(found[Case(name, kind, count)][1] for kind, count in columns)
+        paths = dict.fromkeys(computed)
         body.append([f"{name}{' ¹' if name in UNEQUAL else ''}", *cells, weights(s, name), ", ".join(paths)])
     heads = ["tokens/s (of attention's)", *(f"{kind} b{count}" for kind, count in columns)]
     table = markdown([*heads, "weights: mixer / model", "executor"], body)
@@ -191,7 +191,7 @@ def contexts(s: Sizes, names: list[str], lengths: list[int], rounds: int, clock:
         found[name] = {}
         for one.context in lengths:
             one.restart()
-            ((speed, _),) = measure([one], rounds, 4, clock).values()
+            ((speed, _),) = measure([one], rounds, 4, clock)
             found[name][one.context] = speed
         print(f"{name:26s}", *(f"{short(n)}: {speed:,.0f}" for n, speed in found[name].items()), flush=True)
     return found
