@@ -14,6 +14,8 @@ alone. Rows that begin anywhere begin with places of zeros, which add nothing. `
 
 from __future__ import annotations
 
+from typing import Any, Protocol, runtime_checkable
+
 import torch
 from torch import Tensor
 
@@ -21,6 +23,21 @@ from allyouneed.nn.cost import Cost
 
 Recent = tuple[Tensor, Tensor, Tensor]  # keys, values, log decays
 RECENT = 8  # more would read as many bytes of recent tokens as they save in writes of the matrix
+
+
+@runtime_checkable
+class Deferred(Protocol):
+    """A recurrent mixer whose decode steps defer the writes of its matrices. A carry is its state (`Recurrent`)."""
+
+    def begin(self, batch: int, like: Tensor) -> Any: ...
+
+    def fold(self, *given: Any) -> Any: ...
+
+    def begin_recent(self, carry: Any) -> Recent: ...
+
+    def step(self, x: Tensor, carry: Any, recent: Recent, positions: Tensor) -> Tensor:
+        """One token per row; all states change in place."""
+        ...
 
 
 def begin_recent(h: Tensor, groups: int) -> Recent:

@@ -21,9 +21,8 @@ from allyouneed.nn.mixers.attention.lsh import HashedKeyValues
 from allyouneed.nn.mixers.attentive_gru import AttentiveGRUModule, AttentiveGRUState
 from allyouneed.nn.mixers.branches import NestedStates
 from allyouneed.nn.mixers.convolution import RecentTokens
-from allyouneed.nn.mixers.performer import PerformerCross, PerformerModule, SourceFeatureSums
-from allyouneed.nn.mixers.state_space.mamba2 import Mamba2Module
-from allyouneed.nn.ops.deferred import Recent
+from allyouneed.nn.mixers.performer import PerformerCross, SourceFeatureSums
+from allyouneed.nn.ops.deferred import Deferred, Recent
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.recurrent import Carry, Recurrent
 from allyouneed.runtime.cuda.static_cache import (
@@ -114,7 +113,7 @@ class DeferredRecurrent(StaticRecurrent):
     """The carry of a recurrence whose matrices are written once in several tokens (nn/ops/deferred.py): beside it, the
     tokens since then. Matrices are stored by columns."""
 
-    def __init__(self, part: Mamba2Module | PerformerModule) -> None:
+    def __init__(self, part: Deferred) -> None:
         super().__init__(part.begin, part.fold)
         self.part = part
 
@@ -359,7 +358,7 @@ def fixed_in(states: Any) -> Iterator[Fixed]:
 
 @make_static_state.register(Recurrent)
 def _recurrent(state: Recurrent, part: Any, states: StaticStates) -> StaticRecurrent:
-    if isinstance(part, Mamba2Module | PerformerModule):
+    if isinstance(part, Deferred):
         return DeferredRecurrent(part)
     return StaticRecurrent(state.begin, state.fold)
 
