@@ -136,6 +136,9 @@ def test_short_packed_rows_are_attended_to_side_by_side(pattern, kv_heads, compi
     monkeypatch.setattr(module, "split_qkv", pytest.fail)
     for found, exact in zip(gradients(module, x, compiled, context), wanted, strict=True):
         torch.testing.assert_close(found, exact, rtol=1e-10, atol=1e-12)
+    assert module.short_rows(x, context) is plan
+    monkeypatch.setattr(fused_backward, "is_observed", lambda: True)
+    assert module.short_rows(x, context) is None  # a probe sees queries, keys and values
 
 
 def fused(module: torch.nn.Module) -> list[str]:

@@ -138,7 +138,7 @@ def add_norm(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """LayerNorm(total), total = x + kept · (y + shift) / (1 − dropout) (…, width); then total, kept (bool; empty
     without a `seed`, when nothing is dropped), and the mean and reciprocal deviation (…, 1) of each token. `seed` (1,)
-    int64: of the random numbers, of which a kernel draws four at a time; the compiler would draw each by itself."""
+    int64: of the random numbers; a kernel decides on eight features with one draw, the compiler on one."""
     if usable(x):
         from allyouneed.kernels.triton import fused_backward
 

@@ -4,9 +4,9 @@
 gradients are then summed where their summands are written (bias_gradients.py): with the activation's gradient in a
 feed-forward layer, with the concatenation of the query, key and value gradients in self-attention (or in the backward
 pass of attention itself, which writes them side by side, in short packed rows), and with the layer norm's gradient in a
-block. There the output bias of a sub-layer is *deferred*, so that the norm's backward sums its
-gradient too: in pre-norm blocks the norm in front of the sub-layer adds it to the residual stream, in post-norm blocks
-the norm behind it, which also does dropout.
+block. There the output bias of a sub-layer is *deferred*, so that the norm's backward sums its gradient too: in
+pre-norm blocks the norm in front of the sub-layer adds it to the residual stream, in post-norm blocks the norm behind
+it, which also does dropout.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttenti
 from allyouneed.nn.mixers.attention.scores import ScoresModule
 from allyouneed.nn.models.block import Block
 from allyouneed.nn.norms import LayerNormModule
+from allyouneed.nn.observe import is_observed
 from allyouneed.nn.ops.attention.short_rows import ShortRows, attend, attend_qkv_backward, fits_tile, split_heads
 from allyouneed.nn.positions.relative import RelativeModule
 from allyouneed.nn.states.base import State
@@ -129,14 +130,13 @@ class FusedQKV(Fused, SelfAttention):
 
     def short_rows(self, x: Tensor, context: Context) -> ShortRows | None:
         """The plan for packed rows whose scores are one tile, where queries, keys and values are attended to as they
-        are projected."""
-        plain = type(self.scores).prepare is ScoresModule.prepare and context.record is None
-        if not plain or (self.training and self.dropout):
+        are projected, and nobody looks at them."""
+        mod, plain = self.score_mod(), type(self.scores).prepare is ScoresModule.prepare
+        watched = context.record is not None or is_observed()
+        if watched or not plain or not mod.plain or (self.training and self.dropout):
             return None
-        rows, mod = self.attention_fn(context, context.queries, len(x), self.score_mod()), self.score_mod()
-        kind = x.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-        return rows if isinstance(rows, ShortRows) and mod.plain and fits_tile(self.head_width, dtype) else None
+        rows = self.attention_fn(context, context.queries, len(x), mod)
+        return rows if isinstance(rows, ShortRows) and fits_tile(self.head_width, product_dtype(x)) else None
 
     def split_qkv(self, x: Tensor) -> tuple[Tensor, ...]:
         return linear_split(x, self.qkv, [self.inner, self.kv_width, self.kv_width], self.head_width)
@@ -215,12 +215,17 @@ def output_map(part: Any) -> Any:
 def linear_activation(x: Tensor, module: Any, kind: str) -> Tensor:
     """activation(module(x))"""
     if kind == "relu" and not isinstance(module, Float8Linear):
-        device = x.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        dtype = product_dtype(x)
         result: Tensor = _LinearReLU.apply(x.to(dtype), module.weight.to(dtype), module.bias)
         return result
     out: Tensor = _Activation.apply(linear(x, module, module.bias.detach()), module.bias, kind)
     return out
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """That of matrix products with x: autocast's, if it is on."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 def linear_split(x: Tensor, module: Any, sizes: Sequence[int], head_width: int) -> tuple[Tensor, ...]:
