@@ -41,7 +41,7 @@ class Trained:
         self.batch = Batch(Rows(text[:, :-1].contiguous()), labels=text[:, 1:].contiguous())
 
     def step(self, clock: Callable[[], float] = time.process_time) -> float:
-        """Seconds, of CPU time unless told."""
+        """Seconds by this clock; default: CPU time."""
         begin = clock()
         self.model.zero_grad()
         self.task.loss(self.model, self.batch).total.backward()

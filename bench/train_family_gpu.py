@@ -61,15 +61,15 @@ class Worker:
     job: Job
     process: subprocess.Popen[str]
     needs: float  # GiB
-    told: dict[str, Any] | None = None  # what it said when it was ready, or failed
+    report: dict[str, Any] | None = None  # that it is ready, or has failed
 
     def read(self) -> None:
         assert self.process.stdout is not None
         while line := self.process.stdout.readline():
             if line.startswith("{"):
-                self.told = json.loads(line)
+                self.report = json.loads(line)
                 return
-        self.told = {"failed": f"ended with {self.process.wait()}"}
+        self.report = {"failed": f"ended with {self.process.wait()}"}
 
     def measure(self, seconds: float) -> float:
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -164,11 +164,11 @@ class Bench:
 
     def finish(self, worker: Worker, others: list[Worker]) -> None:
         """Measure one while the others stand still, then end it."""
-        assert worker.told is not None
-        self.note(worker.job, **worker.told)
+        assert worker.report is not None
+        self.note(worker.job, **worker.report)
         try:
-            if "failed" in worker.told:
-                raise RuntimeError(worker.told["failed"])
+            if "failed" in worker.report:
+                raise RuntimeError(worker.report["failed"])
             for other in others:
                 other.signal(signal.SIGSTOP)
             if self.given.device == "cuda" and not self.ceiling:

@@ -11,16 +11,16 @@ torch.nn.Transformer, compiled, on the same sentences padded in batches of like 
 reads packed rows through the product's own feed. Counted are real target tokens.
 gpt2: 124M parameters, rows of 1,024 tokens without dropout. The peer is a plain GPT written as nanoGPT is (fused
 qkv, SDPA, vocabulary 50,304, bf16 autocast, fused AdamW), compiled whole.
-same: no speed; that updates replayed as a CUDA graph are those that are written, with and without our levers.
+same: no speed; that updates replayed as a CUDA graph are those that are written, with and without our fusions.
 kernels: our kernels by themselves, cut in several ways: cross-entropy of a chunk of logits, besides by what the
 compiler makes of the definition, and the backward passes that read once (runtime/cuda/fused_backward.py).
 session: all of them in one call; they compile side by side and measure one after another (train_session.py).
 
-`--levers` (gpt2, same): ours without any, then with more and more of them, kernels cut in the fastest way first:
-  up     activations, GELU by a sigmoid: backwards with the sums for the bias before them
+`--fusions` (gpt2, same): ours without any, then with more and more of them, kernels cut in the fastest way first:
+  ffn    activations, GELU by a sigmoid: backwards with the sums for the bias before them
   qkv    gradients of queries, keys and values laid side by side with the sums for their bias
   norms  layer norms backwards with their sums and what passes them by
-  lent   the last bias of a sub-layer goes into what passes its norm by
+  biases the last bias of a sub-layer goes into what passes its norm by
   end    the last norm compiled too
 
 Beside each speed: its share of the matrix ceiling measured in this run (model FLOPs only, 3 × forward), and peak
@@ -69,7 +69,7 @@ from train_peers import SMOOTHING, Bucketed, PlainGPT, TorchTransformer, one_of_
 from train_session import session
 from train_turns import DEVICE, Runner, Turn, compare, tell, timed
 
-LEVERS = ("ffn", "qkv", "norms", "biases", "end")  # fusions of the backward pass, and the compiled final norm
+FUSIONS = ("ffn", "qkv", "norms", "biases", "end")  # fusions of the backward pass, and the compiled final norm
 STAGES: tuple[tuple[str, ...], ...] = ((), ("ffn", "qkv"), ("norms",), ("biases", "end"))
 BACKEND = Backend(DEVICE, bf16=True, compiled=True, summary="")
 
@@ -77,13 +77,13 @@ BACKEND = Backend(DEVICE, bf16=True, compiled=True, summary="")
 class Ours:
     """What the trainer does, step after step."""
 
-    def __init__(self, tree: dict, task: Task, recorded: bool, levers: Sequence[str] = LEVERS) -> None:
+    def __init__(self, tree: dict, task: Task, recorded: bool, fusions: Sequence[str] = FUSIONS) -> None:
         self.config = parse(Model, tree)  # type: ignore[type-abstract]
         self.model, self.task = self.config.build().to(DEVICE).train(), task
         self.optimiser = Adam().build(self.model)
-        BACKEND.compile_model(self.model, fusions=levers)
+        BACKEND.compile_model(self.model, fusions=fusions)
         for module in self.model.modules():
-            if "end" not in levers and isinstance(module, Stack) and module.end is not None:
+            if "end" not in fusions and isinstance(module, Stack) and module.end is not None:
                 module.end._compiled_call_impl = None
         self.updates = CapturedUpdates(self.model, task, self.optimiser, 1.0, BACKEND)
         self.updates.enabled &= recorded
@@ -203,8 +203,8 @@ def gpt2(given: argparse.Namespace) -> None:
 
         return turn
 
-    def own(recorded: bool, levers: Sequence[str] = LEVERS) -> Turn:
-        ours = Ours(tree, CausalLM(), recorded, levers)
+    def own(recorded: bool, fusions: Sequence[str] = FUSIONS) -> Turn:
+        ours = Ours(tree, CausalLM(), recorded, fusions)
 
         def train(tokens: Tensor, labels: Tensor) -> None:
             update = Update(
@@ -231,13 +231,13 @@ def gpt2(given: argparse.Namespace) -> None:
 
     print(f"{rows} rows of {length} tokens, vocabulary {vocab}; ours has {cost.parameters:,} weights", flush=True)
     runners = [Runner("a GPT as nanoGPT's, compiled", peer, cost.flops, peer=True)]
-    if given.levers:
+    if given.fusions:
         choose_backend()
-        levers: tuple[str, ...] = ()
+        fusions: tuple[str, ...] = ()
         for more in STAGES:
-            levers += more
-            name = "+ " + ", ".join(more) if more else "allyouneed, no levers"
-            runners.append(Runner(name, partial(own, not given.written, levers), cost.flops))
+            fusions += more
+            name = "+ " + ", ".join(more) if more else "allyouneed, no fusions"
+            runners.append(Runner(name, partial(own, not given.written, fusions), cost.flops))
     else:
         runners.insert(0, Runner("allyouneed", partial(own, not given.written), cost.flops))
     compare(runners, given)
@@ -250,31 +250,31 @@ def same(given: argparse.Namespace) -> None:
     """A small GPT-2 from the same weights over the same batches, all ways; without dropout they must agree."""
     changes = ["vocab=50304", "dropout=0.0", "decoder[0].mixer.dropout=0.0", "decoder[0].repeat=2"]
     text = [torch.randint(0, 50257, (4, 257), device=DEVICE) for _ in range(3)] * 4  # it learns them by heart
-    losses: dict[tuple[bool, bool], list[float]] = {}  # recorded, with levers
-    for levers in ((), LEVERS) if given.levers else (LEVERS,):
+    losses: dict[tuple[bool, bool], list[float]] = {}  # recorded, with fusions
+    for fusions in ((), FUSIONS) if given.fusions else (FUSIONS,):
         for recorded in (False, True):
             torch.manual_seed(1)
-            ours = Ours(override(preset_tree("gpt2"), changes), CausalLM(), recorded, levers)
+            ours = Ours(override(preset_tree("gpt2"), changes), CausalLM(), recorded, fusions)
             pending = []
             for number, rows in enumerate(text, start=1):
                 batch = Batch(Rows(rows[:, :-1].contiguous()), labels=rows[:, 1:].contiguous())
                 pending.append(
                     ours.run(Update([batch], [DataPosition(0, 0)], 4 * 256, DataPosition(0, 0)), 1e-3 / number)
                 )
-            found = losses[recorded, bool(levers)] = [one.loss for one in fetch_results(pending)]
-            way = f"{'recorded' if recorded else 'written'}{', levers' if levers else ''}"
+            found = losses[recorded, bool(fusions)] = [one.loss for one in fetch_results(pending)]
+            way = f"{'recorded' if recorded else 'written'}{', fusions' if fusions else ''}"
             print(f"{way:18s}", " ".join(f"{loss:.4f}" for loss in found), flush=True)
 
     def apart(one: tuple[bool, bool], other: tuple[bool, bool]) -> float:
         return max(abs(a - b) / a for a, b in zip(losses[one], losses[other], strict=True))
 
-    recordings = [apart((False, levers), (True, levers)) for levers in {with_levers for _, with_levers in losses}]
+    recordings = [apart((False, fusions), (True, fusions)) for fusions in {fused for _, fused in losses}]
     lines = [f"recorded and written are at most {max(recordings):.1e} of a loss apart"]
-    if given.levers:  # other roundings: the head's gradient is added up in fp32
-        lines.append(f"with and without levers: {(rounding := apart((False, False), (False, True))):.1e}")
+    if given.fusions:  # other roundings: the head's gradient is added up in fp32
+        lines.append(f"with and without fusions: {(rounding := apart((False, False), (False, True))):.1e}")
     tell(lines, given)
     assert max(recordings) < 1e-3, "a recorded update is another one than the written"
-    assert not given.levers or rounding < 5e-3, "an update with levers is another one than without"
+    assert not given.fusions or rounding < 5e-3, "an update with fusions is another one than without"
 
 
 JOBS = {"same": same, "kernels": kernels, "gpt2": gpt2, "translation": translation}
@@ -293,7 +293,7 @@ def main() -> None:
     parser.add_argument("--alone", action="store_true", help="leave out the peers")
     parser.add_argument("--eager", action="store_true", help="translation: the peer as it is written, besides")
     parser.add_argument("--written", action="store_true", help="ours without recording updates as a CUDA graph")
-    parser.add_argument("--levers", action="store_true", help="ours without and with each of what makes it faster")
+    parser.add_argument("--fusions", action="store_true", help="ours without and with each of what makes it faster")
     parser.add_argument("--limit", type=float, default=200.0, help="session: seconds that it may take in all")
     parser.add_argument("--save", help="a file for the table")
     parser.add_argument("--tune", action="store_true", help="let the compiler try more forms of every kernel")
@@ -304,7 +304,7 @@ def main() -> None:
         return session(Path(__file__), given)
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
-    torch._dynamo.config.recompile_limit = 64  # the same blocks with other levers
+    torch._dynamo.config.recompile_limit = 64  # the same blocks with other fusions
     if given.tune:
         import torch._inductor.config as inductor
 

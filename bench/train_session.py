@@ -20,21 +20,21 @@ def session(script: Path, given: argparse.Namespace) -> None:
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        jobs = {"same": ["same", "--levers"], "gpt2": ["gpt2", "--steps", "12", "--turns", "3", "--profile"]}
-        if given.levers:
-            jobs["gpt2"].append("--levers")
+        jobs = {"same": ["same", "--fusions"], "gpt2": ["gpt2", "--steps", "12", "--turns", "3", "--profile"]}
+        if given.fusions:
+            jobs["gpt2"].append("--fusions")
             jobs["kernels"] = ["kernels"]
         if given.pairs is not None:
             jobs["translation"] = ["translation", "--pairs", given.pairs, "--steps", "40", "--turns", "3", "--profile"]
         meeting = folder / "meeting"
         meeting.mkdir()
         # `same` measures nothing, so nobody waits for it
-        told = ["--meet", str(meeting), str(len(jobs) - 1), "--patience", str(given.limit * 0.7)]
+        waits = ["--meet", str(meeting), str(len(jobs) - 1), "--patience", str(given.limit * 0.7)]
         children: dict[str, subprocess.Popen[str]] = {}
         # each of them would compile with as many processes as there are cores
         around = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(2, (os.cpu_count() or 2) // 3)), **os.environ}
         for job, options in jobs.items():
-            command = [sys.executable, str(script), *options, "--save", str(folder / f"{job}.md"), *told]
+            command = [sys.executable, str(script), *options, "--save", str(folder / f"{job}.md"), *waits]
             children[job] = subprocess.Popen(
                 command,
                 stdout=subprocess.PIPE,

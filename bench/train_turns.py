@@ -75,7 +75,7 @@ def compare(runners: list[Runner], given: argparse.Namespace) -> None:
             runner.turn = runner.make()
             runner.turn(0)
         except Exception:
-            if not given.levers:
+            if not given.fusions:
                 raise
             traceback.print_exc(limit=-6)
             print(f"{runner.name} failed and is left out", flush=True)
