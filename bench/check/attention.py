@@ -16,7 +16,7 @@ from allyouneed.nn.ops.attention.dense import ScoreMod, attention_weights, dense
 from allyouneed.nn.ops.attention.select import block_layouts
 from allyouneed.nn.ops.attention.tiled import Tiled
 from allyouneed.nn.patterns.core import Pattern
-from bench.check.state_spaces import random_starts
+from bench.check.report import LIMITS, Check, random_starts
 
 # pattern, batch, heads, key-value heads, time, width, width of values, block, bias (constant from this distance on, 0:
 # none), segments of rows
@@ -147,3 +147,39 @@ def performer_attention(check: Any, sizes: tuple[Any, ...], dtype: torch.dtype, 
         f"performer {sizes[:5]} {str(dtype)[6:]}{', relu' * relu}{', padded' * (real is not None)}{', packed' * packed}"
     )
     check.report(name, run(dtype, False), run(torch.float64, True), limits[dtype])
+
+
+def packed_rows(check: Check, cuda: bool) -> None:
+    """Packed rows in one tile: what is seen, and the gradients of q, k, v."""
+    from allyouneed.nn.ops.attention import short_rows
+
+    print("packed rows: what is seen, gradients of q, k, v")
+    sizes = [(2, 4, 2, 20, 33, 16, 32), (1, 2, 2, 7, 7, 64, 16), (1, 4, 2, 100, 70, 16, 16), (2, 4, 2, 70, 70, 16, 16)]
+    for batch, heads, own, queries, keys, width, values in [*sizes, *([(192, 8, 8, 128, 128, 64, 64)] if cuda else [])]:
+        for causal in (False, True):
+            torch.manual_seed(queries)
+            dtype = torch.bfloat16 if cuda else torch.float16  # the interpreter multiplies no bfloat16
+            shapes = (heads, queries, width), (own, keys, width), (own, keys, values), (heads, queries, values)
+            given = [torch.randn(batch, h, t, w).to(check.device, dtype) for h, t, w in shapes]
+            marks = [torch.arange(t, device=check.device, dtype=torch.int32).expand(batch, t) for t in (queries, keys)]
+            both = [((mark + 5) // 6 % 5).contiguous() for mark in marks] + [(mark % 6).contiguous() for mark in marks]
+            exact = [x.cpu().double().requires_grad_() for x in given[:3]]
+            marks = [x.cpu() for x in both]
+            wanted, _ = short_rows.attend(*exact, *marks, causal, width**-0.5)
+            slopes = torch.autograd.grad((wanted * given[3].cpu().double()).sum(), exact)
+            usual = short_rows.usable
+            if not cuda:
+                short_rows.usable = lambda x: True
+            found, lse = short_rows.attend(*given[:3], *both, causal, width**-0.5)
+            grads = list(short_rows.attend_backward(given[3], *given[:3], *both, causal, width**-0.5, lse))
+            if queries == keys and width == values:  # side by side, and their sums
+                qkv = torch.cat([x.transpose(1, 2).flatten(2) for x in given[:3]], -1)
+                grads += short_rows.attend_qkv_backward(
+                    given[3], qkv, [heads, own, own], both[0], both[2], causal, width**-0.5, lse
+                )
+                packed = torch.cat([x.transpose(1, 2).flatten(2) for x in slopes], -1)
+                slopes = *slopes, packed, packed.sum((0, 1))
+                grads[-1] = grads[-1].sum(0)
+            short_rows.usable = usual
+            name = f"rows {(batch, heads, own, queries, keys, width, values)}{' causal' if causal else ''}"
+            check.report(name, [x.cpu() for x in (found, *grads)], [wanted.detach(), *slopes], LIMITS[torch.bfloat16])

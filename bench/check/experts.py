@@ -12,7 +12,7 @@ from allyouneed.config import parse
 from allyouneed.kernels.triton.expert_linear import expert_down, expert_linear, expert_up, route
 from allyouneed.nn.channels.moe import MoE, RouterModule
 from allyouneed.nn.ops.experts import each_alone, grouped_products
-from bench.check.state_spaces import LIMITS, Check
+from bench.check.report import LIMITS, Check
 
 # experts, rows, inputs, outputs, bias
 SIZES = [(5, 3, 40, 24, True), (3, 40, 16, 40, False), (60, 2, 130, 20, True)]

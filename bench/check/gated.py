@@ -12,7 +12,7 @@ from torch import Tensor
 from allyouneed.kernels.triton.mixer_steps.gated import GatedParts, chunk_scores, gau_step, mixed_chunk_step
 from allyouneed.nn.common import Common
 from allyouneed.nn.mixers.gau import GAU, MixedChunk
-from bench.check.state_spaces import LIMITS, Check
+from bench.check.report import LIMITS, Check
 
 # rows, key features, values, tokens per block (kernels/triton/decode_attention.py), tokens at most, splits, positions
 UNITS = [(3, 20, 70, 0, 140, 3, "both"), (3, 6, 10, 1, 70, 1, "bias"), (5, 40, 200, 4, 90, 2, "rotary")]

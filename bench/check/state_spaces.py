@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,8 +12,8 @@ from allyouneed.kernels.triton import selective_scan as scan
 from allyouneed.kernels.triton.short_convolution import short_convolution
 from allyouneed.nn.ops import ssd
 from allyouneed.nn.ops.selective_scan import selective_ssm
+from bench.check.report import LIMITS, Check, random_starts
 
-LIMITS = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 SCANS = [(2, 1, 5, 3, False), (3, 30, 33, 16, True), (1, 21, 7, 20, False)]  # batch, time, features, states, ragged
 LARGE_SCANS = [(2, 500, 100, 16, True), (1, 16000, 96, 16, False), (8, 2048, 1536, 16, False), (1, 1500, 64, 40, True)]
 CONVOLUTIONS = [(2, 2, 70, 4), (1, 150, 20, 3), (2, 20, 5, 1)]  # batch, time, features, taps
@@ -23,12 +22,6 @@ DUALS = [(2, 6, 2, 70, 5, 20), (1, 4, 1, 33, 128, 16)]  # batch, heads, groups, 
 LARGE_DUALS = [(2, 24, 1, 3000, 128, 64)]
 
 Given = dict[str, Tensor]
-
-
-class Check(Protocol):
-    device: str
-
-    def report(self, name: str, found: Sequence[Tensor], exact: Sequence[Tensor], limit: float) -> None: ...
 
 
 def compare(
@@ -49,13 +42,6 @@ def compare(
         loss = sum((y.double() * torch.randn(y.shape).to(check.device)).sum() for y in outputs)
         runs.append([*outputs, *torch.autograd.grad(loss, list(leaves.values()))])
     check.report(f"{name} {str(dtype)[6:]}", *runs, LIMITS[dtype])
-
-
-def random_starts(batch: int, time: int, device: str) -> Tensor:
-    """Where the sentence of each token begins in packed rows of random sentences, some of one token."""
-    steps = torch.arange(time)
-    first = (torch.rand(batch, time) < torch.tensor([[0.02], [0.3]]).repeat(batch, 1)[:batch]) | (steps == 0)
-    return torch.where(first, steps, 0).cummax(1).values.int().to(device)
 
 
 def scanning(check: Check, sizes: tuple[int, int, int, int, bool], dtype: torch.dtype, packed: bool = False) -> None:

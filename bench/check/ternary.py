@@ -10,7 +10,7 @@ from allyouneed.config import parse
 from allyouneed.nn.activations import ACTIVATIONS
 from allyouneed.nn.linear.bitlinear import Bit
 from allyouneed.nn.linear.ternary import PackedBitLinear
-from bench.check.state_spaces import LIMITS, Check
+from bench.check.report import LIMITS, Check
 
 # tokens, inputs, outputs, bias, activation, gated, parts
 MAPS = [
