@@ -71,6 +71,7 @@ def patch_engine() -> None:
     from allyouneed.infer.cuda_graph.slot_loader import SlotLoader
     from allyouneed.infer.model_runner import ModelRunner
     from allyouneed.infer.scheduler import Scheduler
+    from allyouneed.infer.scheduling.chunked_prefill import ChunkedPrefill
     from allyouneed.serve.engine.delivery import Delivery
     from allyouneed.serve.engine.loop import EngineLoop
 
@@ -80,7 +81,7 @@ def patch_engine() -> None:
     timed(GraphRunner, "launch", "launch")
     timed(GraphRunner, "collect", "collect")
     timed(Scheduler, "_admit", "admit")
-    timed(Scheduler, "_prefill", "prefill")
+    timed(ChunkedPrefill, "step", "prefill")
     timed(ModelRunner, "prefill_chunk", "plain")
     timed(PagedPrefill, "read", "read")
     timed(PagedPrefill, "run", "pass")
@@ -99,7 +100,7 @@ def patch_engine() -> None:
         timed(owner, name, "capture")
     timed(EngineLoop, "_gather", "gather")
     on_device(GraphRunner, "launch", "device decode")
-    on_device(Scheduler, "_prefill", "device prefill")
+    on_device(ChunkedPrefill, "step", "device prefill")
     timed(EngineLoop, "_report", "report")
     timed(Delivery, "deliver", "deliver")
     step, run = EngineLoop._step, EngineLoop._run

@@ -1,7 +1,7 @@
 """The closed loop of gpu.py as an event simulation: what postponed prefills and cheaper ones change.
 
     python bench/serve/simulate.py                   # a few seconds, no device
-    python bench/serve/simulate.py --postponed 0 8   # other bounds (infer/admission.py POSTPONED)
+    python bench/serve/simulate.py --postponed 0 8   # other bounds (infer/scheduling/admission.py POSTPONED)
 
 The engine's thread admits requests, launches prefills and runs of decode steps, and waits for the run before; the
 device computes one thing after another. Requests and answers pass through queues: the engine process, 8 API processes,
@@ -23,10 +23,10 @@ from itertools import count
 from random import Random
 from types import SimpleNamespace
 
-from allyouneed.infer import admission
 from allyouneed.infer.cuda_graph.device_search import RUN_STEPS
 from allyouneed.infer.cuda_graph.paged_prefill import Chunk, plan
 from allyouneed.infer.cuda_graph.runner import JOIN_STEPS
+from allyouneed.infer.scheduling import admission
 
 GIVEN, NEW, BUDGET, ROUNDS = 128, 256, 8192, 3
 PROMPT = range(GIVEN)

@@ -20,13 +20,13 @@ from test_prefix_cache import is_empty
 from test_scheduler import DECODINGS, decoder_model
 
 from allyouneed.errors import UserError
-from allyouneed.infer.admission import LargestFirst
 from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
 from allyouneed.infer.decoding.base import RequestState
 from allyouneed.infer.decoding.options import MAX_TOKENS, Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
+from allyouneed.infer.scheduling.admission import LargestFirst
 from allyouneed.infer.speculative.drafts import Drafter, PromptLookup
 from allyouneed.nn.states.base import States
 from allyouneed.nn.states.paged import BlockPool

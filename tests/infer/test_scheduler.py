@@ -11,13 +11,13 @@ import torch
 import allyouneed as ayn
 from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.errors import UserError
-from allyouneed.infer.admission import PATIENCE
 from allyouneed.infer.decoding.base import RequestState
 from allyouneed.infer.decoding.detokenizer import StopStrings, detokenize
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
+from allyouneed.infer.scheduling.admission import PATIENCE
 from property_tests import THOROUGH
 from toy_models import BOS, EOS, PAD, VOCAB, random_model
 

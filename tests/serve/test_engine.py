@@ -151,9 +151,9 @@ def test_after_many_answers_the_next_requests_are_read_together(
     with served_client({"lm": folders["lm"]}) as (running, client), ThreadPoolExecutor(MANY) as pool:
         client.post("/v1/completions", json=LONG | {"max_tokens": 1})
         loop = running.model("lm").loop
-        scheduler, started = loop.schedulers[False], []
-        start = scheduler._start
-        monkeypatch.setattr(scheduler, "_start", lambda requests: (started.append(len(requests)), start(requests)))
+        prefill, started = loop.schedulers[False].prefill, []
+        start = prefill.start
+        monkeypatch.setattr(prefill, "start", lambda requests: (started.append(len(requests)), start(requests)))
         until(lambda: not loop.sequences)
         with loop.changed:
             loop.ended_together = MANY  # as if so many had just ended

@@ -78,15 +78,15 @@ def test_graphs_are_captured_before_the_first_request(
         running.registry.on_phase = phases.append
         assert ask(client, prompt="warm") and phases[:2] == ["loading lm", "loading lm: capturing CUDA graphs"]
         scheduler = scheduler_of(running)
-        assert scheduler.captured is not None and scheduler.slots is not None
-        captured = set(scheduler.captured.graphs)
+        assert scheduler.prefill.captured is not None and scheduler.slots is not None
+        captured = set(scheduler.prefill.captured.graphs)
         assert captured and len(scheduler.slots.batches) == 2  # greedy and sampled
         tokens = len(client.post("/tokenize", json={"model": "lm", "prompt": "warm"}).json()["tokens"])
         assert metric(client, "vllm:prefix_cache_queries_total") == tokens
         read = read_tokens(running, monkeypatch)
         prompts = [START[:n] for n in (10, 40, 80)] * 2
         found = [ask(client, prompt=prompt) for prompt in prompts]
-        assert not read and set(scheduler.captured.graphs) == captured
+        assert not read and set(scheduler.prefill.captured.graphs) == captured
     with served_client({"lm": folders["lm"]}, exact=True) as (_, client):
         assert [ask(client, prompt=prompt) for prompt in prompts] == found
 

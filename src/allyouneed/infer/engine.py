@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
-from allyouneed.infer.admission import LargestFirst
 from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
 from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
 from allyouneed.infer.decoding.observe import current_observer
@@ -17,6 +16,7 @@ from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.request import Medium, Request, StopCondition
 from allyouneed.infer.scheduler import Scheduler
+from allyouneed.infer.scheduling.admission import LargestFirst
 from allyouneed.infer.speculative.decode import check_draft_options
 from allyouneed.infer.speculative.drafts import Draft
 from allyouneed.infer.validation import RequestValidator

@@ -1,9 +1,8 @@
 """Continuous batching: requests of any length join and leave the running batches at every step.
 
-A step decodes one token of every running row and, beside it, prefills new requests with at most `budget` tokens:
-sources are encoded together and prompts are read in chunks, so that a long prompt does not stall the others. A request
-whose prompt has been read gets its first token at once and joins a running batch. Where many rows decode in captured
-graphs, the prefill of a few may be postponed (admission.py `Postponement`).
+A step decodes one token of every running row and, beside it, prefills new requests with at most `budget` tokens
+(scheduling/chunked_prefill.py), so that a long prompt does not stall the others. Where many rows decode in captured
+graphs, the prefill of a few may be postponed (scheduling/admission.py `Postponement`).
 
 Offline (`LargestFirst`), a batch of similar sizes is admitted whenever the one before has finished, and prompts are
 read whole; on a GPU one graph runner takes all requests (cuda_graph/runner.py).
@@ -24,10 +23,8 @@ from itertools import count
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from allyouneed.errors import UserError
-from allyouneed.infer.admission import FairQueue, LargestFirst, Postponement
 from allyouneed.infer.block_manager import BlockManager
 from allyouneed.infer.cuda_graph.paged_prefill import PagedPrefill
 from allyouneed.infer.cuda_graph.runner import WORTH, GraphBatch, GraphRunnerCache
@@ -36,17 +33,15 @@ from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestStat
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.isolation import isolate
 from allyouneed.infer.model_runner import ModelRunner
-from allyouneed.infer.preemption import Preemption
 from allyouneed.infer.prefill import PrefillBatch, prefill_key, share_rows
 from allyouneed.infer.request import Request
 from allyouneed.infer.running_batch import ActiveBatch, RunningBatch
-from allyouneed.infer.speculative.decode import SpeculativeDecoder
+from allyouneed.infer.scheduling.admission import FairQueue, LargestFirst, Postponement
+from allyouneed.infer.scheduling.chunked_prefill import ChunkedPrefill
+from allyouneed.infer.scheduling.preemption import Preemption
 from allyouneed.infer.validation import RequestValidator
-from allyouneed.nn.states.base import States
-from allyouneed.nn.states.paged import BlockPool, PagedStates
+from allyouneed.nn.states.paged import BlockPool
 from allyouneed.runtime.process import refuse_after_fork
-
-ReadPrompt = tuple[int, RequestState]  # a request whose prompt has been read, and its row in the prefill batch
 
 
 class Scheduler:
@@ -78,7 +73,6 @@ class Scheduler:
         self.arrivals: deque[RequestState] = deque()
         self.fair, self.offline, self.postponement = FairQueue(), queue, Postponement()
         self.streams_offline = False  # whether the offline batch has requests that stream
-        self.prefilling: list[PrefillBatch] = []
         self.running: list[ActiveBatch] = []
         self.active: list[RequestState] = []  # admitted requests that hold rows or blocks
         self.failures: list[RequestState] = []  # in this step
@@ -91,9 +85,10 @@ class Scheduler:
         if memory is None and not engine.exact:
             self.graphs = graphs or (GraphRunnerCache(engine) if pool is None else None)
         self.slots = SchedulerSlots(self.graphs, rows) if self.graphs is not None and queue is None else None
-        self.captured: PagedPrefill | None = None
+        captured: PagedPrefill | None = None
         if pool is not None and self.slots is not None and not engine.bidirectional_prompt and engine.retrieve is None:
-            self.captured = PagedPrefill(engine, pool, rows)
+            captured = PagedPrefill(engine, pool, rows)
+        self.prefill = ChunkedPrefill(self, engine, queue is not None, self.blocks, self.slots, captured)
 
     # --- submitting --------------------------------------------------------------------------------------------------
 
@@ -152,8 +147,8 @@ class Scheduler:
         """Before the first request: capture the usual prefills, and decode these requests, which leave no trace but
         captured graphs and compiled kernels."""
         with self._inference():
-            if self.captured is not None:
-                self.captured.warm_up(self.budget)
+            if self.prefill.captured is not None:
+                self.prefill.captured.warm_up(self.budget)
         if self.graphs is not None:
             self.graphs.requested = max(self.graphs.requested, WORTH)
         self.submit_all(requests)
@@ -233,7 +228,7 @@ class Scheduler:
             for batch in list(self.running):
                 self._step_batch(batch)
             if self.prefilling:
-                self._prefill()
+                self.prefill.step()
             if self.slots is not None:  # after the prefill: the run it launches includes the new requests
                 self.slots.step(self.fail)
             self.steps += 1
@@ -250,7 +245,7 @@ class Scheduler:
 
     def _step_batch(self, batch: ActiveBatch) -> None:
         with isolate(partial(self.drop, batch)):
-            self._with_blocks(batch.step, batch)
+            self.with_blocks(batch.step, batch)
         if batch in self.running and not batch.active:
             batch.close()
             self.running.remove(batch)
@@ -321,7 +316,7 @@ class Scheduler:
                 batch.close()
         if self.slots is not None:
             self.slots.close()
-        self.running, self.prefilling = [], []
+        self.running, self.prefill.batches = [], []
         if self.preemption is not None:
             self.preemption.batches = []
         if self.blocks is not None:
@@ -362,7 +357,7 @@ class Scheduler:
         if captured and self.graphs is not None:
             self.running.append(self.graphs.batch(batch))
         else:
-            self._start(batch)
+            self.prefill.start(batch)
 
     def _admit(self) -> None:
         """Admit requests in order while there is room; a large one is not overtaken by a smaller one."""
@@ -404,18 +399,23 @@ class Scheduler:
             self.postponement.end()
         if taken and self.slots is not None and blocks is None:
             given, taken = taken, []
-            with isolate(partial(self._fail_unheld, given)):
+            with isolate(partial(self.fail_unheld, given)):
                 taken = self.slots.prefill(given)
         for some in share_rows(taken) if self.engine.exact else [taken] if taken else []:
-            self._start(some)
+            self.prefill.start(some)
 
-    def _fail_unheld(self, requests: list[RequestState], error: Exception) -> None:
+    def fail_unheld(self, requests: list[RequestState], error: Exception) -> None:
         """Those of them that no batch has taken over have failed."""
         here = self._held()
         self.fail([state for state in requests if state not in here], error)
 
     def urgency(self, state: RequestState) -> tuple[int, int, int]:
         return self.fair.urgency(state, self.steps)
+
+    @property
+    def prefilling(self) -> list[PrefillBatch]:
+        """Prompts that are being read."""
+        return self.prefill.batches
 
     # --- blocks ------------------------------------------------------------------------------------------------------
 
@@ -429,7 +429,7 @@ class Scheduler:
         """So far."""
         return 0 if self.preemption is None else self.preemption.count
 
-    def _with_blocks(self, act: Callable[[], None], batch: ActiveBatch | None = None) -> None:
+    def with_blocks(self, act: Callable[[], None], batch: ActiveBatch | None = None) -> None:
         """Do it; where blocks run out, free some."""
         act() if self.preemption is None else self.preemption.run(act, batch)
 
@@ -439,110 +439,7 @@ class Scheduler:
         running = [batch.states for batch in self.running if isinstance(batch, RunningBatch)]
         return self.blocks.waste(running + [batch.states for batch in self.prefilling])
 
-    # --- prefill -----------------------------------------------------------------------------------------------------
-
-    def _start(self, requests: list[RequestState]) -> None:
-        """Encode sources together; no prompt token is read yet, but for cached prefixes."""
-        if len({state.request.source is None for state in requests}) > 1:  # the model takes one, or it does not
-            for kind in (True, False):
-                self._start([state for state in requests if (state.request.source is None) is kind])
-            return
-        with isolate(partial(self.fail, requests)):
-            model, rows = self.engine.decoder, share_rows(requests)
-            distinct = [row[0].request for row in rows]
-            states, media = self.engine.start(distinct, model), self.engine.encode_media(distinct)
-            if self.blocks is not None:
-                states = self.blocks.start(states, [row[0] for row in rows])
-            self.prefilling.append(PrefillBatch(model, states, rows, list(states.lengths), media))
-
-    def _prefill(self) -> None:
-        """Read a chunk of every unread prompt; all chunks together are no larger than the budget."""
-        share = max(1, self.budget // len(self.prefilling))
-        for batch in list(self.prefilling):
-            with isolate(partial(self._drop_prefill, batch, batch.requests)):
-                batch.drop_cancelled()
-                if batch.rows:
-                    self._with_blocks(partial(self._prefill_chunk, batch, max(1, share // len(batch.rows))))
-        self.prefilling = [batch for batch in self.prefilling if batch.rows]
-
-    def _drop_prefill(self, batch: PrefillBatch, requests: list[RequestState], error: Exception) -> None:
-        """A prefill has failed: so have those of its requests that no running batch has taken over."""
-        self.prefilling.remove(batch)
-        self._fail_unheld(requests, error)
-
-    def _prefill_chunk(self, batch: PrefillBatch, size: int) -> None:
-        engine, prompts = self.engine, batch.prompts
-        # chunks change the last bits, and cut tokens that attend to each other apart
-        if self.offline is not None or engine.bidirectional_prompt or engine.exact:
-            size = max(map(len, prompts))
-        chunks = [prompt[at : at + size] for prompt, at in zip(prompts, batch.read, strict=True)]
-        if self.blocks is not None:
-            self.blocks.make_room(batch.states, list(map(len, chunks)))
-        last = self._replay(batch, chunks)
-        if last is None:
-            last = engine.prefill_chunk(batch.states, chunks, batch.model, batch.media)
-        batch.read = [at + len(chunk) for at, chunk in zip(batch.read, chunks, strict=True)]
-        done = [(n, state) for n, left in enumerate(batch.unread) if not left for state in batch.rows[n]]
-        for some in self._decoded_together(done):
-            with isolate(partial(self._fail_read, some)):
-                self._decode(batch, some, last)
-        batch.keep([n for n, left in enumerate(batch.unread) if left])
-
-    def _replay(self, batch: PrefillBatch, chunks: Sequence[Sequence[int]]) -> Tensor | None:
-        """`prefill_chunk` as captured graphs; None: this batch needs the plain one."""
-        if self.captured is None or batch.media or not isinstance(batch.states, PagedStates):
-            return None
-        return self.captured.read(batch.states, chunks)
-
-    def _fail_read(self, some: list[ReadPrompt], error: Exception) -> None:
-        """Those of them that have not begun to decode have failed."""
-        here = {state for running in self.running for state in running.requests}
-        here |= set(self.slots.requests) if self.slots is not None else set()
-        self.fail([state for _, state in some if state not in here], error)
-
-    def _decoded_together(self, done: list[ReadPrompt]) -> list[list[ReadPrompt]]:
-        """In one running batch every request has equally many rows; in exact mode each runs alone."""
-        if self.engine.exact:
-            return [[one] for one in done]
-        counts = sorted({state.spec.decoding.rows for _, state in done})
-        return [[one for one in done if one[1].spec.decoding.rows == rows] for rows in counts]
-
-    def _decode(self, batch: PrefillBatch, some: list[ReadPrompt], last: Tensor) -> None:
-        """Decode the first token of these requests, whose prompts have been read, and let them join the others."""
-        if self.blocks is not None:
-            self.blocks.keep_prefixes(batch.states, some)
-        some = some if self.slots is None else self.slots.add(batch.states, some)
-        if not some:
-            return
-        groups: dict[DecodingSpec, list[ReadPrompt]] = {}
-        kinds: dict[int, DecodingSpec] = {}  # by identity: requests of one call share their specification
-        for one in some:
-            spec = one[1].spec
-            if id(spec) not in kinds:
-                kinds[id(spec)] = spec.batch_key
-            groups.setdefault(kinds[id(spec)], []).append(one)
-        for kind in [kind for kind in groups if kind.draft is not None]:
-            drafted = groups.pop(kind)
-            requests = [state for _, state in drafted]
-            with isolate(partial(self.fail, requests)):
-                taken = self._take(batch, [row for row, _ in drafted], last)
-                speculation = SpeculativeDecoder(batch.model, *taken, requests)
-                if speculation.active:
-                    self.running.append(speculation)
-        if groups:
-            states, last = self._take(batch, [row for some in groups.values() for row, _ in some], last)
-            chosen = [(kind, [state for _, state in some]) for kind, some in groups.items()]
-            running = RunningBatch(batch.model, states, chosen, self.engine.limit)
-            running.append_tokens(last)
-            if running.active:
-                running.states.ungroup()
-                self.join(running)
-
-    def _take(self, batch: PrefillBatch, rows: list[int], last: Tensor) -> tuple[States, Tensor]:
-        """States and last hidden states of these rows, one for each request: the batch's own if they are all of it and
-        no other request needs them, else copies."""
-        batch.handed_over = rows == list(range(len(batch.requests)))
-        return (batch.states, last) if batch.handed_over else (batch.states.copy_rows(rows), last[rows])
+    # --- running batches ---------------------------------------------------------------------------------------------
 
     def join(self, batch: RunningBatch) -> None:
         """Decode it together with a batch that is running, or beside it."""

@@ -119,8 +119,8 @@ def test_answers_and_cached_prefixes_are_those_of_the_plain_prefill(
     requests = [Request(prompt, 6, (n,)) for n, prompt in enumerate(prompts_of(16, 30))]
     ways = [GREEDY, DECODINGS["beam"], DECODINGS["sample"]]
     scheduler = scheduler_of(engine)
-    assert scheduler.captured is not None
-    scheduler.captured.warm_up(64)
+    assert scheduler.prefill.captured is not None
+    scheduler.prefill.captured.warm_up(64)
     serve(scheduler, requests, ways)
     assert passes and scheduler.blocks is not None and scheduler.blocks.prefixes.hits
     assert {size.end > size.tokens for size in passes} == {True, False}
@@ -162,8 +162,8 @@ def test_requests_without_memory_or_patience_leave_slots_and_blocks_to_the_other
     long = Decoding(method="greedy", min_length=20, max_length=20)
     requests = [Request(prompt, 20, (n,)) for n, prompt in enumerate(prompts_of(14, 40, seed=3))]
     scheduler = scheduler_of(engine, blocks=34, budget=24, rows=3)
-    assert scheduler.captured is not None and scheduler.blocks is not None
-    scheduler.captured.warm_up(24)
+    assert scheduler.prefill.captured is not None and scheduler.blocks is not None
+    scheduler.prefill.captured.warm_up(24)
     states = [scheduler.submit(request, long) for request in requests]
     for turn, state in enumerate(states[::3]):
         state.cancel() if turn % 2 else scheduler.step()
@@ -192,26 +192,26 @@ def test_a_capture_that_fails_leaves_the_plain_prefill(
     with nullcontext() if is_memory else pytest.warns(UserWarning, match="operation not permitted"):
         scheduler.warm_up([(Request([5, 6], 3, ()), GREEDY)])
     serve(scheduler, [Request(prompt, 6, (n,)) for n, prompt in enumerate(prompts_of(10, 12))], [GREEDY])
-    assert not passes and scheduler.captured is not None
-    assert scheduler.captured.fits is is_memory
+    assert not passes and scheduler.prefill.captured is not None
+    assert scheduler.prefill.captured.fits is is_memory
 
 
 def test_after_a_warm_up_requests_run_in_captured_sizes(passes: list[Size]) -> None:
     engine = engine_of("grouped")
     scheduler = scheduler_of(engine)
     scheduler.warm_up([(Request([5, 6, 7], 3, ()), GREEDY)])
-    assert scheduler.captured is not None and scheduler.blocks is not None and scheduler.slots is not None
-    captured = set(scheduler.captured.graphs)
+    assert scheduler.prefill.captured is not None and scheduler.blocks is not None and scheduler.slots is not None
+    captured = set(scheduler.prefill.captured.graphs)
     assert Size(8, 8, 8) in captured and Size(1, 16, 64) in captured and scheduler.slots.batches
     assert not scheduler.blocks.pool.used and not scheduler.blocks.prefixes.prompt_tokens
     del passes[:]
     serve(scheduler, [Request(prompt, 6, (n,)) for n, prompt in enumerate(prompts_of(20, 16))], [GREEDY])
-    assert passes and set(passes) <= captured == set(scheduler.captured.graphs)
-    before = list(scheduler.captured.graphs.values())
+    assert passes and set(passes) <= captured == set(scheduler.prefill.captured.graphs)
+    before = list(scheduler.prefill.captured.graphs.values())
     for weight in engine.model.parameters():  # as after `model.to(...)`: graphs hold other addresses
         weight.data = weight.data.clone()
     serve(scheduler, [Request(prompt, 6, (n,)) for n, prompt in enumerate(prompts_of(4, 16, seed=9))], [GREEDY])
-    assert not any(old is new for old in before for new in scheduler.captured.graphs.values())
+    assert not any(old is new for old in before for new in scheduler.prefill.captured.graphs.values())
 
 
 def test_a_plan_covers_all_tokens_with_little_padding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from allyouneed.infer import admission
-from allyouneed.infer.admission import POSTPONED, WORTH
 from allyouneed.infer.decoding.base import RequestState
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
+from allyouneed.infer.scheduling import admission
+from allyouneed.infer.scheduling.admission import POSTPONED, WORTH
 from allyouneed.nn.states.paged import BlockPool
 from graph_runner import DECODINGS, admit_as_on_a_gpu, decode_alone, engine_of, make_requests, token_lists
 

@@ -19,7 +19,9 @@ class Batches(Protocol):
     """The scheduler, as far as preemption uses it."""
 
     running: list[ActiveBatch]
-    prefilling: list[PrefillBatch]
+
+    @property
+    def prefilling(self) -> list[PrefillBatch]: ...
 
     def urgency(self, state: RequestState) -> tuple[int, int, int]: ...
 

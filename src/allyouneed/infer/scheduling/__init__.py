@@ -1,0 +1,1 @@
+"""Parts of the scheduler: which requests are admitted, how their prompts are read, what happens when blocks run out."""

@@ -1,0 +1,161 @@
+"""Chunked prefill: sources are encoded together and prompts are read a chunk per step, as far as the scheduler's budget
+goes. A request whose prompt has been read gets its first token at once and joins a running batch, or a slot of the
+captured graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Protocol
+
+from torch import Tensor
+
+from allyouneed.infer.block_manager import BlockManager
+from allyouneed.infer.cuda_graph.paged_prefill import PagedPrefill
+from allyouneed.infer.cuda_graph.scheduler_slots import SchedulerSlots
+from allyouneed.infer.decoding.base import DecodingSpec, RequestState
+from allyouneed.infer.isolation import isolate
+from allyouneed.infer.model_runner import ModelRunner
+from allyouneed.infer.prefill import PrefillBatch, share_rows
+from allyouneed.infer.running_batch import ActiveBatch, RunningBatch
+from allyouneed.infer.speculative.decode import SpeculativeDecoder
+from allyouneed.nn.states.base import States
+from allyouneed.nn.states.paged import PagedStates
+
+ReadPrompt = tuple[int, RequestState]  # a request whose prompt has been read, and its row in the prefill batch
+
+
+class RunningBatches(Protocol):
+    """The scheduler, as far as prefill uses it."""
+
+    budget: int  # tokens read in one step
+    running: list[ActiveBatch]
+
+    def join(self, batch: RunningBatch) -> None: ...
+
+    def with_blocks(self, act: Callable[[], None]) -> None: ...
+
+    def fail(self, requests: Iterable[RequestState], error: Exception) -> None: ...
+
+    def fail_unheld(self, requests: list[RequestState], error: Exception) -> None: ...
+
+
+class ChunkedPrefill:
+    """`batches`: prompts that are being read. `whole`: prompts are read whole (offline). `captured`: reads chunks as
+    captured graphs."""
+
+    def __init__(
+        self,
+        scheduler: RunningBatches,
+        engine: ModelRunner,
+        whole: bool = False,
+        blocks: BlockManager | None = None,
+        slots: SchedulerSlots | None = None,
+        captured: PagedPrefill | None = None,
+    ) -> None:
+        self.scheduler, self.engine, self.whole = scheduler, engine, whole
+        self.blocks, self.slots, self.captured = blocks, slots, captured
+        self.batches: list[PrefillBatch] = []
+
+    def start(self, requests: list[RequestState]) -> None:
+        """Encode sources together; no prompt token is read yet, but for cached prefixes."""
+        if len({state.request.source is None for state in requests}) > 1:  # the model takes one, or it does not
+            for kind in (True, False):
+                self.start([state for state in requests if (state.request.source is None) is kind])
+            return
+        with isolate(partial(self.scheduler.fail, requests)):
+            model, rows = self.engine.decoder, share_rows(requests)
+            distinct = [row[0].request for row in rows]
+            states, media = self.engine.start(distinct, model), self.engine.encode_media(distinct)
+            if self.blocks is not None:
+                states = self.blocks.start(states, [row[0] for row in rows])
+            self.batches.append(PrefillBatch(model, states, rows, list(states.lengths), media))
+
+    def step(self) -> None:
+        """Read a chunk of every unread prompt; all chunks together are no larger than the budget."""
+        share = max(1, self.scheduler.budget // len(self.batches))
+        for batch in list(self.batches):
+            with isolate(partial(self._drop, batch, batch.requests)):
+                batch.drop_cancelled()
+                if batch.rows:
+                    self.scheduler.with_blocks(partial(self._read_chunk, batch, max(1, share // len(batch.rows))))
+        self.batches = [batch for batch in self.batches if batch.rows]
+
+    def _drop(self, batch: PrefillBatch, requests: list[RequestState], error: Exception) -> None:
+        """A prefill has failed: so have those of its requests that no running batch has taken over."""
+        self.batches.remove(batch)
+        self.scheduler.fail_unheld(requests, error)
+
+    def _read_chunk(self, batch: PrefillBatch, size: int) -> None:
+        engine, prompts = self.engine, batch.prompts
+        # chunks change the last bits, and cut tokens that attend to each other apart
+        if self.whole or engine.bidirectional_prompt or engine.exact:
+            size = max(map(len, prompts))
+        chunks = [prompt[at : at + size] for prompt, at in zip(prompts, batch.read, strict=True)]
+        if self.blocks is not None:
+            self.blocks.make_room(batch.states, list(map(len, chunks)))
+        last = self._replay(batch, chunks)
+        if last is None:
+            last = engine.prefill_chunk(batch.states, chunks, batch.model, batch.media)
+        batch.read = [at + len(chunk) for at, chunk in zip(batch.read, chunks, strict=True)]
+        done = [(n, state) for n, left in enumerate(batch.unread) if not left for state in batch.rows[n]]
+        for some in self._decoded_together(done):
+            with isolate(partial(self._fail_read, some)):
+                self._decode(batch, some, last)
+        batch.keep([n for n, left in enumerate(batch.unread) if left])
+
+    def _replay(self, batch: PrefillBatch, chunks: Sequence[Sequence[int]]) -> Tensor | None:
+        """`prefill_chunk` as captured graphs; None: this batch needs the plain one."""
+        if self.captured is None or batch.media or not isinstance(batch.states, PagedStates):
+            return None
+        return self.captured.read(batch.states, chunks)
+
+    def _fail_read(self, some: list[ReadPrompt], error: Exception) -> None:
+        """Those of them that have not begun to decode have failed."""
+        here = {state for running in self.scheduler.running for state in running.requests}
+        here |= set(self.slots.requests) if self.slots is not None else set()
+        self.scheduler.fail([state for _, state in some if state not in here], error)
+
+    def _decoded_together(self, done: list[ReadPrompt]) -> list[list[ReadPrompt]]:
+        """In one running batch every request has equally many rows; in exact mode each runs alone."""
+        if self.engine.exact:
+            return [[one] for one in done]
+        counts = sorted({state.spec.decoding.rows for _, state in done})
+        return [[one for one in done if one[1].spec.decoding.rows == rows] for rows in counts]
+
+    def _decode(self, batch: PrefillBatch, some: list[ReadPrompt], last: Tensor) -> None:
+        """Decode the first token of these requests, whose prompts have been read, and let them join the others."""
+        if self.blocks is not None:
+            self.blocks.keep_prefixes(batch.states, some)
+        some = some if self.slots is None else self.slots.add(batch.states, some)
+        if not some:
+            return
+        groups: dict[DecodingSpec, list[ReadPrompt]] = {}
+        kinds: dict[int, DecodingSpec] = {}  # by identity: requests of one call share their specification
+        for one in some:
+            spec = one[1].spec
+            if id(spec) not in kinds:
+                kinds[id(spec)] = spec.batch_key
+            groups.setdefault(kinds[id(spec)], []).append(one)
+        for kind in [kind for kind in groups if kind.draft is not None]:
+            drafted = groups.pop(kind)
+            requests = [state for _, state in drafted]
+            with isolate(partial(self.scheduler.fail, requests)):
+                taken = self._take(batch, [row for row, _ in drafted], last)
+                speculation = SpeculativeDecoder(batch.model, *taken, requests)
+                if speculation.active:
+                    self.scheduler.running.append(speculation)
+        if groups:
+            states, last = self._take(batch, [row for some in groups.values() for row, _ in some], last)
+            chosen = [(kind, [state for _, state in some]) for kind, some in groups.items()]
+            running = RunningBatch(batch.model, states, chosen, self.engine.limit)
+            running.append_tokens(last)
+            if running.active:
+                running.states.ungroup()
+                self.scheduler.join(running)
+
+    def _take(self, batch: PrefillBatch, rows: list[int], last: Tensor) -> tuple[States, Tensor]:
+        """States and last hidden states of these rows, one for each request: the batch's own if they are all of it and
+        no other request needs them, else copies."""
+        batch.handed_over = rows == list(range(len(batch.requests)))
+        return (batch.states, last) if batch.handed_over else (batch.states.copy_rows(rows), last[rows])
