@@ -20,7 +20,7 @@ from allyouneed.nn.models.decoder import Decoder
 from allyouneed.nn.models.layer_text import expand_layers
 from allyouneed.nn.patterns.core import Pattern
 from allyouneed.train import load_recipe
-from allyouneed.train.recipe import Recipe
+from allyouneed.train.recipe.recipe import Recipe
 
 RECIPE = "model: transformer-tiny\ndata: {train: pairs.tsv}\n"
 

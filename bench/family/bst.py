@@ -30,7 +30,7 @@ from torch import Tensor, nn
 import allyouneed as ayn
 from allyouneed.evaluate.ranking import auc, log_loss
 from allyouneed.train.log import read_log
-from allyouneed.train.recipe import Recipe
+from allyouneed.train.recipe.recipe import Recipe
 
 PICTURE = Path(__file__).parents[2] / "docs/family/pictures/bst.svg"
 CATEGORIES, ITEMS, LONGEST, TRUTH, DAY = 8, 160, 12, 0.9, 86_400

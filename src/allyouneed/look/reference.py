@@ -27,7 +27,7 @@ from allyouneed.errors import UserError
 from allyouneed.look.reference_text import LAYERS, PATTERNS
 from allyouneed.messages import suggest, type_text
 from allyouneed.nn.models.block import Layer
-from allyouneed.train.recipe import Recipe
+from allyouneed.train.recipe.recipe import Recipe
 
 # slots in the order of a model; those of a recipe follow
 ORDER = ("model", "embedding", "positions", "token mixer", "pattern", "scores", "attention positions", "channel mixer")

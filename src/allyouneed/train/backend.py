@@ -21,7 +21,7 @@ from allyouneed.nn.ops.unpack import unpack_rows
 from allyouneed.nn.positions.rotary import RotaryModule
 from allyouneed.runtime.float8 import check_device, use_float8
 from allyouneed.runtime.process import allow_tf32, run_eagerly
-from allyouneed.train.recipe import Recipe
+from allyouneed.train.recipe.recipe import Recipe
 
 KERNELS = [
     SDPBackend.CUDNN_ATTENTION,

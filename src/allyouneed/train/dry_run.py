@@ -20,7 +20,7 @@ from allyouneed.train.loop import Trainer
 from allyouneed.train.memory import available_memory, estimate, format_bytes
 from allyouneed.train.prefetch import count_labels
 from allyouneed.train.random_state import preserve_random_state
-from allyouneed.train.recipe import Recipe
+from allyouneed.train.recipe.recipe import Recipe
 from allyouneed.train.step import accumulate_gradients
 
 

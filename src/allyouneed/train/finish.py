@@ -22,7 +22,7 @@ from allyouneed.folder import CARD, WEIGHTS, read_card, read_weights
 from allyouneed.train.checkpoints import Checkpoint
 from allyouneed.train.loop import Trainer
 from allyouneed.train.prepare import RunFolder
-from allyouneed.train.recipe import Recipe
+from allyouneed.train.recipe.recipe import Recipe
 from allyouneed.train.validate import is_better, validation_loss
 
 Scores = dict[str, dict[str, float]]  # by set: valid, test; empty: not scored

@@ -36,7 +36,7 @@ from allyouneed.train.prefetch import Prefetcher, Update
 from allyouneed.train.prepare import PreparedData, RunFolder
 from allyouneed.train.progress import Reporter
 from allyouneed.train.random_state import RandomState, preserve_random_state, seed_all
-from allyouneed.train.recipe import Recipe
+from allyouneed.train.recipe.recipe import Recipe
 from allyouneed.train.schedule import PAPER_WARMUP, Schedule, default_warmup
 from allyouneed.train.signals import Interrupted, StopRequest
 from allyouneed.train.step import PendingStep, fetch_results, run_update

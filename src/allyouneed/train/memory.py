@@ -14,7 +14,7 @@ from allyouneed.nn.ops.cross_entropy import chunk_bytes
 from allyouneed.runtime.memory import available_memory as available_memory
 from allyouneed.train.backend import Backend
 from allyouneed.train.distributed.process_group import SINGLE_PROCESS, ProcessGroup
-from allyouneed.train.recipe import Recipe
+from allyouneed.train.recipe.recipe import Recipe
 
 # What a sub-layer stores for its backward pass besides the outputs of its linear maps, in units of width per token:
 # its input, the residual sum and its normalisation, the dropout mask.

@@ -41,7 +41,8 @@ from allyouneed.tasks.feedback.dpo import DPO, Reference, reference_path
 from allyouneed.tasks.task import VALIDATION_SEED
 from allyouneed.train.backend import choose_backend
 from allyouneed.train.progress import Reporter
-from allyouneed.train.recipe import SPLITS, Recipe
+from allyouneed.train.recipe.recipe import Recipe
+from allyouneed.train.recipe.sections import SPLITS
 from allyouneed.train.schedule import PAPER_WARMUP
 
 # recipe keys that may change when a run is resumed: duration, validation, saving, hardware

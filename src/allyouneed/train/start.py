@@ -29,7 +29,7 @@ from allyouneed.train.loop import Trainer
 from allyouneed.train.ppo.run import PPORun
 from allyouneed.train.prepare import PreparedData, RunFolder, prepare, resolve
 from allyouneed.train.progress import Reporter
-from allyouneed.train.recipe import Recipe
+from allyouneed.train.recipe.recipe import Recipe
 from allyouneed.train.signals import Interrupted, reraise_lost_interrupt
 
 

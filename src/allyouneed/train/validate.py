@@ -18,7 +18,7 @@ from allyouneed.infer.predictors.registry import predictor
 from allyouneed.tasks.task import Task
 from allyouneed.train.backend import Backend
 from allyouneed.train.prepare import PreparedData
-from allyouneed.train.recipe import Recipe
+from allyouneed.train.recipe.recipe import Recipe
 
 DIGITS = 3  # printed; scores that agree to this many digits tie
 LOSS_METRICS = ("loss", "perplexity")  # need no predictions

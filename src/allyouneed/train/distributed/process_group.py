@@ -28,7 +28,7 @@ from allyouneed.data.batches.sharding import DataShard
 from allyouneed.errors import UserError
 from allyouneed.tasks.contrastive import Contrastive
 from allyouneed.train.distributed.tensor_parallel import tensor_parallel_problems
-from allyouneed.train.recipe import Recipe
+from allyouneed.train.recipe.recipe import Recipe
 
 T = TypeVar("T")
 # torchrun notices processes that die; NCCL aborts the process without a report, so it waits longer than the host

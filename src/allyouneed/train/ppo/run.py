@@ -30,7 +30,7 @@ from allyouneed.train.optimiser import load_state_tensors, state_tensors
 from allyouneed.train.ppo.tuner import PPOTuner
 from allyouneed.train.prepare import RunFolder
 from allyouneed.train.progress import PLAIN_EVERY, Reporter
-from allyouneed.train.recipe import Recipe
+from allyouneed.train.recipe.recipe import Recipe
 from allyouneed.train.signals import Interrupted, StopRequest
 
 Scores = dict[str, dict[str, float]]

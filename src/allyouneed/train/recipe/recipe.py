@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -12,14 +12,11 @@ from pydantic_core import PydanticCustomError
 import allyouneed.nn as parts  # every part is registered before a config is read
 import allyouneed.tasks as tasks
 from allyouneed import plugins
-from allyouneed.config import Config, ConfigError, model_validator, override, parse, preset_tree, read_tree, tree_of
+from allyouneed.config import Config, ConfigError, model_validator, override, parse, preset_tree, tree_of
 from allyouneed.data.batches.context import BREAK
-from allyouneed.data.files.filters import Filters
-from allyouneed.data.files.readers import Files
 from allyouneed.data.tokenizers.base import TokenizerConfig, Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.translation.training_languages import language_problems, with_model_codes
 from allyouneed.interop.load import about
 from allyouneed.models import resolve
 from allyouneed.nn.models.base import Model
@@ -27,13 +24,18 @@ from allyouneed.tasks.task import MAX_TOKENS, Task
 from allyouneed.tasks.translation import Translation
 from allyouneed.train.distributed.config import ParallelConfig
 from allyouneed.train.optimiser import Adam, Optimiser
+from allyouneed.train.recipe.sections import (
+    SPLITS,
+    BatchConfig,
+    DataConfig,
+    RetrievalConfig,
+    SaveConfig,
+    ValidationConfig,
+    as_tuple,
+)
 from allyouneed.train.schedule import Paper, Schedule
 
-__all__ = ["Recipe", "load_recipe", "parts", "tasks"]
-
-
-def _as_tuple(value: Any) -> Any:
-    return (value,) if isinstance(value, str | Path | dict | Files) else value
+__all__ = ["Recipe", "parts", "tasks"]
 
 
 def _parse_switch(value: Any) -> Any:
@@ -46,89 +48,6 @@ def _find_start(value: Any) -> Any:
 
 # YAML parses a bare `on` as true; `blocks`: compile blocks, but capture no CUDA graph (cuda/capture.py)
 Switch = Annotated[Literal["auto", "on", "blocks", "off"], BeforeValidator(_parse_switch)]
-Entries = Annotated[tuple[Files, ...], BeforeValidator(_as_tuple)]
-SPLITS = ("train", "valid", "test")
-
-
-class DataConfig(Config):
-    """Files of examples, and which examples to leave out."""
-
-    train: Annotated[Entries, Field(min_length=1)]
-    """Training files: a path, a list of paths, or keys of the task's kind of files."""
-    valid: Entries = ()
-    """Validation files, scored during training; default: none."""
-    test: Entries = ()
-    """Test files, scored once after training; default: none."""
-    filters: Filters = Filters()
-    """Rules that training examples must pass."""
-    max_tokens: Annotated[int, Field(ge=4)] | None = None
-    """Longest example in tokens, special tokens included: longer ones are dropped and reported, documents are split;
-    default: 128, or a row of the batch where documents are split."""
-    sha256: dict[str, str] = Field(default_factory=dict)  # expected checksums; recorded in a run's recipe.yaml
-    """Expected checksums of the files; recorded in a run's recipe.yaml."""
-
-
-class RetrievalConfig(Config):
-    """The index a retrieval model gets its neighbours from: a folder built by `allyouneed index`."""
-
-    index: Path
-    """Folder built by `allyouneed index`."""
-    encoder: Path | None = None
-    """The index's encoder, if it has moved since the index was built."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _parse_path(cls, tree: Any) -> Any:
-        return {"index": tree} if isinstance(tree, str | Path) else tree
-
-
-class BatchConfig(Config):
-    """A batch is `rows` packed rows of `row` target tokens (and `source_row` source tokens, by default as many)."""
-
-    rows: PositiveInt = 8
-    """Packed rows of a batch."""
-    row: Annotated[int, Field(ge=4)] = 512
-    """Target tokens of a row."""
-    source_row: PositiveInt | None = None
-    """Source tokens of a row; default: as many as `row`."""
-
-    @property
-    def source(self) -> int:
-        return self.source_row or self.row
-
-
-class ValidationConfig(Config):
-    """When and how the model is scored during training."""
-
-    every: PositiveInt = 500
-    """Steps between validations."""
-    patience: PositiveInt | None = None
-    """Stop after this many validations without improvement; default: never."""
-    metric: str | None = None
-    """The metric that decides which checkpoint is best; default: the task's first."""
-    sentences: NonNegativeInt = 3
-    """Samples printed with their references."""
-    beam: PositiveInt = 1
-    """Beam width of validation; 1 is greedy."""
-    limit: PositiveInt | None = None
-    """Predict at most this many examples; the loss is over all."""
-
-
-class SaveConfig(Config):
-    """When checkpoints are saved, and how many are kept."""
-
-    every: PositiveInt | None = 500
-    """Steps between checkpoints."""
-    minutes: PositiveFloat | None = 10
-    """Minutes between checkpoints to resume from; these are averaged at the end only if `every` is null."""
-    keep: PositiveInt = 5
-    """Checkpoints to keep; the best is kept in addition."""
-
-    @model_validator(mode="after")
-    def _check_interval(self) -> Self:
-        if self.every is None and self.minutes is None:
-            raise ValueError("set 'every' (steps) or 'minutes'")
-        return self
 
 
 class Recipe(Config):
@@ -385,7 +304,7 @@ def _given_model(tree: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _list_entries(value: Any) -> Any:
-    listed = _as_tuple(value)
+    listed = as_tuple(value)
     return listed if isinstance(listed, Sequence) else ()
 
 
@@ -400,73 +319,3 @@ def _parse_entry(value: Any, task: Task) -> Any:
         named = tree_of(task)["kind"]
         raise ValueError(f"data: {named} reads files of kind {kind!r}, not {value['kind']!r}; remove 'kind'")
     return {**defaults, **value}
-
-
-def load_recipe(path: Path | str, overrides: Iterable[str] = (), plugins: Iterable[str] = ()) -> Recipe:
-    """Read a recipe. Paths in the file are relative to it, paths in overrides and plugins to the working directory."""
-    path = Path(path)
-    tree = read_tree(path)
-    if not isinstance(tree, dict):
-        raise UserError(f"{path}: a recipe is a mapping, this is {type(tree).__name__}")
-    tree = _resolve_paths({"output": f"runs/{path.stem}"} | tree, path.resolve().parent)
-    overrides = list(overrides)
-    if any(text.startswith(("model.", "model[")) for text in overrides):
-        # command-line overrides apply last, so expand the recipe's own changes to the model first
-        known = preset_tree(tree["model"]) if isinstance(tree.get("model"), str) else tree.get("model") or {}
-        tree["model"] = override(known, tree.pop("set", None) or [])
-    named = [named] if isinstance(named := tree.get("plugins") or [], str) else named
-    tree = _resolve_paths(override(tree, overrides) | {"plugins": [*named, *plugins]}, Path.cwd())
-    recipe = parse(Recipe, tree, str(path))
-    try:
-        recipe.model_for(None)
-    except ConfigError as error:
-        raise ConfigError([f"model.{problem}" for problem in error.problems], str(path)) from None
-    if recipe.start is not None and recipe.task.two_vocabularies:
-        files = {split: with_model_codes(recipe.start, getattr(recipe.data, split)) for split in SPLITS}
-        problems = language_problems(recipe.start, files)
-        if problems:
-            raise ConfigError(problems, str(path))
-        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=files)})
-    return recipe
-
-
-def _resolve_paths(tree: dict[str, Any], base: Path) -> dict[str, Any]:
-    """The same tree with absolute paths; bare paths of files get the key `path`."""
-
-    def anchor(value: Any) -> Any:
-        if isinstance(value, str | Path):
-            return str(base / value)
-        if isinstance(value, list):
-            return [anchor(item) for item in value]
-        if isinstance(value, dict):
-            return {key: anchor(v) if key in ("path", "source", "target") else v for key, v in value.items()}
-        return value
-
-    tree = dict(tree)
-    if isinstance(tree.get("model"), str) and tree["model"].endswith((".yaml", ".yml", ".json")):
-        tree["model"] = anchor(tree["model"])
-    if isinstance(tree.get("output"), str):
-        tree["output"] = anchor(tree["output"])
-    if isinstance(tree.get("start"), str):
-        tree["start"] = str(resolve(tree["start"], base))
-    task = tree.get("task")
-    if isinstance(task, dict) and str(task.get("template")).endswith(".jinja"):
-        tree["task"] = task | {"template": anchor(task["template"])}
-    if isinstance(task, dict) and isinstance(task.get("reward"), str):
-        tree["task"] = tree["task"] | {"reward": anchor(task["reward"])}
-    if isinstance(listed := _as_tuple(tree.get("plugins")), list | tuple):  # a module has no path
-        tree["plugins"] = [anchor(name) if str(name).endswith(".py") else name for name in listed]
-    if isinstance(found := tree.get("retrieval"), str | dict):
-        found = {"index": found} if isinstance(found, str) else found
-        tree["retrieval"] = {k: anchor(v) if k in ("index", "encoder") else v for k, v in found.items()}
-    if isinstance(tree.get("data"), dict):
-        data = dict(tree["data"])
-        tree["data"] = data | {key: _with_path_key(anchor(data[key])) for key in SPLITS if key in data}
-    return tree
-
-
-def _with_path_key(files: Any) -> Any:
-    """Makes `--set data.train.columns=…` work for bare paths."""
-    if isinstance(files, list):
-        return [_with_path_key(item) for item in files]
-    return {"path": files} if isinstance(files, str) else files

@@ -1,0 +1,1 @@
+"""A recipe: everything a training run depends on, in one YAML file."""
