@@ -15,7 +15,8 @@ import pytest
 from allyouneed.cli import text_commands
 from allyouneed.cli.options import FileOptions, PathFileOptions, TextFileOptions
 from allyouneed.cli.shards import Shard
-from allyouneed.cli.text_commands import TextCommand, file_arguments
+from allyouneed.cli.text_commands import TextCommand
+from allyouneed.cli.text_input import file_arguments
 from allyouneed.errors import UserError
 from upper_command import KilledError, Killer, Shout, shout
 

@@ -20,7 +20,8 @@ from allyouneed.cli.options import FileOptions
 from allyouneed.cli.resumable_output import ResumableOutput, partial_paths
 from allyouneed.cli.shards import Shard, files_below
 from allyouneed.cli.streams import compressor, is_regular, json_text, open_output, progress
-from allyouneed.cli.text_commands import CHUNK, FIRST_CHUNK, LineNotes, check_not_input, check_output_folder
+from allyouneed.cli.text_commands import CHUNK, FIRST_CHUNK, LineNotes
+from allyouneed.cli.text_input import check_not_input, check_output_folder
 from allyouneed.data.files.lines import read_chunks
 from allyouneed.errors import UserError
 

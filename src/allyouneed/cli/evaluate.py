@@ -22,7 +22,7 @@ from allyouneed.cli.options import (
     option,
 )
 from allyouneed.cli.streams import open_output, progress, read_lines
-from allyouneed.cli.text_commands import check_not_input
+from allyouneed.cli.text_input import check_not_input
 from allyouneed.errors import UserError, printable
 from allyouneed.infer.predictors.registry import translates
 

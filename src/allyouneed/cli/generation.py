@@ -30,17 +30,8 @@ from allyouneed.cli.options import (
     TranslatorOption,
     option,
 )
-from allyouneed.cli.text_commands import (
-    Copied,
-    LineHistory,
-    TextCommand,
-    file_arguments,
-    one_line,
-    open_input,
-    process,
-    ranked_lines,
-    run,
-)
+from allyouneed.cli.text_commands import Copied, LineHistory, TextCommand, one_line, process, ranked_lines, run
+from allyouneed.cli.text_input import file_arguments, open_input
 from allyouneed.errors import UserError
 from allyouneed.extras import require
 from allyouneed.models import shipped

@@ -22,7 +22,8 @@ from allyouneed.cli.options import (
 )
 from allyouneed.cli.shards import files_below
 from allyouneed.cli.streams import read_lines
-from allyouneed.cli.text_commands import TextCommand, file_arguments, one_line, ranked_lines, run
+from allyouneed.cli.text_commands import TextCommand, one_line, ranked_lines, run
+from allyouneed.cli.text_input import file_arguments
 from allyouneed.errors import UserError
 from allyouneed.extras import is_installed, missing, require
 
