@@ -22,9 +22,12 @@ from typing import Any
 
 import torch
 
+sys.path.append(str(Path(__file__).parents[2]))  # for bench.*
+
 from allyouneed.config import parse
 from allyouneed.nn.batch import IGNORE, Batch, Rows
 from allyouneed.nn.models.base import Model
+from bench.layers.peak_memory import peak, reset_peak
 
 WIDTH, HEADS, VOCAB = 256, 4, 256
 WIRINGS = ("pre-norm", "reversible")
@@ -45,22 +48,6 @@ def model_of(wiring: str, depth: int, device: str) -> Any:
     return model
 
 
-def peak(device: str) -> int:
-    if device == "cuda":
-        return torch.cuda.max_memory_allocated()
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
-
-
-def start_again(device: str) -> int:
-    """Reset the peak; returns the memory in use."""
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        return torch.cuda.memory_allocated()
-    Path("/proc/self/clear_refs").write_text("5")  # Linux: resets VmHWM to the resident size
-    return peak(device)
-
-
 def measure(wiring: str, depth: int, rows: int, length: int, device: str) -> dict[str, float]:
     torch.manual_seed(0)
     model = model_of(wiring, depth, device)
@@ -73,7 +60,7 @@ def measure(wiring: str, depth: int, rows: int, length: int, device: str) -> dic
         loss.backward()
 
     step(1)  # load libraries
-    before = start_again(device)
+    before = reset_peak(device)
     seconds: list[float] = []
     clock = time.perf_counter if device == "cuda" else time.process_time  # exclude other processes
     while len(seconds) < 2:

@@ -27,6 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+sys.path.append(str(Path(__file__).parents[2]))  # for bench.*
+
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.mixers.attention.longnet import LongNet
@@ -35,6 +37,7 @@ from allyouneed.nn.ops.attention.select import causal, select_attention
 from allyouneed.nn.ops.retention import chunkwise
 from allyouneed.nn.ops.wkv import initial_state, run_wkv
 from allyouneed.nn.patterns.core import Pattern
+from bench.layers.peak_memory import peak, reset_peak
 
 HEADS, HEAD_WIDTH = 8, 64
 PATTERNS = {
@@ -124,22 +127,6 @@ def recurrence(name: str, length: int, device: str) -> AttentionFn:
     return lambda q, k, v, dropout, score_mod: run(q, k, v)
 
 
-def peak(device: str) -> int:
-    if device == "cuda":
-        return torch.cuda.max_memory_allocated()
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
-
-
-def start_again(device: str) -> int:
-    """Reset the peak; returns the memory in use."""
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        return torch.cuda.memory_allocated()
-    Path("/proc/self/clear_refs").write_text("5")  # Linux: resets VmHWM to the resident size
-    return peak(device)
-
-
 def measure(name: str, length: int, device: str, backward: bool) -> dict[str, Any]:
     """In this process: seconds of the plan, median seconds of a pass, peak bytes of the first pass."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
@@ -161,7 +148,7 @@ def measure(name: str, length: int, device: str, backward: bool) -> dict[str, An
     first = warm(*some, 0.0, score_mod)
     if backward:
         first.sum().backward()
-    before = start_again(device)
+    before = reset_peak(device)
     began = now()
     execute = planned(name, length, device)
     ready = now() - began

@@ -14,6 +14,7 @@ from test_scheduler import (
     LAYERS,
     build,
     check,
+    check_sources,
     decode_alone,
     decoder_model,
     prompts,
@@ -56,14 +57,7 @@ def test_the_same_answers_from_a_large_and_a_small_pool(layer: str, blocks: int)
 
 def test_sources_and_beams_in_a_pool(engine: Engine, sources: list[list[int]]) -> None:
     scheduler = Scheduler(engine, rows=24, budget=64, pool=BlockPool(3000))
-    states = []
-    for key, source in enumerate(sources):
-        decoding = DECODINGS[key % len(DECODINGS)]
-        states.append(scheduler.submit(Request([BOS], decoding.limit(len(source)), (key,), source), decoding))
-    scheduler.run()
-    for key, (state, source) in enumerate(zip(states, sources, strict=True)):
-        (found,) = engine.generate([source], DECODINGS[key % len(DECODINGS)], sample_keys=[[key]])
-        assert tokens_of(state) == [h.tokens for h in found]
+    check_sources(engine, scheduler, sources)
     assert is_empty(scheduler)
 
 

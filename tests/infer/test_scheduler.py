@@ -98,15 +98,7 @@ def test_mixed_methods_in_one_batch_give_each_request_its_own_answer(layer: str)
 
 
 def test_sources_are_encoded_together_and_shared_by_beams(engine: Engine, sources: list[list[int]]) -> None:
-    scheduler = Scheduler(engine, rows=24, budget=64)
-    states = []
-    for key, source in enumerate(sources):
-        decoding = DECODINGS[key % len(DECODINGS)]
-        states.append(scheduler.submit(Request([BOS], decoding.limit(len(source)), (key,), source), decoding))
-    scheduler.run()
-    for key, (state, source) in enumerate(zip(states, sources, strict=True)):
-        (found,) = engine.generate([source], DECODINGS[key % len(DECODINGS)], sample_keys=[[key]])
-        assert tokens_of(state) == [h.tokens for h in found]
+    check_sources(engine, Scheduler(engine, rows=24, budget=64), sources)
 
 
 def test_keys_shared_by_all_layers() -> None:
@@ -128,6 +120,18 @@ def test_retrieval_models_decode_concurrently(searches: bool) -> None:
     engine = Engine(build(tree), BOS, EOS, PAD, forbidden=[PAD, BOS])
     engine.retrieve = (lambda chunks: [[chunk[::-1], chunk[:1] * 4] for chunk in chunks]) if searches else None
     check(engine, Scheduler(engine, rows=9, budget=5))
+
+
+def check_sources(engine: Engine, scheduler: Scheduler, sources: list[list[int]]) -> None:
+    """Sources decoded together, in several ways, are decoded as each is alone."""
+    states = []
+    for key, source in enumerate(sources):
+        decoding = DECODINGS[key % len(DECODINGS)]
+        states.append(scheduler.submit(Request([BOS], decoding.limit(len(source)), (key,), source), decoding))
+    scheduler.run()
+    for key, (state, source) in enumerate(zip(states, sources, strict=True)):
+        (found,) = engine.generate([source], DECODINGS[key % len(DECODINGS)], sample_keys=[[key]])
+        assert tokens_of(state) == [h.tokens for h in found]
 
 
 def check(engine: Engine, scheduler: Scheduler, count: int = 8) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from allyouneed.infer.decoding.base import RequestState
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.request import Request
@@ -43,6 +44,17 @@ def one_in(count: int, first: int) -> list[Any]:
     ]
 
 
+def check_answers(engine: Engine, states: list[RequestState], cases: list[tuple[Request, Decoding]]) -> None:
+    """As each is decoded alone."""
+    for state, (request, decoding) in zip(states, cases, strict=True):
+        (alone,) = engine.generate(
+            [request.source or ()], decoding, [request.prompt[1:]], sample_keys=[request.sample_key]
+        )
+        assert state.answer is not None
+        assert [h.tokens for h in state.answer] == [h.tokens for h in alone]
+        torch.testing.assert_close([h.score for h in state.answer], [h.score for h in alone], atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("name", one_in(6, 0))
 def test_the_answer_does_not_depend_on_other_requests(name: str) -> None:
     engine = Engine(case(name), 1, 2, 0)
@@ -56,13 +68,7 @@ def test_the_answer_does_not_depend_on_other_requests(name: str) -> None:
         if stranger is not None:
             stranger.cancel()
     busy.run()
-    for state, (request, decoding) in zip(states, cases, strict=True):
-        (decode_alone,) = engine.generate(
-            [request.source or ()], decoding, [request.prompt[1:]], sample_keys=[request.sample_key]
-        )
-        assert state.answer is not None
-        assert [h.tokens for h in state.answer] == [h.tokens for h in decode_alone]
-        torch.testing.assert_close([h.score for h in state.answer], [h.score for h in decode_alone], atol=1e-5, rtol=0)
+    check_answers(engine, states, cases)
     assert busy.idle and not busy.active
 
 
@@ -75,10 +81,5 @@ def test_nor_with_paged_states(name: str) -> None:
         states.append(busy.submit(request, decoding))
         busy.step()
     busy.run()
-    for state, (request, decoding) in zip(states, cases, strict=True):
-        (decode_alone,) = engine.generate(
-            [request.source or ()], decoding, [request.prompt[1:]], sample_keys=[request.sample_key]
-        )
-        assert state.answer is not None
-        assert [h.tokens for h in state.answer] == [h.tokens for h in decode_alone]
+    check_answers(engine, states, cases)
     assert pool.used == 0 and busy.idle and not busy.active

@@ -9,6 +9,7 @@ import torch
 from allyouneed.config import preset_tree
 from allyouneed.nn.batch import Batch, Rows
 from any_part import HEADS, WIDTH, build, tree, with_context
+from parity import pair_differences
 
 BREAK = 5
 # sources with two, one and no sentences before them
@@ -93,15 +94,7 @@ def test_outputs_and_gradients(record_difference):
         (found[n, : len(target)], oracle(model, source, target))
         for n, (source, target) in enumerate(zip(SOURCES, TARGETS, strict=True))
     ]
-    outputs = max((a - b).abs().max().item() for a, b in pairs)
-    weights = list(model.parameters())
-    ours, theirs = (
-        torch.autograd.grad(sum(pair[side].sin().sum() for pair in pairs), weights, retain_graph=True)
-        for side in (0, 1)
-    )
-    gradients = max(
-        (a - b).abs().max().item() / max(1, b.abs().max().item()) for a, b in zip(ours, theirs, strict=True)
-    )
+    outputs, gradients = pair_differences(pairs, list(model.parameters()))
     assert outputs < 1e-9 and gradients < 1e-9
     record_difference("Document Transformer", "oracle from the equations of 3.2-3.4", outputs, gradients)
 

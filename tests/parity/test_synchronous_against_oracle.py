@@ -11,6 +11,7 @@ from allyouneed.nn.batch import IGNORE, Batch, Rows
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.tasks.synchronous import SynchronousTranslation, reverse
 from any_part import build, tree
+from parity import pair_differences
 
 HEADS, WIDTH = 3, 12
 SOURCES = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8]]
@@ -58,15 +59,7 @@ def test_outputs_and_gradients(fusion, record_difference):
     ]
     pairs = [(found[0, :5], expected[0][0]), (found[2, :5], expected[0][1])]
     pairs += [(found[1, :3], expected[1][0]), (found[3, :3], expected[1][1])]
-    outputs = max((a - b).abs().max().item() for a, b in pairs)
-    weights = list(part.parameters())
-    ours, theirs = (
-        torch.autograd.grad(sum(pair[side].sin().sum() for pair in pairs), weights, retain_graph=True)
-        for side in (0, 1)
-    )
-    gradients = max(
-        (a - b).abs().max().item() / max(1, b.abs().max().item()) for a, b in zip(ours, theirs, strict=True)
-    )
+    outputs, gradients = pair_differences(pairs, list(part.parameters()))
     assert outputs < 1e-9 and gradients < 1e-9
     record_difference("Synchronous bidirectional", "oracle from equations 5-9", outputs, gradients)
 

@@ -166,6 +166,20 @@ def decode_in_slots(
     return [state.hypotheses for state in states]
 
 
+def cancel_second(
+    engine: Engine, requests: list[Request], spec: DecodingSpec, received: dict[int, list[int]]
+) -> list[RequestState]:
+    """Decode up to 25 tokens of each in one batch; the second is cancelled as soon as it has received some."""
+    states = [RequestState(request, spec, 25, streams=True) for request in requests]
+    batch = engine.graphs.batch(states)
+    with torch.inference_mode():
+        while batch.active:
+            batch.step()
+            if received[1]:
+                states[1].cancel()
+    return states
+
+
 def few_slots(patch: pytest.MonkeyPatch, rows: int = 8) -> None:
     """Runners of few rows, so that slots are reused, and of small caches."""
     patch.setattr(runner, "MAX_ROWS", rows)

@@ -7,7 +7,7 @@ outputs and of gradients; `tests/parity/conftest.py` records them for docs/famil
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,19 @@ def difference(found: Tensor, expected: Tensor) -> float:
     assert found.isfinite().all() and expected.isfinite().all() and expected.any(), "nothing to compare"
     scale = max(1.0, expected.abs().max().item())
     return (found - expected).abs().max().item() / scale
+
+
+def pair_differences(pairs: Sequence[tuple[Tensor, Tensor]], weights: Sequence[Tensor]) -> tuple[float, float]:
+    """Largest difference of what is found and expected, and of the gradients by the weights that both have."""
+    outputs = max((found - expected).abs().max().item() for found, expected in pairs)
+    ours, theirs = (
+        torch.autograd.grad(sum(pair[side].sin().sum() for pair in pairs), weights, retain_graph=True)
+        for side in (0, 1)
+    )
+    gradients = max(
+        (a - b).abs().max().item() / max(1, b.abs().max().item()) for a, b in zip(ours, theirs, strict=True)
+    )
+    return outputs, gradients
 
 
 def gradient_difference(

@@ -43,11 +43,7 @@ def decode_both(
         states.reorder(order)
 
     run = prepare(once)
-    states.device_lengths.zero_()
-    past, given = start(plain, sources), start(model, sources)
-    states.load(torch.tensor(SLOTS, device=device), given, torch.tensor(given.lengths, device=device))
-    past.repeat_rows(GROUP)
-    rows = torch.tensor([slot * GROUP + beam for slot in SLOTS for beam in range(GROUP)])  # of each plain row
+    past, rows = start_both(plain, model, sources, states)
     before, found, wanted = addresses(states), [], []
     for number in range(STEPS):
         new = (torch.arange(len(rows)) * 3 + number) % (VOCAB - 1) + 1
@@ -59,6 +55,15 @@ def decode_both(
         wanted.append(plain.head(plain.advance(Rows(new[:, None]), past))[:, 0])
         past.select(parents)
     return Decoded(torch.stack(found), torch.stack(wanted), before, addresses(states))
+
+
+def start_both(plain: Any, model: Any, sources: list[list[int]], states: StaticStates) -> tuple[Any, Tensor]:
+    """Prefill both, `model` into `states`; the states of `plain`, and the row of `states` that each of its rows has."""
+    states.device_lengths.zero_()
+    past, given = start(plain, sources), start(model, sources)
+    states.load(torch.tensor(SLOTS, device=states.device), given, torch.tensor(given.lengths, device=states.device))
+    past.repeat_rows(GROUP)
+    return past, torch.tensor([slot * GROUP + beam for slot in SLOTS for beam in range(GROUP)])
 
 
 def start(model: Any, sources: list[list[int]]) -> Any:
@@ -102,11 +107,7 @@ def decode_many(
         accept(states, states.device_lengths, counts)
 
     run = prepare(once)
-    states.device_lengths.zero_()
-    past, given = start(plain, sources), start(model, sources)
-    states.load(torch.tensor(SLOTS, device=device), given, torch.tensor(given.lengths, device=device))
-    past.repeat_rows(GROUP)
-    rows = torch.tensor([slot * GROUP + beam for slot in SLOTS for beam in range(GROUP)])  # of each plain row
+    past, rows = start_both(plain, model, sources, states)
     before, found, wanted = addresses(states), [], []
     for number in range(ROUNDS):
         new = (torch.arange(len(rows) * TOKENS).view(-1, TOKENS) * 3 + number) % (VOCAB - 1) + 1

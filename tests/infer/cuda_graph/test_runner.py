@@ -27,6 +27,7 @@ from graph_runner import (
     Processor,
     Rules,
     Stop,
+    cancel_second,
     decode_in_slots,
     engine_of,
     few_slots,
@@ -177,17 +178,8 @@ def test_tokens_of_a_prompt_that_attend_to_each_other() -> None:
 def test_a_listener_gets_every_token_once_and_may_cancel() -> None:
     engine, decoding = engine_of("llama"), Decoding(method="greedy", min_length=24, max_length=25)
     received: dict[int, list[int]] = {n: [] for n in range(3)}
-    requests, spec = (
-        [r._replace(listener=received[n].append) for n, r in enumerate(make_requests(engine, 3))],
-        engine.spec(decoding),
-    )
-    states = [RequestState(request, spec, 25, streams=True) for request in requests]
-    batch = engine.graphs.batch(states)
-    with torch.inference_mode():
-        while batch.active:
-            batch.step()
-            if received[1]:
-                states[1].cancel()
+    requests = [r._replace(listener=received[n].append) for n, r in enumerate(make_requests(engine, 3))]
+    states = cancel_second(engine, requests, engine.spec(decoding), received)
     assert received[0] == states[0].hypotheses[0].tokens and received[2] == states[2].hypotheses[0].tokens
     assert states[0].done and not states[1].done and 0 < len(received[1]) < 25
 

@@ -21,6 +21,7 @@ from graph_runner import (
     MODELS,
     Rules,
     admit_as_on_a_gpu,
+    cancel_second,
     decode_in_slots,
     draft_engine,
     drafts_of,
@@ -108,13 +109,7 @@ def test_streams_stops_and_cancels() -> None:
     requests[2] = requests[2]._replace(stop=Stop())
     (plain,) = engine.decode(requests[2:], spec)
     received[2].clear()
-    states = [RequestState(request, spec, 25, streams=True) for request in requests]
-    batch = engine.graphs.batch(states)
-    with torch.inference_mode():
-        while batch.active:
-            batch.step()
-            if received[1]:
-                states[1].cancel()
+    states = cancel_second(engine, requests, spec, received)
     assert states[0].done and received[0] == states[0].hypotheses[0].tokens
     assert states[2].hypotheses[0].tokens == plain[0].tokens == received[2] and plain[0].finished
     assert states[1].cancelled and not states[1].done
