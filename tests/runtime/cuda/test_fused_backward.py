@@ -65,7 +65,6 @@ def test_heads_of_unequal_counts_are_merged():
 
 
 GIVEN = {
-    "linear_relu": (torch.ones(2, 3, 5), torch.ones(4, 5), torch.ones(4)),
     "activation_backward": (torch.ones(3, 5), torch.ones(3, 5), "relu"),
     "merge_heads": ([torch.ones(2, 2, 3, 4)] * 3,),
     "layer_norm_backward": (*torch.ones(3, 2, 9, 5), torch.ones(5), torch.ones(2, 9, 1), torch.ones(2, 9, 1)),

@@ -36,10 +36,10 @@ from allyouneed.runtime.cuda.bias_gradients import (
     add_norm,
     add_norm_backward,
     layer_norm_backward,
-    linear_relu,
     merge_heads,
 )
-from allyouneed.runtime.float8 import Float8Linear, linear
+from allyouneed.runtime.cuda.products import FUSED, FastLinear, ffn
+from allyouneed.runtime.swapped_linear import linear, product_dtype
 
 FUSIONS = ("ffn", "qkv", "norms", "biases")
 
@@ -117,8 +117,20 @@ class Fused:
 
 class FusedFFN(Fused, FFNModule):
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
+        if self.products_suffice() and x.numel():
+            return ffn(x, self.up, self.down, self.output_bias(), self.kind)
         hidden = self.dropout(linear_activation(x, self.up, self.kind))
         return self.project_out(hidden if self.norm is None else self.norm(hidden, context))
+
+    def products_suffice(self) -> bool:
+        """Whether there is nothing but matrix products and their epilogues."""
+        fast = isinstance(self.up, FastLinear) and isinstance(self.down, FastLinear)
+        return fast and self.training and self.kind in FUSED and self.norm is None and not self.dropout.p
+
+    def output_bias(self) -> Tensor | None:
+        last: Any = self.down
+        bias: Tensor | None = last.bias
+        return bias
 
 
 class FusedQKV(Fused, SelfAttention):
@@ -148,8 +160,10 @@ class DeferredBias(Fused):
     training: bool
 
     def project_out(self, x: Tensor) -> Tensor:
-        last = output_map(self)
-        return linear(x, last, None if self.training else last.bias)
+        return linear(x, output_map(self), self.output_bias())
+
+    def output_bias(self) -> Tensor | None:
+        return None if self.training else output_map(self).bias
 
 
 class ForkedPreNorm(Fused, ResidualModule):
@@ -214,18 +228,8 @@ def output_map(part: Any) -> Any:
 
 def linear_activation(x: Tensor, module: Any, kind: str) -> Tensor:
     """activation(module(x))"""
-    if kind == "relu" and not isinstance(module, Float8Linear):
-        dtype = product_dtype(x)
-        result: Tensor = _LinearReLU.apply(x.to(dtype), module.weight.to(dtype), module.bias)
-        return result
     out: Tensor = _Activation.apply(linear(x, module, module.bias.detach()), module.bias, kind)
     return out
-
-
-def product_dtype(x: Tensor) -> torch.dtype:
-    """That of matrix products with x: autocast's, if it is on."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 def linear_split(x: Tensor, module: Any, sizes: Sequence[int], head_width: int) -> tuple[Tensor, ...]:
@@ -269,20 +273,6 @@ class _Activation(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         gradient, sums = activation_backward(gradients[0], x, ctx.kind)
         return gradient, sums.sum(0), None
-
-
-class _LinearReLU(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        out = linear_relu(x, weight, bias.to(x.dtype))
-        ctx.save_for_backward(x, weight, out)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, out = ctx.saved_tensors
-        gradient, sums = activation_backward(gradients[0], out, "relu")  # relu(x) is positive where x is
-        return gradient @ weight, gradient.flatten(0, -2).t() @ x.flatten(0, -2), sums.sum(0)
 
 
 class _AttendQKV(torch.autograd.Function):
