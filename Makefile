@@ -44,7 +44,7 @@ real-weights-test: $(VENV)/ready-test
 # usage: make bench PAIRS=pairs.tsv
 bench: $(VENV)/ready-test
 	@test -n "$(PAIRS)" || { echo "usage: make bench PAIRS=pairs.tsv (a file of sentence pairs)"; exit 2; }
-	$(BIN)/python bench/train_cpu.py --pairs "$(PAIRS)"
+	$(BIN)/python bench/train/cpu.py --pairs "$(PAIRS)"
 
 # constraints.txt pins the CPU build of torch; an open range would download gigabytes of CUDA libraries.
 $(VENV)/ready: pyproject.toml constraints.txt

@@ -7,7 +7,7 @@
 
 Each side runs in its own process with PYTHONPATH set to its tree, the same threads and the same random weights, and is
 stopped (SIGSTOP) while the other one runs. The decoding jobs at int8 and on GPU are those of each tree's own
-bench/decode_cpu.py and bench/decode_gpu.py, the GPU training jobs step `Ours` of bench/train_gpu.py; what no bench
+bench/decode/cpu.py and bench/decode/gpu.py, the GPU training jobs step `Ours` of bench/train/gpu.py; what no bench
 offers in both trees (fp32, training on CPU, start-up) goes through the public API. A ratio above 1 means that the
 working tree is faster. It is the median over rounds of old seconds / new seconds, followed by its range and by the
 ratio of the best rounds; on a busy machine the best rounds are the better estimate.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import json
 import os
 import signal
@@ -58,13 +59,19 @@ def first_of(*choices: str) -> Any:
     raise SystemExit(f"this tree has none of {', '.join(choices)}")
 
 
+def bench_module(name: str, old: str) -> Any:
+    """A benchmark of this tree: bench/decode/cpu.py, in older trees decode_cpu.py."""
+    found = importlib.util.find_spec("bench")
+    return importlib.import_module(f"bench.{name}" if found and found.origin else old)
+
+
 def wait_for_native_code() -> None:
     """Both sides compile their CPU kernels in the background; measure only when they are ready."""
     first_of("allyouneed.kernels.cpu.build:wait_for_build", "allyouneed.kernels.native:wait")()
 
 
 def decode_int8(folder: Path, shape: str, rows: int, beam: int) -> tuple[Call, float]:
-    bench = importlib.import_module("decode_cpu")
+    bench = bench_module("decode.cpu", "decode_cpu")
     return bench.ours(folder / shape, shape, rows, beam), rows * LENGTH
 
 
@@ -73,7 +80,7 @@ def decode_fp32(folder: Path, shape: str, rows: int, beam: int) -> tuple[Call, f
 
     import allyouneed
 
-    bench = importlib.import_module("decode_cpu")
+    bench = bench_module("decode.cpu", "decode_cpu")
     wait_for_native_code()
     model = allyouneed.build(bench.tree(bench.SHAPES[shape])).eval()
     model.load_state_dict(torch.load(folder / shape / "weights.pt"))
@@ -133,7 +140,7 @@ def packed_pairs(rows: int, length: int, vocab: int, sentence: int = 32) -> Any:
 def decode_gpu(folder: Path, name: str) -> tuple[Call, float]:
     import torch
 
-    bench = importlib.import_module("decode_gpu")
+    bench = bench_module("decode.gpu", "decode_gpu")
     job = bench.JOBS[name]
     run = bench.ours(job)
 
@@ -150,7 +157,7 @@ def train_gpu(folder: Path, name: str) -> tuple[Call, float]:
 
     torch.set_float32_matmul_precision("high")
     torch.manual_seed(0)
-    bench = importlib.import_module("train_gpu")
+    bench = bench_module("train.gpu", "train_gpu")
     if name == "gpt2":
         rows, length, task = 32, 1024, bench.CausalLM()
         changes = ["vocab=50304", "dropout=0.0", "decoder[0].mixer.dropout=0.0"]
@@ -182,7 +189,7 @@ def command(folder: Path, *arguments: str) -> tuple[Call, float]:
 
 def work(tree: Path, name: str, folder: Path) -> None:
     """The main loop of a side's process: one round per input line, its seconds per call as output."""
-    sys.path.insert(0, str(tree / "bench"))
+    sys.path[:0] = [str(tree), str(tree / "bench")]
     import allyouneed
 
     if tree / "src" not in Path(allyouneed.__file__ or "").resolve().parents:
@@ -206,8 +213,8 @@ def write_weights(tree: Path, folder: Path, shapes: list[str]) -> None:
 
     import allyouneed
 
-    sys.path.insert(0, str(tree / "bench"))
-    bench = importlib.import_module("decode_cpu")
+    sys.path[:0] = [str(tree), str(tree / "bench")]
+    bench = bench_module("decode.cpu", "decode_cpu")
     for shape in shapes:
         torch.manual_seed(0)
         (folder / shape).mkdir()

@@ -9,12 +9,15 @@ their vectors stay as they were initialised. Both models have the same layers an
 from __future__ import annotations
 
 import random
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from common import train_translator, write_pairs
+sys.path.append(str(Path(__file__).parents[2]))  # for bench.*
+
+from bench.family.common import train_translator, write_pairs
 
 PICTURE = Path(__file__).parents[2] / "docs/family/pictures/copy.svg"
 SEEN, PAIRS, TESTS, STEPS = 300, 4000, 200, 700

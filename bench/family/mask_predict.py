@@ -10,12 +10,15 @@ autoregressive model wrote (Kim and Rush 2016). A translation counts if it is on
 from __future__ import annotations
 
 import random
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from common import train_translator, write_pairs
+sys.path.append(str(Path(__file__).parents[2]))  # for bench.*
+
+from bench.family.common import train_translator, write_pairs
 
 PICTURE = Path(__file__).parents[2] / "docs/family/pictures/mask-predict.svg"
 PAIRS, TESTS, STEPS = 3000, 200, 500

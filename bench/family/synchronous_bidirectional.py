@@ -12,13 +12,16 @@ correctly.
 from __future__ import annotations
 
 import random
+import sys
 import tempfile
 import time
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from common import train_translator, write_pairs
+sys.path.append(str(Path(__file__).parents[2]))  # for bench.*
+
+from bench.family.common import train_translator, write_pairs
 
 PICTURE = Path(__file__).parents[2] / "docs/family/pictures/synchronous-bidirectional.svg"
 DIGITS, BASE, PAIRS, TESTS, STEPS = 4, 3, 2500, 100, 300

@@ -18,13 +18,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import CHAT_MODEL, short_run
+sys.path.append(str(Path(__file__).parents[2]))  # for bench.*
 
 import allyouneed as ayn
 from allyouneed.data.files.chats import write_chats
 from allyouneed.infer.browser.agent import choose
 from allyouneed.infer.browser.browser import Browser, Session
 from allyouneed.infer.browser.pages import Page
+from bench.family.common import CHAT_MODEL, short_run
 
 KINDS = ("river", "colour", "animal", "street", "stone", "song")
 SYLLABLES = [a + b for a in "bdfgklmnprstvz" for b in "aeiou"]

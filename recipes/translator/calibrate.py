@@ -2,8 +2,9 @@
 
     python recipes/translator/calibrate.py --model FOLDER --data FOLDER [--save] [--json OUT] [--figure OUT]
 
-`--data`: see bench/translator_quality.py. Fitted on tatoeba.valid and the news of FIT, tested on tatoeba.test, UD-PUD
-and the news of TEST; none of it is training data. `--save` writes the calibration into config.json of the folder.
+`--data`: see bench/translation/translator_quality.py. Fitted on tatoeba.valid and the news of FIT, tested on
+tatoeba.test, UD-PUD and the news of TEST; none of it is training data. `--save` writes the calibration
+into config.json of the folder.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+sys.path.append(str(Path(__file__).parents[2]))  # for bench.*
 
 from allyouneed.config import parse, tree_of
 from allyouneed.folder import Folder
 from allyouneed.infer.predictors.translator import Translator
 from allyouneed.tasks.confidence import FEATURES, Confidence, Evidence, log_odds
-from quality.data import DIRECTIONS, Direction, read_pairs, spread
+from bench.translation.quality.data import DIRECTIONS, Direction, read_pairs, spread
 
 FIT = {
     "de": ("tatoeba.valid", "newstest2008-2012.train"),

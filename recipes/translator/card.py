@@ -2,9 +2,9 @@
 
     python recipes/translator/card.py --model FOLDER --figures FIGURES.json [--old OLD.json] [--calibration CAL.json]
 
-`--figures`, `--old`: written by `bench/translator_quality.py --json`; `--calibration`: by calibrate.py. Writes
-README.md and LICENSE.md of the model folder, docs/results/translator-quality.md, and what is between `<!-- NAME -->`
-and `<!-- /NAME -->` in the pages of PAGES. Nothing is measured here.
+`--figures`, `--old`: written by `bench/translation/translator_quality.py --json`; `--calibration`: by calibrate.py.
+Writes README.md and LICENSE.md of the model folder, docs/results/translator-quality.md, and what is between
+`<!-- NAME -->` and `<!-- /NAME -->` in the pages of PAGES. Nothing is measured here.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+sys.path.append(str(Path(__file__).parents[2]))  # for bench.*
 
 from calibrate import markdown as calibration_table
 from prepare import read_sources
 
 from allyouneed.folder import Folder
-from quality import tables
+from bench.translation.quality import tables
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("docs/translator.md", "docs/zh/translating.md")
@@ -33,8 +33,8 @@ NAMES = {"tatoeba": "Tatoeba", "ud-pud": "UD-PUD", "news": "news", "tico19": "TI
 
 HEAD = """# Quality of the shipped translator
 
-Measured by `python bench/translator_quality.py`, written by `recipes/translator/card.py`. Everything is translated as a
-user gets it: int8, the model's own decoding, protected spans.
+Measured by `python bench/translation/translator_quality.py`, written by `recipes/translator/card.py`. Everything is
+translated as a user gets it: int8, the model's own decoding, protected spans.
 
 """
 
@@ -57,7 +57,7 @@ English ↔ Chinese, German and French: the translator that comes with allyounee
 
 ## Scores
 
-What ships, as it ships (`python bench/translator_quality.py`):
+What ships, as it ships (`python bench/translation/translator_quality.py`):
 
 {scores}
 {trained}"""

@@ -1,5 +1,5 @@
 """Attention of one new token: its definition against plain attention, and paged decoding with the kernel's calling
-convention. The kernel itself is checked by bench/check_kernels.py."""
+convention. The kernel itself is checked by bench/check/kernels.py."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """In inference on a GPU, rotary positions and gated units run as one kernel each, with the inputs of the definition.
-(bench/check_kernels.py compares the kernels with their definitions.)"""
+(bench/check/kernels.py compares the kernels with their definitions.)"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The algorithms of kernels/triton/retention.py and wkv.py, step by step in torch, against the plain definitions.
-Where there is Triton, also the kernels themselves, by its interpreter (bench/check_kernels.py)."""
+Where there is Triton, also the kernels themselves, by its interpreter (bench/check/kernels.py)."""
 
 import importlib.util
 import os
@@ -171,7 +171,7 @@ if importlib.util.find_spec("triton") is not None:
 
     def test_the_kernels_by_the_interpreter():
         """In a process of its own, for Triton decides on import how its functions are run."""
-        script = Path(__file__).parents[2] / "bench" / "check_kernels.py"
+        script = Path(__file__).parents[2] / "bench" / "check" / "kernels.py"
         told = os.environ | {"TRITON_INTERPRET": "1"}
         done = subprocess.run(
             [sys.executable, script, "--device", "cpu"], env=told, capture_output=True, text=True, timeout=600

@@ -1,4 +1,5 @@
-"""bench/family_sizes.py: mixers that are compared have as many weights as attention, or their row says why not."""
+"""bench/family_speed/sizes.py: mixers that are compared have as many weights as attention, or their row says why
+not."""
 
 import itertools
 import json
@@ -12,20 +13,20 @@ from allyouneed.config import parse
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.sublayer import Mixer
 
-BENCH = str(Path(__file__).parents[2] / "bench")
+ROOT = str(Path(__file__).parents[2])
 
 
 @pytest.fixture(autouse=True)
 def paths(monkeypatch):
-    monkeypatch.syspath_prepend(BENCH)
+    monkeypatch.syspath_prepend(ROOT)
     yield
-    for name in ("family_sizes", "family_page"):
-        sys.modules.pop(name, None)
+    for name in [name for name in sys.modules if name.split(".")[0] == "bench"]:
+        del sys.modules[name]
 
 
 @pytest.mark.parametrize("place", ["gpu", "cpu"])
 def test_weights_are_those_of_attention_or_the_row_says_why_not(place):
-    import family_sizes
+    from bench.family_speed import sizes as family_sizes
 
     sizes = family_sizes.Sizes() if place == "gpu" else family_sizes.CPU
     found = {name: family_sizes.ratios(sizes, keys)[0] for name, keys in family_sizes.settings(sizes).items()}
@@ -34,7 +35,7 @@ def test_weights_are_those_of_attention_or_the_row_says_why_not(place):
 
 
 def test_every_mixer_that_decodes_has_sizes():
-    import family_sizes
+    from bench.family_speed import sizes as family_sizes
 
     found = {mixer["kind"] for mixer in family_sizes.mixers(family_sizes.TINY).values()}
     assert set(Mixer.registry) == found | family_sizes.OTHERS
@@ -42,7 +43,7 @@ def test_every_mixer_that_decodes_has_sizes():
 
 
 def test_the_ratios_are_those_of_the_built_models():
-    import family_sizes
+    from bench.family_speed import sizes as family_sizes
 
     sizes, models = family_sizes.TINY, family_sizes.variants(family_sizes.TINY)
     for name in ("retention", "mamba2", "gau", "grouped-queries", "yoco"):
@@ -51,7 +52,7 @@ def test_the_ratios_are_those_of_the_built_models():
 
 
 def test_a_page_gets_what_stands_between_its_marks(tmp_path):
-    import family_page
+    from bench.family_speed import page as family_page
 
     page = tmp_path / "page.md"
     page.write_text("before\n\n<!-- one -->\nold\n<!-- /one -->\n\nafter\n", "utf-8")
@@ -67,7 +68,7 @@ def test_a_page_gets_what_stands_between_its_marks(tmp_path):
 
 
 def test_names_of_lines_keep_their_order_and_distance():
-    import family_page
+    from bench.family_speed import page as family_page
 
     wanted = [0.1, 0.5, 0.5, 0.51, 0.97, 1.0]
     found = family_page.spread(wanted, 0.04)
@@ -77,8 +78,8 @@ def test_names_of_lines_keep_their_order_and_distance():
 
 def test_rows_of_several_runs_are_compared_with_the_attention_of_their_own(tmp_path):
     pytest.importorskip("matplotlib")
-    import family_page
-    import family_sizes
+    from bench.family_speed import page as family_page
+    from bench.family_speed import sizes as family_sizes
 
     def run(file, **speeds):
         kept = {"b64 state bytes": 2, "b64 state declared": 2, "captured": True, "b1 share": 0.2, "b64 share": 0.3}

@@ -1,4 +1,4 @@
-"""bench/quality: judges of translations that have no reference accept what is right and nothing else."""
+"""bench/translation/quality: judges of translations that have no reference accept what is right and nothing else."""
 
 import random
 import sys
@@ -12,14 +12,14 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(autouse=True)
 def paths(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "recipes" / "translator"))
-    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    monkeypatch.syspath_prepend(str(ROOT))
     yield
-    for name in [name for name in sys.modules if name.split(".")[0] in ("quality", "dictionaries")]:
+    for name in [name for name in sys.modules if name.split(".")[0] in ("bench", "dictionaries")]:
         del sys.modules[name]
 
 
 def test_numbers_are_judged_by_value_and_by_notation():
-    from quality import numbers
+    from bench.translation.quality import numbers
 
     judge = numbers.quantity(1234, "5", "de")
     assert judge("Es sind 1.234,5 Meter.") == (True, True) and judge("Es sind 1,234.5 Meter.") == (True, False)
@@ -30,7 +30,7 @@ def test_numbers_are_judged_by_value_and_by_notation():
 
 
 def test_every_kind_accepts_its_own_sentence_and_refuses_another():
-    from quality import numbers
+    from bench.translation.quality import numbers
 
     found = list(numbers.cases(len(numbers.KINDS) * 6 * 2))
     assert {case.kind for case in found} == set(numbers.KINDS) and len({case.direction for case in found}) == 6
@@ -43,7 +43,7 @@ def test_every_kind_accepts_its_own_sentence_and_refuses_another():
 
 
 def test_loops_and_words():
-    from quality import checks, words
+    from bench.translation.quality import checks, words
 
     assert checks.loops("of the Republic of the Republic of the Republic of the Republic") and checks.loops("弟弟弟弟")
     assert not checks.loops("It was very, very good, and so was the other one.")

@@ -1,4 +1,4 @@
-"""The soak test of bench/serve_soak.py, with few clients."""
+"""The soak test of bench/serve/soak.py, with few clients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "bench" / "serve_soak.py"
+SCRIPT = Path(__file__).parents[2] / "bench" / "serve" / "soak.py"
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ __all__ = ["TrainingPlan", "parts", "plan"]
 
 LENGTH = 4096  # tokens per row
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models", table 3
-PEAK = 800e12  # FLOP/s of bf16 matrix products measured on one H200 (bench/train_gpu.py prints it)
+PEAK = 800e12  # FLOP/s of bf16 matrix products measured on one H200 (bench/train/gpu.py prints it)
 UTILISATION = 0.4  # of the peak, typical for large models; a small model on one GPU reaches more
 MEMORY = 139 * 2**30  # bytes of that GPU
 USABLE_MEMORY = 0.9  # fraction of it to plan with

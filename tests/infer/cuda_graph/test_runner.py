@@ -1,5 +1,5 @@
 """A graph runner, whose host reads the tokens some steps later, decodes what the plain engine decodes. On a GPU the
-same code runs with kernels and captured graphs (bench/check_kernels.py, bench/check_gpu.py)."""
+same code runs with kernels and captured graphs (bench/check/kernels.py, bench/check/gpu.py)."""
 
 from __future__ import annotations
 

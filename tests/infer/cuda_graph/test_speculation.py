@@ -1,5 +1,5 @@
 """Speculative decoding by rounds of fixed shape gives the texts, and accepts the draft tokens, of `SpeculativeDecoder`.
-On a GPU the same rounds are captured graphs (bench/check_gpu.py)."""
+On a GPU the same rounds are captured graphs (bench/check/gpu.py)."""
 
 from __future__ import annotations
 

@@ -147,7 +147,8 @@ def test_what_is_read_leads_back_to_the_source(text: str) -> None:
 
 
 def test_the_benchmark_compares_the_ways(multilingual: Tokenizer, echo: Callable[..., Folder]) -> None:
-    spec = importlib.util.spec_from_file_location("glossary_bench", Path(__file__).parents[3] / "bench" / "glossary.py")
+    script = Path(__file__).parents[3] / "bench" / "translation" / "glossary.py"
+    spec = importlib.util.spec_from_file_location("glossary_bench", script)
     assert spec is not None
     assert spec.loader is not None
     bench = importlib.util.module_from_spec(spec)

@@ -169,7 +169,7 @@ def judge_in_place(logits, labels, ignore, bias, smoothing, cap, vocab, totals, 
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("training", [False, True])
 def test_the_kernel_path_matches_the_definition(monkeypatch, vocab, cap, biased, training):
-    """The kernel itself is tried by bench/check_kernels.py."""
+    """The kernel itself is tried by bench/check/kernels.py."""
     widths = []
 
     def judge(logits, *given, gradient):

@@ -1,6 +1,6 @@
 """Every part that exists decodes by a step of fixed shape, which a CUDA graph can capture: it never waits for the host,
 allocates no state anew, and gives the logits of the plain path, for rows of unequal length in slots in any order and
-beams that are reordered. On a GPU the same steps run with kernels (bench/check_gpu.py, bench/check_kernels.py)."""
+beams that are reordered. On a GPU the same steps run with kernels (bench/check/gpu.py, bench/check/kernels.py)."""
 
 from __future__ import annotations
 

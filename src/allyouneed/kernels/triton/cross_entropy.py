@@ -27,7 +27,7 @@ class RowSplit(NamedTuple):
     rows: int
 
 
-SPLIT = RowSplit(8192, 16, 2)  # bench/train_gpu.py kernels
+SPLIT = RowSplit(8192, 16, 2)  # bench/train/gpu.py kernels
 
 
 @triton.jit

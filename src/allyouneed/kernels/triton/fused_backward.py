@@ -24,7 +24,7 @@ class Tile(NamedTuple):
     warps: int
 
 
-# the fastest of bench/train_gpu.py kernels
+# the fastest of bench/train/gpu.py kernels
 ACTIVATION, MERGE, LAYER_NORM, ADD_NORM = Tile(4, 512, 4), Tile(4, 512, 4), Tile(1, 0, 2), Tile(1, 0, 4)
 SUM_NORM = Tile(0, 512, 4)  # features of all tokens in an eighth of a program
 

@@ -1,4 +1,4 @@
-"""Plans of our attention kernels (the kernels themselves: bench/check_attention.py): their tables and masks allow the
+"""Plans of our attention kernels (the kernels themselves: bench/check/attention.py): their tables and masks allow the
 pairs of the pattern, seen from the queries and from the keys."""
 
 import pytest

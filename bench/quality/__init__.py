@@ -1,1 +1,0 @@
-"""Parts of bench/translator_quality.py: test sets, generated numbers and spans, dictionaries, checks, tables."""
