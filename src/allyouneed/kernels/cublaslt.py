@@ -3,7 +3,7 @@
 torch takes the algorithm that the library ranks first. On an H200 another one of its first eight is up to 1.25 times as
 fast at the sizes of a training step, so each product is timed once and the fastest is kept (`choose`). Epilogues do
 while the result is written what would be another pass over it; torch offers two of them (a bias, and an activation
-whose input is lost), training needs two more.
+whose input is lost); training also needs an activation that keeps its input, and a residual that is added.
 
 The library is the one that torch has loaded. Numbers of enumerations are those of its header, cublasLt.h, which have
 been the same since CUDA 12.
@@ -28,6 +28,7 @@ from torch import Tensor
 
 BF16, FP32, COMPUTE_FP32 = 14, 0, 68  # cudaDataType_t, cublasComputeType_t
 ALIGNMENT = 256  # bytes: what cuBLASLt assumes of addresses when it ranks algorithms; torch allocates so
+MULTIPLE = 8  # features of a row: its kernels load 16 bytes at once
 WORKSPACE = 32 << 20  # bytes, at most
 CANDIDATES, ROUNDS = 8, 5  # algorithms that are timed, and how often
 MARGIN = 0.98  # of the first one's time, which another one must stay below
@@ -40,7 +41,6 @@ class Epilogue(IntEnum):
     BIAS = 4
     RELU_BIAS = 2 | 4
     GELU_BIAS = 32 | 128 | 4  # GELU by tanh; writes its input to `aux`
-    GELU_BACKWARD = 64 | 128  # times the derivative of GELU at `aux`
 
 
 class Product(NamedTuple):
@@ -53,6 +53,7 @@ class Product(NamedTuple):
     y_transposed: bool  # stored as (columns, inner)
     epilogue: Epilogue
     single: bool  # the result is fp32, otherwise bf16
+    adds: bool  # to another matrix
 
 
 class Algorithm(ctypes.Structure):
@@ -76,25 +77,32 @@ def usable(*tensors: Tensor | None) -> bool:
         all(x.is_cuda and x.dtype is torch.bfloat16 and x.is_contiguous() for x in given)
         and library() is not None
         and torch.cuda.get_device_capability(given[0].device) >= (8, 0)
-        and all(x.numel() > 0 and x.shape[-1] % 8 == 0 and x.data_ptr() % ALIGNMENT == 0 for x in given)
+        and all(x.numel() > 0 and x.shape[-1] % MULTIPLE == 0 and x.data_ptr() % ALIGNMENT == 0 for x in given)
     )
 
 
 def multiply(
     x: Tensor, y: Tensor, epilogue: Epilogue = Epilogue.NONE, *, x_transposed: bool = False, y_transposed: bool = False,
-    bias: Tensor | None = None, aux: Tensor | None = None, single: bool = False,
+    bias: Tensor | None = None, aux: Tensor | None = None, addend: Tensor | None = None, out: Tensor | None = None,
+    single: bool = False,
 ) -> Tensor:  # fmt: skip
-    """x (rows, inner), or transposed, times y (inner, columns), or transposed. `bias` (columns,) and `aux` (rows,
-    columns) belong to the epilogue. `single`: in fp32."""
+    """x (rows, inner), or transposed, times y (inner, columns), or transposed, plus `addend` (rows, columns), which may
+    be `out`. `bias` (columns,) and `aux` (rows, columns) belong to the epilogue. `single`: in fp32."""
     rows, inner = x.shape[::-1] if x_transposed else x.shape
     columns = y.shape[0] if y_transposed else y.shape[1]
-    product = Product(rows, columns, inner, x_transposed, y_transposed, epilogue, single)
-    out = torch.empty(rows, columns, device=x.device, dtype=torch.float32 if single else x.dtype)
+    product = Product(rows, columns, inner, x_transposed, y_transposed, epilogue, single, addend is not None)
+    if out is None:
+        out = torch.empty(rows, columns, device=x.device, dtype=torch.float32 if single else x.dtype)
+    factors, results = (x, y), (out, out if addend is None else addend)
     with torch.cuda.device(x.get_device()), _LOCK:
         descriptors = _descriptors(product)
         descriptors.point(bias, aux)
-        algorithm = choose(descriptors, x.get_device(), lambda one: descriptors.run(one, x, y, out))
-        descriptors.run(algorithm, x, y, out)
+
+        def trial(one: Algorithm) -> None:
+            spare = torch.empty_like(out) if addend is out else out  # so that nothing is added
+            descriptors.run(one, *factors, spare, results[1])
+
+        descriptors.run(choose(descriptors, x.get_device(), trial), *factors, *results)
     return out
 
 
@@ -105,6 +113,8 @@ def choose(descriptors: Descriptors, device: int, run: Callable[[Algorithm], Non
     if key in _CHOSEN:
         return _CHOSEN[key]
     found = descriptors.algorithms(device)
+    if not found:
+        raise CublasError(f"cuBLASLt has no algorithm for {descriptors.product}")
     if len(found) > 1 and torch.cuda.is_current_stream_capturing():
         return found[0]
     _CHOSEN[key] = found[_fastest([lambda one=one: run(one) for one in found])]  # type: ignore[misc]
@@ -168,11 +178,11 @@ class Descriptors:
         _call("cublasLtMatmulPreferenceDestroy", preference)
         return list(found[: count.value])
 
-    def run(self, algorithm: Algorithm, x: Tensor, y: Tensor, out: Tensor) -> None:
+    def run(self, algorithm: Algorithm, x: Tensor, y: Tensor, out: Tensor, addend: Tensor) -> None:
         work = torch.empty(algorithm.workspace, dtype=torch.uint8, device=x.device)
-        one, zero, (a, b, d) = c_float(1), c_float(0), self.layouts
+        one, added, (a, b, d) = c_float(1), c_float(self.product.adds), self.layouts
         factors = byref(one), _address(y), a, _address(x), b
-        results = byref(zero), _address(out), d, _address(out), d
+        results = byref(added), _address(addend), d, _address(out), d
         where = _address(work), c_size_t(len(work)), c_void_p(torch.cuda.current_stream().cuda_stream)
         _call("cublasLtMatmul", _handle(x.get_device()), self.desc, *factors, *results, byref(algorithm), *where)
 
