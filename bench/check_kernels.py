@@ -36,6 +36,7 @@ from allyouneed.runtime.cuda import bias_gradients
 from allyouneed.runtime.cuda.bias_gradients import ACTIVATIONS as FUSED
 from check_attention import performers, tiled_attentions
 from check_deferred import deferred
+from check_dilated import dilated
 from check_experts import experts
 from check_gated import gated_units
 from check_state_spaces import random_starts, state_spaces
@@ -580,6 +581,8 @@ MIXERS: dict[str, dict[str, object]] = {
     "lsra": HEADS_OF | {"size": 3, "pattern": "causal"},
     "mssa": HEADS_OF | {"pattern": "causal"},
     "longnet": HEADS_OF | {"segments": [4, 40], "dilations": [2, 3]},
+    "longnet in a ring": HEADS_OF | {"kind": "longnet", "segments": [2, 6], "dilations": [1, 3], "positions": "rotary"},
+    "longnet of a long segment": {"kind": "longnet", "heads": 3, "segments": [3, 400], "dilations": [2, 3]},
     "lsh": HEADS_OF | {"buckets": 4},
     "lsh of six buckets": {"kind": "lsh", "heads": 3, "head_width": 5, "buckets": 6, "rounds": 3, "whole": 3},
     "lsh of one bucket": HEADS_OF | {"kind": "lsh", "buckets": 1},
@@ -695,6 +698,7 @@ JOBS = {
     "decoding": decoding,
     "mixers": mixers,
     "deferred": deferred,
+    "dilated": dilated,
     "entropies": entropies,
     "slopes": slopes,
     "attention": tiled_attentions,
