@@ -7,16 +7,21 @@ by every method, with drafts, logits processors and stop conditions. `kernels.py
     python bench/check/gpu.py [packed] [padded] [equal] [models] [steps] [graphs] [--seconds 90]
     python bench/check/gpu.py steps graphs --only mamba,mla      names that contain one of these
     python bench/check/gpu.py graphs --methods lookup,model      only speculative decoding; also: processor, bias, stop
+    python bench/check/gpu.py steps graphs --processes 14        all cases: they compile side by side
     python bench/check/gpu.py steps graphs --device cpu --tiny   rehearsal, without captures, of a few cases
+
+Exits with 1 if anything differs or fails.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +124,7 @@ def model(name: str) -> None:
 
 
 def models() -> None:
-    for name in MODELS:
+    for name in Options.share(MODELS):
         try:
             model(name)
         except Exception as failure:  # check the others as well
@@ -140,6 +145,7 @@ class Options:
     seconds, device, tiny = 90.0, "cuda", False
     only: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
+    part, parts = 0, 1  # of the cases, which several processes share
     begun = time.perf_counter()
 
     @classmethod
@@ -149,6 +155,10 @@ class Options:
     @classmethod
     def wants_method(cls, name: str) -> bool:
         return not cls.methods or any(word in name for word in cls.methods)
+
+    @classmethod
+    def share(cls, names: Sequence[str]) -> Sequence[str]:
+        return names[cls.part :: cls.parts]
 
     @classmethod
     def late(cls, share: float = 1.0) -> bool:
@@ -175,7 +185,7 @@ def steps() -> None:
     first |= {name for name in CASES if not name.startswith(("mixer", "cross mixer"))}
     names = [name for name in CASES if not name.startswith("encoder") and Options.wants(name)]
     names.sort(key=lambda name: name not in first)
-    names = names[:: max(1, len(names) // 12)] if Options.tiny else names
+    names = list(Options.share(names[:: max(1, len(names) // 12)] if Options.tiny else names))
     worst, wrong, blocked, done = dict.fromkeys(BOUNDS, 0.0), 0, 0, 0
     for name in names:
         if Options.late(2 / 3):
@@ -218,9 +228,8 @@ def cuda_graphs() -> None:
     from graph_runner import DECODINGS, MODELS, decode_in_slots, drafts_of, engine_of, make_requests, ruled, token_lists
 
     wrong = count = 0
-    for name in (*MODELS, "seen-prompt"):
-        if not Options.wants(name):
-            continue
+    names = Options.share([name for name in (*MODELS, "seen-prompt") if Options.wants(name)])
+    for name in names:
         engine = engine_of(name, **({"bidirectional_prompt": True} if name == "seen-prompt" else {}))
         requests, drafts = make_requests(engine, 5 if Options.tiny else 19), drafts_of(engine)
         specs = {method: engine.spec(decoding) for method, decoding in DECODINGS.items()}
@@ -253,7 +262,7 @@ def cuda_graphs() -> None:
                 if not good or dtype is torch.bfloat16:
                     print(f"graphs {name:14s} {method:17s} {str(dtype)[6:]} {same} of {len(requests)}"
                           f"{'' if good else '  DIFFERS'}", flush=True)  # fmt: skip
-    print(f"graphs: {count} cases of {len(MODELS) + 1} models, {wrong} wrong"
+    print(f"graphs: {count} cases of {', '.join(names)}, {wrong} wrong"
           f"{', out of time' if Options.late() else ''}  {'ok' if not wrong else 'DIFFERS'}", flush=True)  # fmt: skip
 
 
@@ -296,6 +305,45 @@ CHECKS = {
 }
 
 
+class Findings:
+    """Passes on what is printed, and counts what is wrong."""
+
+    def __init__(self) -> None:
+        self.out, self.wrong = sys.stdout, 0
+
+    def write(self, text: str) -> int:
+        self.wrong += text.count("DIFFERS") + text.count("FAILED")
+        return self.out.write(text)
+
+    def flush(self) -> None:
+        self.out.flush()
+
+
+def side_by_side(processes: int) -> int:
+    """The same command in so many processes, each with a share of the cases; how many of them failed. A failed
+    assertion on the device ends the checks of its process alone."""
+    command = [sys.executable, *sys.argv]
+    children = [
+        subprocess.Popen([*command, "--processes", "1", "--part", f"{part}/{processes}"], stdout=subprocess.PIPE,
+                         stderr=subprocess.STDOUT, text=True)
+        for part in range(processes)
+    ]  # fmt: skip
+
+    def repeat(part: int, child: subprocess.Popen[str]) -> None:
+        assert child.stdout is not None
+        for line in child.stdout:
+            print(f"{part:2d} {line}", end="", flush=True)
+
+    threads = [threading.Thread(target=repeat, args=each) for each in enumerate(children)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    failed = sum(child.wait() != 0 for child in children)
+    print(f"{processes} processes, {failed} with differences or failures  {'ok' if not failed else 'DIFFERS'}")
+    return failed
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checks", nargs="*", help=", ".join(CHECKS))
@@ -304,6 +352,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="words in the names of cases and models, separated by commas")
     parser.add_argument("--methods", default="", help="words in the names of decoding methods, separated by commas")
     parser.add_argument("--tiny", action="store_true", help="few cases, to rehearse")
+    parser.add_argument("--processes", type=int, default=1, help="that share the cases")
+    parser.add_argument("--part", default="0/1", help="this process's share: its number, and of how many")
     given = parser.parse_args()
     if unknown := [check for check in given.checks if check not in CHECKS]:
         parser.error(f"unknown check {unknown[0]!r} (known: {', '.join(CHECKS)})")
@@ -311,10 +361,15 @@ def main() -> None:
     Options.only, Options.methods = (
         tuple(word for word in given_words.split(",") if word) for given_words in (given.only, given.methods)
     )
+    Options.part, Options.parts = map(int, given.part.split("/"))
+    if given.processes > 1:
+        sys.exit(bool(side_by_side(given.processes)))
+    sys.stdout = found = Findings()  # type: ignore[assignment]
     for check in given.checks or CHECKS:
         if check == "steps":
             Options.begun = time.perf_counter()
         CHECKS[check]()
+    sys.exit(bool(found.wrong))
 
 
 if __name__ == "__main__":

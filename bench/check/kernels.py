@@ -20,6 +20,7 @@ from bench.check.bias_gradients import slopes
 from bench.check.cross_entropy import entropies
 from bench.check.decoding import decoding
 from bench.check.deferred import deferred
+from bench.check.dilated import dilated
 from bench.check.experts import experts
 from bench.check.gated import gated_units
 from bench.check.interpreter import prepare_interpreter
@@ -38,6 +39,7 @@ JOBS = {
     "decoding": decoding,
     "mixers": mixers,
     "deferred": deferred,
+    "dilated": dilated,
     "entropies": entropies,
     "slopes": slopes,
     "attention": tiled_attentions,

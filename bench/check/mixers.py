@@ -38,6 +38,8 @@ MIXERS: dict[str, dict[str, object]] = {
     "lsra": HEADS_OF | {"size": 3, "pattern": "causal"},
     "mssa": HEADS_OF | {"pattern": "causal"},
     "longnet": HEADS_OF | {"segments": [4, 40], "dilations": [2, 3]},
+    "longnet in a ring": HEADS_OF | {"kind": "longnet", "segments": [2, 6], "dilations": [1, 3], "positions": "rotary"},
+    "longnet of a long segment": {"kind": "longnet", "heads": 3, "segments": [3, 400], "dilations": [2, 3]},
     "lsh": HEADS_OF | {"buckets": 4},
     "lsh of six buckets": {"kind": "lsh", "heads": 3, "head_width": 5, "buckets": 6, "rounds": 3, "whole": 3},
     "lsh of one bucket": HEADS_OF | {"kind": "lsh", "buckets": 1},

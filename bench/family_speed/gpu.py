@@ -4,6 +4,7 @@ attention in the same run, at 1k to 64k tokens of context, and against other lib
     python bench/family_speed/gpu.py                                    # all that fits into 150 seconds
     python bench/family_speed/gpu.py --only mixers,long --seconds 90
     python bench/family_speed/gpu.py --only retention,rwkv,mla          # some mixers
+    python bench/family_speed/gpu.py --only attention,long-longnet      # one, and another at long contexts
     python bench/family_speed/gpu.py --only peers --seconds 400         # Hugging Face and flash-linear-attention
     python bench/family_speed/gpu.py --device cpu --tiny                # rehearsal
     python bench/family_speed/gpu.py --page RUN.json … docs/results/family-speed.md     # tables and plot of these runs
@@ -82,6 +83,7 @@ class Bench:
     results: dict[str, Any] = field(default_factory=dict)
     copied: float = 0.0  # bytes per second of a copy
     locked: Any = None
+    file: str = "family_gpu.json"  # in $OUT
 
     @property
     def left(self) -> float:
@@ -121,7 +123,7 @@ class Bench:
     def note(self, name: str, **values: Any) -> None:
         self.results.setdefault(name, {}).update(values)
         if os.environ.get("OUT"):
-            path = Path(os.environ["OUT"], "family_gpu.json")
+            path = Path(os.environ["OUT"], self.file)
             path.write_text(json.dumps({"sizes": asdict(self.sizes), "results": self.results}, indent=1))
 
     def free(self) -> None:
@@ -310,6 +312,7 @@ def hugging_face(bench: Bench, name: str) -> Any:
 # the peer's model, and ours
 PEERS = {"mla": "mla", "experts": "experts", "rwkv": "rwkv-both", "retention": "retention",
          "gated-retention": "gated-retention"}  # fmt: skip
+KINDS = {"mixers", "long", "peers", *(f"peer-{name}" for name in PEERS)}
 PEER_SECONDS = 45  # what one needs to compile and run
 
 
@@ -365,7 +368,7 @@ def report(bench: Bench) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--only", default="mixers,long,peers", help="mixers, long, peers, peer-NAME, or names of models"
+        "--only", default="mixers,long,peers", help="mixers, long, long-NAME, peers, peer-NAME, or names of models"
     )
     parser.add_argument("--seconds", type=float, default=140, help="start nothing that would end later")
     parser.add_argument("--device", default="cuda")
@@ -385,7 +388,7 @@ def main() -> int:
     models, only = variants(bench.sizes), given.only.split(",")
     for unknown in set(Mixer.registry) - set(models) - OTHERS:
         print(f"{unknown:26s} has no sizes here: add it to mixers()", flush=True)
-    for wrong in set(only) - set(models) - {"mixers", "long", "peers", *(f"peer-{name}" for name in PEERS)}:
+    for wrong in set(only) - set(models) - KINDS - {f"long-{name}" for name in models}:
         parser.error(f"unknown model {wrong!r} (known: mixers, long, peers, {', '.join(models)})")
     chosen = [name for name in models if "mixers" in only or name in only]
     chosen = ["attention", *(name for name in chosen if name != "attention")] if chosen else []
@@ -396,14 +399,13 @@ def main() -> int:
             continue
         with reported(bench, name):
             measure(bench, name, models[name])
-    if "long" in only:
-        others = [name for name in models if name not in (*LONG, *BOUNDED, "identity", "experts", "bitnet-packed")]
-        for name in (*LONG, *others):
-            if bench.left < 6:
-                print(f"{name:26s} no time left", flush=True)
-                continue
-            with reported(bench, name):
-                measure_long(bench, name, models[name])
+    others = [name for name in models if name not in (*LONG, *BOUNDED, "identity", "experts", "bitnet-packed")]
+    for name in (name for name in (*LONG, *others) if "long" in only or f"long-{name}" in only):
+        if bench.left < 6:
+            print(f"{name:26s} no time left", flush=True)
+            continue
+        with reported(bench, name):
+            measure_long(bench, name, models[name])
     for name in (name for name in PEERS if "peers" in only or f"peer-{name}" in only):
         if bench.left > (PEER_SECONDS if bench.device.type == "cuda" else 0):
             with reported(bench, f"peer {name}"):

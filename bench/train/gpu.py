@@ -22,6 +22,7 @@ session: all of them in one call; they compile side by side and measure one afte
   norms  layer norms backwards with their sums and what passes them by
   biases the last bias of a sub-layer goes into what passes its norm by
   end    the last norm compiled too
+  products  matrix products by cuBLASLt's fastest algorithm, activations and their gradients as epilogues
 
 Beside each speed: its share of the matrix ceiling measured in this run (model FLOPs only, 3 × forward), and peak
 memory. Ours is what `allyouneed train` runs: Updates, Feed, Machine.
@@ -72,8 +73,9 @@ from bench.train.peers import SMOOTHING, Bucketed, PlainGPT, TorchTransformer, o
 from bench.train.session import session
 from bench.train.turns import DEVICE, Runner, Turn, compare, tell, timed
 
-FUSIONS = ("ffn", "qkv", "norms", "biases", "end")  # fusions of the backward pass, and the compiled final norm
-STAGES: tuple[tuple[str, ...], ...] = ((), ("ffn", "qkv"), ("norms",), ("biases", "end"))
+# fusions of the backward pass, the compiled final norm, and products by the fastest algorithm
+FUSIONS = ("ffn", "qkv", "norms", "biases", "end", "products")
+STAGES: tuple[tuple[str, ...], ...] = ((), ("ffn", "qkv"), ("norms",), ("biases", "end"), ("products",))
 BACKEND = Backend(DEVICE, bf16=True, compiled=True, summary="")
 
 

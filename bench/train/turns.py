@@ -84,34 +84,39 @@ def compare(runners: list[Runner], given: argparse.Namespace) -> None:
         runner.peak = torch.cuda.max_memory_allocated() - before
         print(f"{runner.name}: first turn {time.perf_counter() - begin:.0f} s", flush=True)
     with measuring(given):
-        top = ceiling()
+        tops = [ceiling()]
         for number in range(1, given.turns + 1):
             for runner in runners:
                 assert runner.turn is not None
                 tokens, seconds = runner.turn(number)
                 runner.speeds.append(tokens / seconds)
+                tops.append(ceiling())
             print(f"turn {number}: " + ", ".join(f"{r.speeds[-1]:,.0f}" for r in runners), flush=True)
-            tell(report(runners, top), given, aloud=number == given.turns)
+            tell(report(runners, tops), given, aloud=number == given.turns)
         if given.profile:
             profiled([runner for runner in runners if not runner.peer][-1])
 
 
-def report(runners: list[Runner], top: float) -> list[str]:
+def report(runners: list[Runner], tops: list[float]) -> list[str]:
+    """Shares of the first ceiling, of a chip at rest, and of the middle one of those after each turn: matrix products
+    draw so much power that a busy chip lowers its clock."""
+    first, busy = tops[0], statistics.median(tops[1:])
     best = max(statistics.median(r.speeds) for r in [r for r in runners if r.peer] or runners)
     lines = [
-        f"matrix ceiling {top / 1e12:.0f} TFLOP/s",
+        f"matrix ceiling {first / 1e12:.0f} TFLOP/s at rest, {busy / 1e12:.0f} after a turn",
         "",
-        "| | tokens/s | lowest to highest | × best peer | share of ceiling | peak GiB | GPU / host waits for data |",
-        "|---|---|---|---|---|---|---|",
+        "| | tokens/s | lowest to highest | × best peer | share of ceiling: at rest | after a turn | peak GiB "
+        "| GPU / host waits for data |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for r in runners:
         middle = statistics.median(r.speeds)
-        share = 3 * r.flops * middle / top
+        rate = 3 * r.flops * middle
         spread = f"{min(r.speeds):,.0f} – {max(r.speeds):,.0f}"
         waits = " / ".join(f"{statistics.median(of):.1%}" for of in zip(*r.waits, strict=True)) or "–"
         lines.append(
-            f"| {r.name} | {middle:,.0f} | {spread} | {middle / best:.3f} | {share:.1%} | {r.peak / 2**30:.1f} "
-            f"| {waits} |"
+            f"| {r.name} | {middle:,.0f} | {spread} | {middle / best:.3f} | {rate / first:.1%} | {rate / busy:.1%} "
+            f"| {r.peak / 2**30:.1f} | {waits} |"
         )
     return lines
 

@@ -94,14 +94,6 @@ def int8_matmul(x: Tensor, y: Tensor) -> Tensor:
     return found
 
 
-def linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """relu(x weightᵀ + bias), on a GPU as one product: the public API writes the sum and reads it again."""
-    if x.is_cuda and hasattr(torch, "_addmm_activation"):
-        found: Tensor = torch._addmm_activation(bias, x.flatten(0, -2), weight.t(), use_gelu=False)
-        return found.unflatten(0, x.shape[:-1])
-    return torch.relu(torch.nn.functional.linear(x, weight, bias))
-
-
 def scaled_matmul(
     x: Tensor, y: Tensor, x_step: Tensor, y_step: Tensor, bias: Tensor | None, dtype: torch.dtype, fast: bool = False
 ) -> Tensor:

@@ -55,8 +55,8 @@ class Backend:
 
     def compile_model(self, model: nn.Module, fusions: Collection[str] | None = None) -> None:
         """Compile traceable blocks, and the traceable parts of the others. Identical layers share one compiled graph.
-        `fusions`: of the backward pass (runtime/cuda/fused_backward.py); default: all. With `fp8`, linear maps are
-        swapped before."""
+        `fusions`: of the backward pass (runtime/cuda/fused_backward.py), and `products` (products.py); default: all.
+        With `fp8`, linear maps are swapped before."""
         if self.fp8:
             use_float8(model)
         if self.cuda and self.bf16:
@@ -68,7 +68,10 @@ class Backend:
             return
         if usable(torch.empty(0, device=self.device)):
             from allyouneed.runtime.cuda.fused_backward import FUSIONS, fuse_backward  # registers operators, 0.2 s
+            from allyouneed.runtime.cuda.products import use_fast_products
 
+            if self.bf16 and (fusions is None or "products" in fusions):
+                use_fast_products(model)
             fuse_backward(model, FUSIONS if fusions is None else fusions)
         for module in model.modules():
             if isinstance(module, EmbedModule) and self.cuda and self.bf16:

@@ -149,15 +149,27 @@ def round_to_multiple(length: int) -> int:
     return (length + MULTIPLE - 1) // MULTIPLE * MULTIPLE
 
 
-def capture_warm(step: Callable[[], None], tries: int = 2, pool: Any = None) -> torch.cuda.CUDAGraph:
-    """Capture a step after running it `tries` times, so that everything it allocates lazily exists."""
+WARM_UPS = 2  # runs of a step before it is captured
+
+
+def capture_warm(
+    step: Callable[[], None], tries: int = WARM_UPS, pool: Any = None, reset: Callable[[], object] | None = None
+) -> torch.cuda.CUDAGraph:
+    """Capture a step after running it `tries` times."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(tries):
-            step()
+        warm_up(step, tries, reset)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with capture_graph(graph, pool):
         step()
     return graph
+
+
+def warm_up(step: Callable[[], None], tries: int = WARM_UPS, reset: Callable[[], object] | None = None) -> None:
+    """Run a step, so that everything it allocates lazily exists. `reset`, before each run, is no part of it."""
+    for _ in range(tries):
+        if reset is not None:
+            reset()
+        step()

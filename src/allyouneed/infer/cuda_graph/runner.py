@@ -19,7 +19,7 @@ from torch import Tensor
 
 from allyouneed.infer.cuda_graph.device_beams import DeviceBeamSearch
 from allyouneed.infer.cuda_graph.device_search import DeviceIndependentSearch, DeviceSearch
-from allyouneed.infer.cuda_graph.prefill import PrefillRunner, capture_warm
+from allyouneed.infer.cuda_graph.prefill import PrefillRunner, capture_warm, warm_up
 from allyouneed.infer.cuda_graph.refusal import ModelLimits, model_limits, refusal
 from allyouneed.infer.cuda_graph.shape import (
     Shape,
@@ -72,13 +72,14 @@ class GraphRunner:
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by number of steps
         self.stage_graphs: list[torch.cuda.CUDAGraph] = []  # where the host runs between them
         with torch.cuda.device_of(record), torch.no_grad():
+            rewind = self.search.record_step.zero_  # a record may have room for a single step
             if cuda and self.search.waits:
-                self.stage_graphs = [capture_warm(stage.run) for stage in self.stages]
+                self.stage_graphs = [capture_warm(stage.run, reset=rewind) for stage in self.stages]
             elif cuda:
                 runs = self.search.run_steps
-                self.graphs = {1: capture_warm(self._step), runs: capture_warm(self._run, tries=0)}
+                self.graphs = {1: capture_warm(self._step, reset=rewind), runs: capture_warm(self._run, tries=0)}
             else:
-                self._step()  # allocates the states, as a warm-up does
+                warm_up(self._step, reset=rewind)
         self.search.reset()
 
     def _step(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allyouneed.kernels import usable
+from allyouneed.kernels import cublaslt, usable
 from allyouneed.nn.batch import IGNORE
 
 CHUNK_BYTES = 1 << 24  # logits per chunk on CPU: fits the cache, large enough for all cores
@@ -104,13 +104,25 @@ class _Accumulator:
         """Add the gradient with respect to the logits of the rows from `start` on."""
         assert self.x is not None and self.weight is not None
         rows = slice(start, start + len(gradient))
-        torch.mm(gradient, self.matrix, out=self.x[rows])
+        multiply_into(self.x[rows], gradient, self.matrix)
         add_product(self.weight, gradient.T, self.features[rows], first=start == 0)
+
+
+def multiply_into(into: Tensor, a: Tensor, b: Tensor) -> None:
+    """into = a @ b"""
+    turned = not b.is_contiguous()
+    other = b.T if turned else b
+    if cublaslt.usable(into, a, other):
+        cublaslt.multiply(a, other, y_transposed=turned, out=into)
+    else:
+        torch.mm(a, b, out=into)
 
 
 def add_product(into: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
     """into += a @ b, or into = a @ b if `first`. `into` is fp32; GPUs accumulate bf16 products into it directly."""
-    if a.dtype == into.dtype:
+    if cublaslt.usable(a.T, b):
+        cublaslt.multiply(a.T, b, x_transposed=True, addend=None if first else into, out=into, single=True)
+    elif a.dtype == into.dtype:
         torch.addmm(into, a, b, beta=0 if first else 1, out=into)
     elif _supports_fp32_addmm(a.device, a.dtype):
         torch.addmm(into, a, b, into.dtype, beta=0 if first else 1, out=into)
@@ -142,7 +154,8 @@ def _run_triton(sums: _Accumulator, labels: Tensor, bias: Tensor | None, smoothi
     losses = torch.empty(2, tokens, dtype=torch.float32, device=labels.device)
     for start in range(0, tokens, rows):
         part = slice(start, min(start + rows, tokens))
-        here = torch.mm(sums.features[part], sums.matrix.T, out=logits[: part.stop - start])
+        here = logits[: part.stop - start]
+        multiply_into(here, sums.features[part], sums.matrix.T)
         total, plain = losses[0, part], losses[1, part]
         cross_entropy_rows(
             here, labels[part], IGNORE, bias, smoothing, cap, sums.vocab, total, plain, gradient=sums.x is not None

@@ -12,7 +12,7 @@ from allyouneed.nn.mixers.attention.longnet import LongNetAttention
 from allyouneed.nn.mixers.attention.lsh import LSHAttention, rotations
 from allyouneed.nn.mixers.attention.synthesizer import DenseSynthesis, SynthesizedScores, SynthesizerModule
 from allyouneed.nn.mixers.attention.tensorized import TensorizedModule
-from allyouneed.nn.ops.attention.decode import decode_attention
+from allyouneed.nn.ops.attention.decode import DilatedBranches, decode_attention
 from allyouneed.nn.patterns.core import And
 from allyouneed.nn.patterns.sparse import SegmentDilated
 from allyouneed.runtime.cuda.kernels import (
@@ -31,30 +31,21 @@ from allyouneed.runtime.program import Unsupported
 
 @make_kernel.register(LongNetAttention)
 def _longnet(part: LongNetAttention, setup: StepSetup, state: Any, partial: bool) -> Kernel:
-    """A key counts once per branch that reaches it: the bias is the logarithm of their number."""
-    if not part.score_mod().plain or not isinstance(state, StaticKVCache):
-        raise Unsupported("the attention kernel computes softmax(q·k + bias) of all keys")
-    segments = segment_table(part, setup)  # (heads, branches, positions)
-    key = ("longnet", tuple(branches for branches, _ in part.groups))
-
-    def count(context: Context) -> Tensor:
-        own = segments[:, :, context.queries.positions[:, 0]].permute(2, 0, 1)[..., None]  # (rows, heads, branches, 1)
-        return ((own == segments) & (segments >= 0)).sum(2).float().log()  # log 0 hides a key
-
-    return attention_kernel(part, setup, state, partial, lambda context: context.memoize(key, lambda: count(context)))
+    if not part.score_mod().plain:
+        raise Unsupported("the kernel of dilated segments computes softmax(q·k)")
+    return attention_kernel(part, setup, state, partial, branches=dilated_branches(part, setup))
 
 
-def segment_table(part: LongNetAttention, setup: StepSetup) -> Tensor:
-    """The segment of every position in each branch of each head, -1 where it is skipped (`SegmentDilated.feature`)."""
-    positions = setup.positions[0]
-    found = torch.empty(part.heads, len(part.groups[0][0]), len(positions), dtype=torch.int32, device=positions.device)
+def dilated_branches(part: LongNetAttention, setup: StepSetup) -> DilatedBranches:
+    sizes = torch.empty(part.heads, len(part.groups[0][0]), 3, dtype=torch.int32)
+    most = 1
     for branches, heads in part.groups:
         for number, branch in enumerate(branches):
             one = branch.right if isinstance(branch, And) else branch
             assert isinstance(one, SegmentDilated)
-            taken = positions % one.segment % one.dilation == one.offset % one.dilation
-            found[heads, number] = torch.where(taken, positions // one.segment, -1).int()
-    return found
+            sizes[heads, number] = torch.tensor([one.segment, one.dilation, one.offset % one.dilation]).int()
+            most = max(most, -(-min(one.segment, setup.states.capacity) // one.dilation))
+    return DilatedBranches(sizes.to(setup.states.device), most)
 
 
 @make_kernel.register(SynthesizerModule)

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from allyouneed import torch_private
 from allyouneed.kernels import usable
 
 # tokens per partial sum, and per sum of the norm of a sum; the final sum over partial sums is cheap
@@ -54,17 +53,6 @@ ACTIVATIONS = {
     "gelu-tanh": Activation(gelu_tanh, _gelu_tanh_derivative),
     "silu": Activation(functional.silu, lambda x: torch.sigmoid(x) * (1 + x * (1 - torch.sigmoid(x)))),
 }
-
-
-@torch.library.custom_op("allyouneed::linear_relu", mutates_args=())
-def linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """relu(x weightᵀ + bias). The compiler would compute the product first, and relu in a kernel of its own."""
-    return torch_private.linear_relu(x, weight, bias)
-
-
-@linear_relu.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return x.new_empty(*x.shape[:-1], len(weight))
 
 
 @torch.library.custom_op("allyouneed::activation_backward", mutates_args=())

@@ -4,9 +4,9 @@
 gradients are then summed where their summands are written (bias_gradients.py): with the activation's gradient in a
 feed-forward layer, with the concatenation of the query, key and value gradients in self-attention (or in the backward
 pass of attention itself, which writes them side by side, in short packed rows), and with the layer norm's gradient in a
-block. There the output bias of a sub-layer is *deferred*, so that the norm's backward sums its gradient too: in
-pre-norm blocks the norm in front of the sub-layer adds it to the residual stream, in post-norm blocks the norm behind
-it, which also does dropout.
+block. There the end of a sub-layer is *deferred* to the wiring, so that the norm's backward sums the gradient of its
+output bias too: in pre-norm blocks the output map, whose product then adds the residual as well, in post-norm blocks
+its bias, which the norm behind it adds before dropout.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ from allyouneed.nn.ops.attention.short_rows import ShortRows, attend, attend_qkv
 from allyouneed.nn.positions.relative import RelativeModule
 from allyouneed.nn.states.base import State
 from allyouneed.nn.wiring.residual import Call, PostNorm, PreNorm, ResidualModule
+from allyouneed.runtime.cuda import products
 from allyouneed.runtime.cuda.bias_gradients import (
     ACTIVATIONS,
     activation_backward,
     add_norm,
     add_norm_backward,
     layer_norm_backward,
-    linear_relu,
     merge_heads,
 )
-from allyouneed.runtime.float8 import Float8Linear, linear
+from allyouneed.runtime.cuda.products import FUSED, FastLinear, linear_add
+from allyouneed.runtime.swapped_linear import linear, product_dtype
 
 FUSIONS = ("ffn", "qkv", "norms", "biases")
 
@@ -55,7 +56,7 @@ def fuse_backward(model: nn.Module, fusions: Collection[str] = FUSIONS) -> None:
         if "norms" in fusions and isinstance(module, Block) and can_fuse_norms(module.wiring):
             _swap(module.wiring, ForkedPreNorm if is_pre_norm(module.wiring) else FusedPostNorm)
             if "biases" in fusions:
-                _defer_biases(module)
+                _defer_outputs(module)
 
 
 def can_fuse_ffn(module: FFNModule) -> bool:
@@ -143,7 +144,7 @@ class FusedQKV(Fused, SelfAttention):
 
 
 class DeferredBias(Fused):
-    """The output bias is left to the wiring while training (`ForkedPreNorm`, `FusedPostNorm`)."""
+    """The output bias is left to the wiring while training (`FusedPostNorm`)."""
 
     training: bool
 
@@ -152,21 +153,35 @@ class DeferredBias(Fused):
         return linear(x, last, None if self.training else last.bias)
 
 
-class ForkedPreNorm(Fused, ResidualModule):
-    """The formula of `PreNorm`, x + f(norm(x)), with norm and residual in one autograd function, and deferred biases
-    added to the residual."""
+class DeferredOutput(Fused):
+    """The output map is left to the wiring while training and unobserved (`ForkedPreNorm`): what is returned is its
+    input."""
 
-    deferred: Sequence[nn.Linear | None] = ()  # by sub-layer: the map whose bias is added here
+    training: bool
+
+    def project_out(self, x: Tensor) -> Tensor:
+        last = output_map(self)
+        return x if self.training and not is_observed() else linear(x, last, last.bias)
+
+
+class ForkedPreNorm(Fused, ResidualModule):
+    """The formula of `PreNorm`, x + f(norm(x)), with norm and residual in one autograd function. Where f ends with a
+    deferred map, its product adds the residual, and the norm's backward sums the gradient of its bias."""
+
+    deferred: Sequence[nn.Linear | None] = ()  # by sub-layer: the map that is applied here
 
     def forward(self, stream: Any, calls: Sequence[Call], context: Context) -> Any:
         if not isinstance(stream, Tensor):  # a symbolic value: trace the plain formula
             return super().forward(stream, calls, context)
         norms: list[Any] = list(self.norms)
         for number, (norm, call) in enumerate(zip(norms, calls, strict=True)):
-            last = self.deferred[number] if self.deferred and self.training else None
+            last = self.deferred[number] if self.deferred and self.training and not is_observed() else None
             bias = None if last is None else last.bias
             normal, stream = fork_norm(stream, norm.weight, norm.bias, norm.eps, bias)
-            stream = stream + self.branch(number, call, normal)
+            if last is None:
+                stream = stream + self.branch(number, call, normal)
+            else:
+                stream = linear_add(call(normal), last, last.bias.detach(), stream)
         return stream
 
 
@@ -189,11 +204,12 @@ class FusedPostNorm(Fused, ResidualModule):
         return seen
 
 
-def _defer_biases(block: Block) -> None:
-    """Only of parts that end with their output map: a subclass may do more."""
+def _defer_outputs(block: Block) -> None:
+    """Leave the last step of parts that end with their output map to the wiring; a subclass may do more after it."""
     wiring: Any = block.wiring
     if is_pre_norm(wiring) and (wiring.dropout.p or wiring.scale_start is not None):
-        return  # the bias would have to pass through them
+        return  # it would have to pass through them
+    left = DeferredOutput if is_pre_norm(wiring) else DeferredBias
     plain = (SelfAttention, CrossAttention, FFNModule)
     deferred: list[nn.Linear | None] = []
     parts: list[Any] = list(block.sublayers.values())
@@ -201,7 +217,7 @@ def _defer_biases(block: Block) -> None:
         defers = computes_as(type(part)) in plain and has_local_bias(output_map(part))
         deferred.append(output_map(part) if defers else None)
         if defers:
-            _swap(part, DeferredBias)
+            _swap(part, left)
     wiring.deferred = deferred
 
 
@@ -214,18 +230,10 @@ def output_map(part: Any) -> Any:
 
 def linear_activation(x: Tensor, module: Any, kind: str) -> Tensor:
     """activation(module(x))"""
-    if kind == "relu" and not isinstance(module, Float8Linear):
-        dtype = product_dtype(x)
-        result: Tensor = _LinearReLU.apply(x.to(dtype), module.weight.to(dtype), module.bias)
-        return result
+    if isinstance(module, FastLinear) and module.training and kind in FUSED and x.numel():
+        return products.linear_activation(x, module, kind)
     out: Tensor = _Activation.apply(linear(x, module, module.bias.detach()), module.bias, kind)
     return out
-
-
-def product_dtype(x: Tensor) -> torch.dtype:
-    """That of matrix products with x: autocast's, if it is on."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 def linear_split(x: Tensor, module: Any, sizes: Sequence[int], head_width: int) -> tuple[Tensor, ...]:
@@ -244,7 +252,7 @@ def attend_qkv(x: Tensor, module: Any, heads: list[int], rows: ShortRows, scale:
 
 
 def fork_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, deferred: Tensor | None) -> tuple[Tensor, Tensor]:
-    """LayerNorm(x), and x plus the deferred bias."""
+    """LayerNorm(x), and x, to which the deferred bias will be added: its gradient is that of x here."""
     normal, residual = _ForkNorm.apply(x, weight, bias, eps, deferred)
     return normal, residual
 
@@ -269,20 +277,6 @@ class _Activation(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         gradient, sums = activation_backward(gradients[0], x, ctx.kind)
         return gradient, sums.sum(0), None
-
-
-class _LinearReLU(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        out = linear_relu(x, weight, bias.to(x.dtype))
-        ctx.save_for_backward(x, weight, out)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, out = ctx.saved_tensors
-        gradient, sums = activation_backward(gradients[0], out, "relu")  # relu(x) is positive where x is
-        return gradient @ weight, gradient.flatten(0, -2).t() @ x.flatten(0, -2), sums.sum(0)
 
 
 class _AttendQKV(torch.autograd.Function):
@@ -324,7 +318,7 @@ class _ForkNorm(torch.autograd.Function):
         normal, mean, scale = torch.native_layer_norm(wide, x.shape[-1:], weight, bias, eps)
         ctx.save_for_backward(x, weight, mean, scale)
         ctx.deferred = deferred is not None
-        return normal.to(x.dtype), x.view_as(x) if deferred is None else x + deferred.to(x.dtype)
+        return normal.to(x.dtype), x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

@@ -27,7 +27,7 @@ from allyouneed.nn.mixers.attention.scores import ScoresModule
 from allyouneed.nn.mixers.attention.shared_kv import SharedAttention
 from allyouneed.nn.models.decoder_decoder import DecoderDecoderModel
 from allyouneed.nn.norms import LayerNormModule, RMSNormModule
-from allyouneed.nn.ops.attention.decode import decode_attention
+from allyouneed.nn.ops.attention.decode import DilatedBranches, decode_attention
 from allyouneed.nn.ops.attention.dense import dense_mask
 from allyouneed.nn.patterns.core import And, Causal, Full, Pattern, Window
 from allyouneed.nn.positions.alibi import AlibiModule
@@ -114,9 +114,11 @@ def check_state(state: Any, setup: StepSetup) -> None:
 
 
 def attention_kernel(
-    part: SelfAttention, setup: StepSetup, state: Any, partial: bool, bias: Callable[[Context], Tensor] | None
-) -> Kernel:
-    """`bias`: of all layers of a kind, (rows or 1, heads or 1, slots), added to the scores of their keys."""
+    part: SelfAttention, setup: StepSetup, state: Any, partial: bool, bias: Callable[[Context], Tensor] | None = None,
+    branches: DilatedBranches | None = None,
+) -> Kernel:  # fmt: skip
+    """`bias`: of all layers of a kind, (rows or 1, heads or 1, slots), added to the scores of their keys. `branches`:
+    those of the keys that are attended to; none: all keys."""
     check_heads(part)
     check_state(state, setup)
     one = torch.empty(1, part.kv_heads, 1, part.head_width, dtype=setup.states.dtype, device=setup.states.device)
@@ -135,7 +137,7 @@ def attention_kernel(
         if isinstance(relative, RotaryModule):
             rotation = row_rotation(relative, setup, positions, context)
         added = None if bias is None else bias(context)
-        seen = state.attend(prepare_scores(part, q), (k, v), positions, scale, rotation, added, tables)
+        seen = state.attend(prepare_scores(part, q), (k, v), positions, scale, rotation, added, tables, branches)
         return linear(seen.flatten(1), part.out, partial=partial)
 
     return run

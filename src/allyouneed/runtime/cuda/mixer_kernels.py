@@ -160,11 +160,12 @@ def _performer(part: PerformerModule, setup: StepSetup, state: Any, partial: boo
         raise Unsupported("the performer kernel holds all features of a head at once")
 
     def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
-        from allyouneed.kernels.triton.memory_step import performer_step
+        from allyouneed.kernels.triton.mixer_steps.feature_sums import performer_step
 
         (sums, tops), recent = state.buffers(len(x), x[:, None])
         floor = RELU_FLOOR if part.kernel == "relu" else None
-        mixed = performer_step(linear(x, part.qkv), part.features, sums, tops, recent, positions, floor, LEAST)
+        given = (sums, tops, recent, positions, floor, LEAST, setup.states.counters)
+        mixed = performer_step(linear(x, part.qkv), part.features, *given)
         return linear(mixed, part.out, partial=partial)
 
     return run

@@ -20,7 +20,14 @@ from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttenti
 from allyouneed.nn.mixers.attention.shared_kv import SharedKeys
 from allyouneed.nn.models.decoder_decoder import DecoderDecoderModel
 from allyouneed.nn.models.stack import Stack
-from allyouneed.nn.ops.attention.decode import BlockTable, RelativeTables, copy_blocks, decode_attention, rotate_halves
+from allyouneed.nn.ops.attention.decode import (
+    BlockTable,
+    DilatedBranches,
+    RelativeTables,
+    copy_blocks,
+    decode_attention,
+    rotate_halves,
+)
 from allyouneed.nn.positions.relative import RelativeModule
 from allyouneed.nn.positions.rotary import RotaryModule
 from allyouneed.nn.states.base import State, States
@@ -112,7 +119,7 @@ class StaticKVCache(KVState):
 
     def attend(
         self, q: Tensor, new: tuple[Tensor, Tensor], positions: Tensor, scale: float, rotation: Tensor | None,
-        bias: Tensor | None = None, relative: RelativeTables | None = None,
+        bias: Tensor | None = None, relative: RelativeTables | None = None, branches: DilatedBranches | None = None,
     ) -> Tensor:  # fmt: skip
         """Store one new token per row at `positions` (rows,) and attend to all up to it: (rows, heads, head_width).
         Arguments: see `decode_attention`. Several tokens per row (multi_token.py) are all stored before they attend."""
@@ -124,11 +131,13 @@ class StaticKVCache(KVState):
             self.tokens.write_rows((key, new[1]), states.rows_of(len(positions)), positions)
             table, counts = states.table_of(len(positions)), positions + 1
             return decode_attention(
-                q, self.keys, self.values, counts, scale, table, None, rotation, states.counters, bias, relative
-            )
+                q, self.keys, self.values, counts, scale, table, None, rotation, states.counters, bias, relative,
+                branches,
+            )  # fmt: skip
         return decode_attention(
-            q, self.keys, self.values, positions, scale, states.table, new, rotation, states.counters, bias, relative
-        )
+            q, self.keys, self.values, positions, scale, states.table, new, rotation, states.counters, bias, relative,
+            branches,
+        )  # fmt: skip
 
     def allocate(self, like: tuple[Tensor, Tensor]) -> None:
         self.tokens.allocate(like)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.nn.context import Context, TokenLayout
-from allyouneed.nn.ops.attention.decode import RelativeTables, decode_attention
+from allyouneed.nn.ops.attention.decode import DilatedBranches, RelativeTables, decode_attention
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.kv_cache import KVState
 from allyouneed.nn.states.window import MAX_TRIM, WindowKVCache
@@ -44,12 +44,14 @@ class StaticWindowKVCache(KVState):
 
     def attend(
         self, q: Tensor, new: tuple[Tensor, Tensor], positions: Tensor, scale: float, rotation: Tensor | None,
-        bias: Tensor | None = None, relative: RelativeTables | None = None,
+        bias: Tensor | None = None, relative: RelativeTables | None = None, branches: DilatedBranches | None = None,
     ) -> Tensor:  # fmt: skip
         """`StaticKVCache.attend` of one token per row; `bias` is that of the slots."""
         keys, values = self.stored
         counters = self.states.counters
-        return decode_attention(q, keys, values, positions, scale, self.table, new, rotation, counters, bias, relative)
+        return decode_attention(
+            q, keys, values, positions, scale, self.table, new, rotation, counters, bias, relative, branches
+        )
 
     @property
     def most(self) -> int:

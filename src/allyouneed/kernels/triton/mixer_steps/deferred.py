@@ -32,13 +32,19 @@ def load_recent(
 
 
 @triton.jit
-def read_deferred(state, key, value, logs, query, log, RECENT: tl.constexpr):
-    """qᵀ h after a token with this log decay, but without its own key and value: (columns,)"""
+def recent_weights(products, logs, log, RECENT: tl.constexpr):
+    """Of the recent tokens before one with this log decay, given the products of its query with their keys; and what
+    the matrix is multiplied by."""
     place = tl.arange(0, RECENT)
     later = tl.sum(tl.where(place[None, :] > place[:, None], logs[None, :], 0.0), 1)
-    weight = tl.sum(key * query[None, :], 1) * tl.exp(later + log)
-    found = tl.sum(state * query[None, :], 1) * tl.exp(tl.sum(logs, 0) + log)
-    return found + tl.sum(weight[:, None] * value, 0)
+    return products * tl.exp(later + log), tl.exp(tl.sum(logs, 0) + log)
+
+
+@triton.jit
+def read_deferred(state, key, value, logs, query, log, RECENT: tl.constexpr):
+    """qᵀ h after a token with this log decay, but without its own key and value: (columns,)"""
+    weight, fade = recent_weights(tl.sum(key * query[None, :], 1), logs, log, RECENT)
+    return tl.sum(state * query[None, :], 1) * fade + tl.sum(weight[:, None] * value, 0)
 
 
 @triton.jit

@@ -65,6 +65,29 @@ class RelativeTables(NamedTuple):
     position: Tensor | None  # v: (heads, head_width)
 
 
+class DilatedBranches(NamedTuple):
+    """The keys that heads attend to, of dilated segments (LongNet, Ding et al. 2023): a branch has the positions of the
+    query's segment that are as far from its begin as `first` or a multiple of the dilation more, if the query is one of
+    them. A key counts once for each branch that has it."""
+
+    sizes: Tensor  # (heads, branches, 3) int32: segment, dilation, first; `first` is less than the dilation
+    most: int  # keys of a branch
+
+    def log_counts(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """(rows, heads, slots), what is added to scores: the logarithm of how many branches of a query at its position
+        (rows,) have the keys at these positions (rows, slots); -inf hides a key."""
+        segment, dilation, first = self.sizes.long().unbind(-1)  # (heads, branches)
+
+        def segments(positions: Tensor) -> Tensor:
+            """Of the positions (rows, n), -1 where a branch leaves them out: (rows, heads, branches, n)."""
+            x = positions[:, None, None]
+            taken = x % segment[..., None] % dilation[..., None] == first[..., None]
+            return torch.where(taken, x // segment[..., None], -1)
+
+        own, others = segments(queries[:, None]), segments(keys)
+        return ((own == others) & (own >= 0)).sum(2).double().log()
+
+
 def copy_blocks(storage: Tensor, table: BlockTable, target: Tensor, rows: Tensor, counts: Tensor) -> None:
     """Copy the first `counts` (n,) tokens of each row of a paged cache into the rows `rows` (n,) of `target` (rows,
     kv_heads, capacity, head_width). What is behind them there is not defined afterwards."""
@@ -80,16 +103,24 @@ def copy_blocks(storage: Tensor, table: BlockTable, target: Tensor, rows: Tensor
 def decode_attention(
     q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, scale: float, table: BlockTable,
     new: tuple[Tensor, Tensor] | None = None, rotation: Tensor | None = None, counters: Tensor | None = None,
-    bias: Tensor | None = None, relative: RelativeTables | None = None,
+    bias: Tensor | None = None, relative: RelativeTables | None = None, branches: DilatedBranches | None = None,
 ) -> Tensor:  # fmt: skip
     """q (rows, heads, head_width) to (rows, heads, head_width): softmax(q·k · scale) v over the first `lengths` (rows,)
     positions, and over `new`: key and value (rows, kv_heads, head_width) of one more token, stored behind them.
 
     `rotation` (rows, head_width): cosines beside sines that rotate q and the new key by halves. `counters`: zeros for
     each row and key-value head, for the kernel to count with. `bias` (rows or 1, heads or 1, positions, or slots of a
-    ring) is added to the scores; -inf hides a key. On a GPU, q and `new` may be partial sums (parts, rows, heads,
-    head_width).
+    ring) is added to the scores; -inf hides a key. `branches`, without both: of the keys that are attended to. On a
+    GPU, q and `new` may be partial sums (parts, rows, heads, head_width).
     """
+    assert branches is None or (bias is None and relative is None)
+    if usable(q) and branches is not None:
+        from allyouneed.kernels.triton.mixer_steps.dilated_attention import dilated_attention
+
+        return dilated_attention(
+            q, keys, values, table.blocks, lengths, scale, table.size, branches.sizes, branches.most, new, rotation,
+            counters, None, table.ring or (0, 0),
+        )  # fmt: skip
     if usable(q):
         from allyouneed.kernels.triton.decode_attention import decode_attention as kernel
 
@@ -97,13 +128,13 @@ def decode_attention(
             q, keys, values, table.blocks, lengths, scale, table.size, new, rotation, counters, None, bias,
             table.ring or (0, 0), relative,
         )  # fmt: skip
-    return define_decode_attention(q, keys, values, lengths, scale, table, new, rotation, bias, relative)
+    return define_decode_attention(q, keys, values, lengths, scale, table, new, rotation, bias, relative, branches)
 
 
 def define_decode_attention(
     q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, scale: float, table: BlockTable,
     new: tuple[Tensor, Tensor] | None = None, rotation: Tensor | None = None, bias: Tensor | None = None,
-    relative: RelativeTables | None = None,
+    relative: RelativeTables | None = None, branches: DilatedBranches | None = None,
 ) -> Tensor:  # fmt: skip
     """The definition."""
     if rotation is not None:
@@ -123,6 +154,9 @@ def define_decode_attention(
     slots = torch.arange(keys.shape[2], device=q.device)
     kept = count if table.ring is None else count.clamp(max=sum(table.ring))
     visible = slots < kept[:, None]  # (rows, capacity)
+    if branches is not None:
+        query = count - 1
+        bias = branches.log_counts(query, query[:, None] - table.distances(query, slots))
     if relative is not None:
         away = table.distances(count - 1, slots).clamp(0, relative.keys.shape[1] - 1)  # (rows, capacity)
         scored = q if relative.position is None else q + relative.position
