@@ -127,7 +127,7 @@ def sums_steps(
 
 
 def times() -> None:
-    """At the sizes of family_gpu.py."""
+    """At the sizes of family_speed/gpu.py."""
     time_performer(64, TILES)
     time_performer(1, (SumsTile(16, 8, 4, 80), SumsTile(32, 8, 4, 80)))
 

@@ -91,7 +91,7 @@ def dilated_step(check: Any, sizes: tuple[Any, ...], dtype: torch.dtype, new: bo
 
 
 def times(rows: int = 64, heads: int = 12, width: int = 64, layers: int = 12) -> None:
-    """At the sizes of family_gpu.py, in the middle of the segments, as all layers of a step run it."""
+    """At the sizes of family_speed/gpu.py, in the middle of the segments, as all layers of a step run it."""
     device, ring, position, scale = "cuda", 2048, 32768 + 1280, width**-0.5
     branches = branches_of(heads, (512, 2048), (1, 4), device)
     keys, values = torch.randn(2, layers, rows, heads, ring, width, device=device, dtype=torch.bfloat16)

@@ -1,5 +1,5 @@
 """LongNet's dilated segments in a captured step: which keys count, and how often, follows from the sizes of its
-branches, in a whole cache and in a ring. The kernel is checked by bench/check_dilated.py."""
+branches, in a whole cache and in a ring. The kernel is checked by bench/check/dilated.py."""
 
 from __future__ import annotations
 
