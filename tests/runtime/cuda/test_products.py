@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from allyouneed.config import parse
+from allyouneed.config import parse, preset_names, preset_tree
 from allyouneed.kernels import cublaslt
 from allyouneed.kernels.cublaslt import Algorithm, Epilogue, Product
 from allyouneed.nn.batch import Rows
@@ -18,11 +18,13 @@ from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.depth import Depth
 from allyouneed.nn.linear.dense import is_dense
 from allyouneed.nn.mixers.attention.attention import Attention
+from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.block import Layer
 from allyouneed.runtime.cuda import products
 from allyouneed.runtime.cuda.fused_backward import fuse_backward
 from allyouneed.runtime.cuda.products import FastLinear, use_fast_products
 from allyouneed.runtime.float8 import Float8Linear, use_float8
+from shrink import batch_for, shrink
 
 COMMON = Common(width=16)
 CONTEXT = Context(TokenLayout.of(Rows.of([[1, 2, 3, 4, 5], [6, 7, 8]])))
@@ -218,3 +220,32 @@ def test_the_library_s_choice_stays_unless_another_is_clearly_faster(
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     assert cublaslt._fastest([call(time) for time in times]) == best
+
+
+# --- every preset -----------------------------------------------------------------------------------------------------
+
+
+def training_gradients(model: Any, batch: Any) -> list[torch.Tensor]:
+    torch.manual_seed(2)  # of random features
+    losses: list[torch.Tensor] = []
+    model.zero_grad()
+    hidden = model(batch, losses)
+    hidden = hidden if isinstance(hidden, torch.Tensor) else torch.cat([part.flatten() for part in hidden])
+    (hidden.sin().sum() + sum(losses)).backward()
+    return [hidden.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_trains_as_without_fusions(name: str) -> None:
+    config = shrink(parse(Model, preset_tree(name)))  # type: ignore[type-abstract]
+    torch.manual_seed(0)
+    model, batch = config.build().double().train(), doubled(batch_for(config))
+    wanted = training_gradients(model, batch)
+    use_fast_products(model)
+    fuse_backward(model)
+    for found, exact in zip(training_gradients(model, batch), wanted, strict=True):
+        torch.testing.assert_close(found, exact, rtol=1e-7, atol=1e-8)
+
+
+def doubled(batch: Any) -> Any:
+    return batch.each(lambda x: x.double() if x.is_floating_point() else x)
