@@ -128,7 +128,9 @@ class RNNModule(SubLayer):
         rows = unpacked.gather(x)
         if not rows.numel():
             return x.new_zeros(*x.shape[:2], self.hidden * (1 + self.bidirectional))
-        return unpacked.scatter(self.run_sentences(rows, unpacked.real), x)
+        # padding after a sentence changes nothing before it; it is skipped where nothing is read of it
+        real = unpacked.real if self.bidirectional or unpacked.tokens is not None else None
+        return unpacked.scatter(self.run_sentences(rows, real), x)
 
     def run_sentences(self, x: Tensor, real: Tensor | None) -> Tensor:
         """Sentences (batch, time, width), padded on the right."""
