@@ -190,9 +190,11 @@ def test_large_carries_lie_where_the_system_gives_huge_pages() -> None:
         assert not first <= copy.data_ptr() < last or access == "rw-p"
 
 
-def test_a_long_text_is_never_folded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("large", [bindings.LARGE, 1])
+def test_a_long_text_is_never_folded_again(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Snapshots come from carries that the interpreter passes by; rows reach them at different times. Then tokens can
-    be trimmed as ever."""
+    be trimmed as ever. Also where carries are in huge pages."""
+    monkeypatch.setattr(bindings, "LARGE", large)
     layers = [
         {"wiring": "pre-norm", "mixer": mixer, "channel": {"kind": "ffn", "hidden": 8}}
         for mixer in MIXERS[:6] + MIXERS[8:14]

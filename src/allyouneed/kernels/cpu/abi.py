@@ -1,7 +1,7 @@
 """The interface of the CPU interpreter for ctypes, read from program.h, which is its only definition.
 
-`Instruction`, `Cache`, `Mask`, `Memory`, `Pass` and `SelectiveScan` are ctypes structures with its fields; `Kind`,
-`Format`, `Keys`, `Activation` and `Features` are its enums; `CONSTANTS` its integer constants.
+`Instruction`, `Cache`, `Mask`, `Memory`, `Pass`, `SelectiveScan` and `RnnLayer` are ctypes structures with its fields;
+`Kind`, `Format`, `Keys`, `Activation`, `Features` and `Cell` are its enums; `CONSTANTS` its integer constants.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _enums: Any = {
     name: IntEnum(name, [(member.strip(), number) for number, member in enumerate(members.split(","))])
     for name, members in re.findall(r"^enum (\w+) \{([^}]*)\};", _text, re.M)
 }
-Kind, Format, Keys, Activation, Features = (
-    _enums[name] for name in ("Kind", "Format", "Keys", "Activation", "Features")
+Kind, Format, Keys, Activation, Features, Cell = (
+    _enums[name] for name in ("Kind", "Format", "Keys", "Activation", "Features", "Cell")
 )
 
 _structs: dict[str, Any] = {}
@@ -59,6 +59,6 @@ for _name, _body in _STRUCT.findall(_text):
     if "(" not in _body:  # a struct with functions is the interpreter's own
         _structs[_name] = _struct(_name, _body)
 
-Instruction, Cache, Mask, Memory, Pass, SelectiveScan = (
-    _structs[name] for name in ("Instruction", "Cache", "Mask", "Memory", "Pass", "SelectiveScan")
+Instruction, Cache, Mask, Memory, Pass, SelectiveScan, RnnLayer = (
+    _structs[name] for name in ("Instruction", "Cache", "Mask", "Memory", "Pass", "SelectiveScan", "RnnLayer")
 )

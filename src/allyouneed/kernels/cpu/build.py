@@ -113,6 +113,7 @@ def load(path: Path) -> ctypes.CDLL:
     for name, arguments, result in (
         ("run", [pointer], number),
         ("selective_scan", [pointer], None),
+        ("rnn_layer", [pointer], None),
         ("top_k", [pointer, number, number, pointer, number, number, number, pointer, pointer], None),
         ("pack", [pointer, number, number, pointer, pointer], None),
         ("allocate", [ctypes.c_int64], pointer),

@@ -17,6 +17,7 @@
 #include "matrix_state.h"
 #include "pool.h"
 #include "recurrent.h"
+#include "rnn.h"
 #include "selective_scan.h"
 #include "state_space.h"
 
@@ -190,6 +191,8 @@ int32_t run(const Pass* given) {
 }
 
 void selective_scan(const SelectiveScan* given) { pool().execute(ScanWork(*given), given->threads); }
+
+void rnn_layer(const RnnLayer* given) { pool().execute(RnnWork(*given), given->threads); }
 
 // The k largest scores of each row (vocab), best first, the first of equal ones first, without the banned ones: their
 // indices (rows, k) and log-probabilities. Banned tokens keep their share of the probability.

@@ -15,6 +15,7 @@ constexpr int MAX_DISTANCE = 256;  // of relative vectors
 constexpr int MAX_EXPERTS = 1024;
 constexpr int SCAN_FEATURES = 64;  // of a selective scan that are computed together
 constexpr int SCAN_SEGMENT = 16;   // tokens between two states that it stores for its gradients
+constexpr int RNN_FEATURES = 64;   // of an RNN's state that are computed together
 
 // Instructions from LOAD on read and write the state of a layer: one new token of every row.
 enum Kind { EMBED, LINEAR, NORM, ADD, SCALE, ACTIVATE, GATE, ATTENTION, LERP, COPY, ROTATE, SOFTMAX, ROUTE, SPREAD, COMBINE, LOAD, STORE, COMMIT, PUSH, RECALL, CONVOLVE, UNFOLD, RETAIN, WKV, LSTM, GRU, SLIDE, SCAN, STATE_SPACE, ASSOCIATE, REMEMBER, CHUNK_ATTENTION, CHUNK_SUMS };
@@ -22,6 +23,7 @@ enum Format { INT8, FLOAT32, BFLOAT16 };  // of weights; INT8 ones are packed by
 // what a query attends to: the KV cache, the source, the tokens of this pass, or those of its segment in a memory
 enum Keys { CACHED, SOURCE, SELF, SEGMENT };
 enum Activation { IDENTITY, RELU, RELU_SQUARED, GELU, GELU_TANH, QUICK_GELU, SILU, SIGMOID, TANH, LOG_SIGMOID, SOFTPLUS };
+enum Cell { LSTM_CELL, GRU_CELL, GRU_RESET_FIRST };  // the last: the reset gate in front of the state matrix
 enum Features { EXPONENTIAL, RECTIFIED, ELU };  // φ of linear attention: e^x of log φ, max(x, 0) + 0.001, ELU + 1
 
 struct EmbedArgs {
@@ -328,6 +330,30 @@ struct SelectiveScan {  // of whole rows, not an instruction (selective_scan.h);
     float* d_c;
     float* d_skip;   // (rows, width), to be added up
     float* d_state;
+};
+
+struct RnnLayer {  // of whole rows, not an instruction (rnn.h); with `dy` its gradients
+    int32_t rows;
+    int32_t time;
+    int32_t hidden;
+    int32_t cell;
+    int32_t threads;
+    const int32_t* lengths;  // (rows) tokens that are not padding, or null: all
+    const float* weight;     // of the state, padded with zeros: (blocks of features, gates, hidden, RNN_FEATURES); with
+                             // `dy` (blocks of features, gates · hidden, RNN_FEATURES)
+    const float* seen;       // (rows, time, gates · hidden): what the gates get from the inputs
+    const float* bias;       // (hidden) of U h in GRU_CELL, or null
+    const float* h;          // (rows, hidden) before the first token
+    const float* c;          // (rows, hidden) of LSTM_CELL
+    float* y;                // (rows, time, hidden): h after each token, 0 in padding
+    float* cells;            // (rows, time, hidden): c of LSTM_CELL
+    float* gates;            // (rows, time, 4, hidden): i, f, g, o; r, z, n, and U h of n or r ⊙ h
+    const float* dy;
+    const float* d_cells;  // or null
+    float* d_seen;
+    float* d_own;  // (rows, time, hidden) of U h in GRU_CELL
+    float* d_h;    // (rows, hidden), zeros before
+    float* d_c;    // (rows, hidden) of LSTM_CELL, zeros before
 };
 
 }  // namespace

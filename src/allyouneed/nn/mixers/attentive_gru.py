@@ -17,8 +17,8 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, Memory
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.convolution import RecentTokens, recent_cost
-from allyouneed.nn.mixers.rnn import gru_step
 from allyouneed.nn.observe import observe, show
+from allyouneed.nn.ops.rnn import gru_step
 from allyouneed.nn.ops.unpack import UnpackedRows, unpack_rows
 from allyouneed.nn.states.base import State
 from allyouneed.nn.sublayer import Mixer, SubLayer

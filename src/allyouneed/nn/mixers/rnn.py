@@ -1,11 +1,13 @@
 """LSTM and GRU as token mixers, with states for decoding.
 
-Sentences run through torch's own kernels, so the model's `linear` does not apply to these maps. In int8 models their
-weights are stored in int8, and activations stay floats (`Int8RNN`).
+The weights are those of a torch.nn.LSTM or torch.nn.GRU: the model's `linear` does not apply to these maps. Sentences
+run through a native kernel on CPUs (nn/ops/rnn.py), elsewhere through torch's own. In int8 models the weights are
+stored in int8, and activations stay floats (`Int8RNN`).
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -18,6 +20,7 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.linear.int8 import Int8Codes, Int8Weight, weight_version
+from allyouneed.nn.ops.rnn import Cell, Maps, fused_rnn, run_cells
 from allyouneed.nn.ops.unpack import unpack_rows
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.recurrent import Carry, Recurrent, recurrent_cost
@@ -37,6 +40,10 @@ class RNN(Mixer):
     """Run a second one from the end and concatenate both outputs."""
     bias: bool = True
     """Whether the linear maps have a bias."""
+
+    @property
+    @abstractmethod
+    def cell(self) -> Cell: ...
 
     @property
     def directions(self) -> int:
@@ -70,6 +77,10 @@ class LSTM(RNN):
 
     kind: Literal["lstm"] = "lstm"
 
+    @property
+    def cell(self) -> Cell:
+        return "lstm"
+
     def build(self, common: Common) -> SubLayer:
         return RNNModule(nn.LSTM, self, common)
 
@@ -78,7 +89,7 @@ class GRU(RNN):
     """Cho et al. 2014, "Learning Phrase Representations using RNN Encoder–Decoder", eq. 5–8.
 
     The paper applies the reset gate `before` the state matrix, U (r ⊙ h); torch.nn.GRU and cuDNN apply it `after`, r ⊙
-    (U h). `before` has no fused kernel and runs token by token.
+    (U h). `before` has no fused kernel on GPUs and runs token by token there.
     """
 
     gates: ClassVar[int] = 3
@@ -86,7 +97,11 @@ class GRU(RNN):
 
     kind: Literal["gru"] = "gru"
     reset: Literal["after", "before"] = "after"
-    """Apply the reset gate after the state matrix (torch, cuDNN) or before it (the paper; no fused kernel)."""
+    """Apply the reset gate after the state matrix (torch, cuDNN) or before it (the paper; no fused kernel on GPUs)."""
+
+    @property
+    def cell(self) -> Cell:
+        return "gru" if self.reset == "after" else "gru-reset-first"
 
     def build(self, common: Common) -> SubLayer:
         return RNNModule(nn.GRU, self, common) if self.reset == "after" else ResetBeforeModule(nn.GRU, self, common)
@@ -96,6 +111,7 @@ class RNNModule(SubLayer):
     def __init__(self, kind: Callable[..., nn.RNNBase], config: RNN, common: Common) -> None:
         super().__init__()
         self.hidden, self.carries, self.bidirectional = config.size(common), config.carries, config.bidirectional
+        self.cell = config.cell
         self.rnn: nn.RNNBase | Int8RNN = kind(
             common.width, self.hidden, bias=config.bias, batch_first=True, bidirectional=config.bidirectional
         )
@@ -112,11 +128,22 @@ class RNNModule(SubLayer):
         rows = unpacked.gather(x)
         if not rows.numel():
             return x.new_zeros(*x.shape[:2], self.hidden * (1 + self.bidirectional))
-        return unpacked.scatter(self.run_sentences(rows, unpacked.real), x)
+        # padding after a sentence changes nothing before it; it is skipped where nothing is read of it
+        real = unpacked.real if self.bidirectional or unpacked.tokens is not None else None
+        return unpacked.scatter(self.run_sentences(rows, real), x)
 
     def run_sentences(self, x: Tensor, real: Tensor | None) -> Tensor:
         """Sentences (batch, time, width), padded on the right."""
         y: Tensor
+        begin = self.begin(len(x), x)
+        if (found := self.scan(x, begin, real)) is not None:
+            if not self.bidirectional:
+                return found[0]
+            lengths = torch.full((len(x),), x.shape[1], device=x.device) if real is None else real.sum(1)
+            steps = torch.arange(x.shape[1], device=x.device)
+            back = (lengths[:, None] - 1 - steps).where(steps < lengths[:, None], steps)[..., None]  # reversed time
+            if (other := self.scan(x.gather(1, back.expand_as(x)), begin, real, "_reverse")) is not None:
+                return torch.cat((found[0], other[0].gather(1, back.expand_as(other[0]))), -1)
         if real is None or not self.bidirectional:
             y, _ = self.rnn(x)
             return y
@@ -125,6 +152,8 @@ class RNNModule(SubLayer):
 
     def run(self, x: Tensor, carry: Carry, real: Tensor | None) -> tuple[Tensor, Carry]:
         """New tokens, continuing from the carry; padding on the right does not change it."""
+        if (found := self.scan(x, carry, real)) is not None:
+            return found
         begin = tuple(value[None].to(x.dtype) for value in carry)  # (1, batch, hidden) each
         y, after = self.rnn(x if real is None else _pack(x, real), begin if len(begin) > 1 else begin[0])
         after = after if len(begin) > 1 else (after,)
@@ -133,6 +162,10 @@ class RNNModule(SubLayer):
         some = real.any(1)[:, None]
         y = pad_packed_sequence(y, True, total_length=x.shape[1])[0]
         return y, tuple(torch.where(some, new[0], old) for new, old in zip(after, carry, strict=True))
+
+    def scan(self, x: Tensor, carry: Carry, real: Tensor | None, which: str = "") -> tuple[Tensor, Carry] | None:
+        """One direction, or None where torch's kernels are faster."""
+        return fused_rnn(self.cell, x, Maps.of(self.float_rnn, which), carry, real)
 
     def begin(self, batch: int, like: Tensor) -> Carry:
         return (like.new_zeros(batch, self.hidden),) * self.carries
@@ -208,39 +241,6 @@ class Int8RNN(nn.Module):
 class ResetBeforeModule(RNNModule):
     """Same weights as nn.GRU, in the order r, z, candidate."""
 
-    def run_sentences(self, x: Tensor, real: Tensor | None) -> Tensor:
-        forwards, _ = self.loop(x, self.begin(len(x), x)[0], None, "")
-        if not self.bidirectional:
-            return forwards
-        lengths = torch.full((len(x),), x.shape[1], device=x.device) if real is None else real.sum(1)
-        steps = torch.arange(x.shape[1], device=x.device)
-        backward = (lengths[:, None] - 1 - steps).where(steps < lengths[:, None], steps)[..., None]  # reversed time
-        reversed_, _ = self.loop(x.gather(1, backward.expand_as(x)), self.begin(len(x), x)[0], None, "_reverse")
-        return torch.cat((forwards, reversed_.gather(1, backward.expand_as(reversed_))), -1)
-
-    def run(self, x: Tensor, carry: Carry, real: Tensor | None) -> tuple[Tensor, Carry]:
-        y, after = self.loop(x, carry[0], real, "")
-        return y, (after,)
-
-    def loop(self, x: Tensor, h: Tensor, real: Tensor | None, which: str) -> tuple[Tensor, Tensor]:
-        rnn = self.float_rnn
-        maps = {name: getattr(rnn, f"{name}_l0{which}", None) for name in ("weight_ih", "bias_ih", "bias_hh")}
-        state = getattr(rnn, f"weight_hh_l0{which}")
-        seen = nn.functional.linear(x, maps["weight_ih"], maps["bias_ih"])  # type: ignore[arg-type]
-        if maps["bias_hh"] is not None:
-            seen = seen + maps["bias_hh"]
-        gates, own = state[: 2 * self.hidden].T, state[2 * self.hidden :].T
-        rows = []
-        for t in range(x.shape[1]):
-            new = gru_step(seen[:, t], h, gates, own)
-            h = new if real is None else torch.where(real[:, t, None], new, h)
-            rows.append(h)
-        return torch.stack(rows, 1), h
-
-
-def gru_step(seen: Tensor, h: Tensor, gates: Tensor, own: Tensor) -> Tensor:
-    """Cho et al. 2014, eq. 5–8; `seen` is the projected input (r, z, candidate), z is the share of the old state."""
-    r, z, new = seen.chunk(3, -1)
-    reset, update = (h @ gates).chunk(2, -1)
-    r, z = (r + reset).sigmoid(), (z + update).sigmoid()
-    return z * h + (1 - z) * (new + (r * h) @ own).tanh()
+    def scan(self, x: Tensor, carry: Carry, real: Tensor | None, which: str = "") -> tuple[Tensor, Carry]:
+        found = super().scan(x, carry, real, which)
+        return run_cells(self.cell, x, Maps.of(self.float_rnn, which), carry, real) if found is None else found

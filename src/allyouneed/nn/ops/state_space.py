@@ -14,11 +14,11 @@ time), x (batch, features, N) real, C (channels, features, N).
 from __future__ import annotations
 
 from abc import abstractmethod
-from functools import cache
-from itertools import count
 
 import torch
 from torch import Tensor, nn
+
+from allyouneed.nn.ops.power_series import circular_product, fast_length, multiply, one_over, powers
 
 CHUNK = 256  # tokens per step of `run`: its columns and rows are held at once
 
@@ -187,20 +187,23 @@ class LowRankSystem(System):
         gain = step / (1 + step * (p.conj() * inverse * p).real.sum(-1, keepdim=True))
         z = inverse * step * b
         b = z - gain * (p.conj() * z).real.sum(-1, keepdim=True) * inverse * p
-        left, right = torch.cat((c, (p.conj() * inverse)[None])), torch.stack((b, -gain * inverse * p))
         d, doublings = 2 * inverse - 1, max(0, (length - 1).bit_length() // 2)
-        low = _powers(d, 1 << doublings)  # (features, size, n)
-        high = _powers(low[:, -1] * d, -(-length >> doublings))
-        rows, columns = (  # (features, 2 · size, n): one side of all products Σ left dⁱ right
-            (side.transpose(0, 1)[:, :, None] * powers[:, None]).flatten(1, 2)
-            for side, powers in ((left, high), (right, low))
-        )
-        real = torch.cat((rows.real, -rows.imag), -1) @ torch.cat((columns.real, columns.imag), -1).transpose(1, 2)
-        found = 2 * real.unflatten(2, (2, -1)).unflatten(1, (len(left), -1)).permute(1, 3, 0, 2, 4)
-        found = found.flatten(-2)[..., :length]  # (channels + 1, 2, features, length)
-        (direct, out), (state, loop) = found[:-1].unbind(1), found[-1]
-        around = _multiply(out, _multiply(state, _one_over(loop)))
-        return (direct + nn.functional.pad(around, (1, -1))).to(self.step.dtype)
+        far = d.conj()
+        for _ in range(doublings):
+            far = far * far
+        low, high = powers(d, 1 << doublings), powers(far, -(-length >> doublings))  # (features, size, n)
+        # Re Σ left dⁱ right, i = high + low, is a real product: of the conjugates of one side with the other
+        left = 2 * torch.stack((*c, p.conj() * inverse), 1).conj()  # (features, channels + 1, n)
+        rows = _as_real(left[:, :, None] * high[:, None]).flatten(1, 2)
+        found = (rows @ _as_real(right[:, None] * low).mT for right in (b, -gain * inverse * p))
+        (*direct, state), (*out, loop) = (
+            part.unflatten(1, (left.shape[1], -1)).flatten(2)[..., :length].unbind(1) for part in found
+        )  # (features, length) each
+        around = multiply(state, one_over(loop))
+        kernels = [
+            one + nn.functional.pad(multiply(other, around), (1, -1)) for one, other in zip(direct, out, strict=True)
+        ]
+        return torch.stack(kernels).to(self.step.dtype)
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
@@ -218,46 +221,15 @@ def convolve(u: Tensor, kernel: Tensor, backward: Tensor | None = None) -> Tenso
     time)."""
     time = u.shape[-1]
     size = fast_length(2 * time)
-    taps = nn.functional.pad(kernel, (0, size - time))
-    if backward is not None:
-        taps = taps + nn.functional.pad(backward.flip(-1), (size - time, 0))
-    y: Tensor = torch.fft.irfft(torch.fft.rfft(u, size) * torch.fft.rfft(taps, size), size)[..., :time]
-    return y
+    if backward is None:
+        return circular_product(u, kernel, size, time)
+    later = nn.functional.pad(backward.flip(-1), (size - time, 0))
+    return circular_product(u, nn.functional.pad(kernel, (0, size - time)) + later, size, time)
 
 
-@cache
-def fast_length(least: int) -> int:
-    """The next length with no prime factor above 5, of which transforms are fast."""
-    return next(n for n in count(least) if 60 ** n.bit_length() % n == 0)
-
-
-def _powers(base: Tensor, count: int) -> Tensor:
-    """baseⁱ for i below `count`: (…, count, n) of (…, n)."""
-    found, power = torch.ones_like(base)[..., None, :], base[..., None, :]
-    while found.shape[-2] < count:
-        found, power = torch.cat((found, found * power), -2), power * power
-    return found[..., :count, :]
-
-
-def _multiply(a: Tensor, b: Tensor) -> Tensor:
-    """The product of two power series of as many terms (…, terms)."""
-    terms = a.shape[-1]
-    size = fast_length(2 * terms)
-    found: Tensor = torch.fft.irfft(torch.fft.rfft(a, size) * torch.fft.rfft(b, size), size)[..., :terms]
-    return found
-
-
-def _one_over(f: Tensor) -> Tensor:
-    """1 / (1 − z f) by Newton's iteration, which doubles the number of terms that are right."""
-    terms, found = f.shape[-1], torch.ones_like(f[..., :1])
-    whole = nn.functional.pad(-f, (1, -1)) + nn.functional.pad(found, (0, terms - 1))
-    while (known := found.shape[-1]) < terms:
-        more = min(2 * known, terms)
-        size = fast_length(more + 2 * known)
-        square = torch.fft.rfft(found, size) ** 2
-        right = torch.fft.irfft(torch.fft.rfft(whole[..., :more], size) * square, size)[..., :more]
-        found = nn.functional.pad(2 * found, (0, more - known)) - right
-    return found
+def _as_real(z: Tensor) -> Tensor:
+    """(…, n) complex to (…, 2 n)."""
+    return torch.view_as_real(z).flatten(-2)
 
 
 def _join(z: Tensor) -> Tensor:

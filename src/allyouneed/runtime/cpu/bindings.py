@@ -211,20 +211,25 @@ def single_dtype(tensor: Tensor) -> torch.dtype:
 def in_huge_pages(tensor: Tensor) -> Tensor:
     """A copy in single precision. Of a large one, a third of the time to read and write it would be address
     translation."""
-    if tensor.numel() * 4 < LARGE:
-        return in_single_precision(tensor)
+    return in_single_precision(tensor) if tensor.numel() * 4 < LARGE else huge_pages(tensor).copy_(tensor)
+
+
+def huge_pages(like: Tensor) -> Tensor:
+    """Zeros of this shape. The system clears the pages of a large one when they are first written to."""
+    if like.numel() * 4 < LARGE:
+        return torch.zeros_like(like, dtype=single_dtype(like), memory_format=torch.contiguous_format)
     # of shared memory, mmap's default, most systems give none
-    memory = mmap.mmap(-1, tensor.numel() * 4 + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = mmap.mmap(-1, like.numel() * 4 + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # of a system without them
         memory.madvise(mmap.MADV_HUGEPAGE)
-    pages = torch.frombuffer(memory, dtype=single_dtype(tensor))  # holds the memory
-    copy = pages.narrow(0, -pages.data_ptr() % HUGE // 4, tensor.numel()).view(tensor.shape)
-    return copy.copy_(tensor)
+    pages = torch.frombuffer(memory, dtype=single_dtype(like))  # holds the memory
+    return pages.narrow(0, -pages.data_ptr() % HUGE // 4, like.numel()).view(like.shape)
 
 
 class RecurrentBinding:
-    """Carry, inputs and lengths of a `Recurrent`; the carry consists of numbers of four bytes. Once it has stayed in
-    place for a while it moves to huge pages; rows that are reordered in every step are copied in every step."""
+    """Carry, inputs and lengths of a `Recurrent`; the carry consists of numbers of four bytes. A new state's carry is
+    copied to huge pages, since most stay where they are. Rows that are reordered in every step are copied in every
+    step: their carry moves to huge pages once it has stayed in place for a while."""
 
     def __init__(self, state: Recurrent, features: int, memory: Any) -> None:
         self.state, self.features, self.memory = state, features, memory
@@ -253,11 +258,11 @@ class RecurrentBinding:
     def bind(self, rows: int, like: Tensor) -> None:
         state = self.state
         carry = state.carry(rows, like.new_empty(rows, 1, self.features))
-        now = carry
-        if not self.known or carry is not self.known[0]:
-            now, self.passes = tuple(map(in_single_precision, carry)), 0
-        elif self.passes == SETTLED:
-            now = tuple(map(in_huge_pages, carry))
+        now, (known, pending) = carry, self.known[:2] or (None, None)
+        settled = known is None or (carry is known and self.passes == SETTLED)
+        copied, empty = (in_huge_pages, huge_pages) if settled else (in_single_precision, torch.empty_like)
+        if settled or carry is not known:
+            now, self.passes = tuple(map(copied, carry)), SETTLED + 1 if settled else 0
         if state.tail is None or state.since is None or state.lengths is None:
             state.tail = like.new_zeros(rows, TAIL + 1, self.features)
             state.since, state.lengths = torch.zeros(rows, dtype=torch.long), torch.zeros(rows, dtype=torch.long)
@@ -266,8 +271,9 @@ class RecurrentBinding:
             state.pending = now
             state.pending_at = state.lengths.where(state.lengths - state.since == MAX_TRIM, -1)
         state.now, state.lengths, state.since = now, state.lengths.clone(), state.since.clone()
-        pending = tuple(part.clone() for part in state.pending)
-        state.pending, state.pending_at = pending, state.pending_at.clone()
+        if state.pending is not pending:  # else this state's alone already
+            state.pending = tuple(map(empty if bool((state.pending_at < 0).all()) else copied, state.pending))
+        pending, state.pending_at = state.pending, state.pending_at.clone()
         self.held = (
             (ctypes.c_void_p * len(now))(*(part.data_ptr() for part in now)),
             (ctypes.c_void_p * len(now))(*(part.data_ptr() for part in pending)),
