@@ -67,7 +67,18 @@ from bench.family_speed.sizes import (
     variants,
 )
 
-FIRST = ("attention", "mla", "retention", "gated-retention", "rwkv", "rwkv-both", "performer", "mamba2", "gau")
+FIRST = (
+    "attention",
+    "experts",
+    "mla",
+    "retention",
+    "gated-retention",
+    "rwkv",
+    "rwkv-both",
+    "performer",
+    "mamba2",
+    "gau",
+)
 LONG = ("attention", "grouped-queries", "mla", *CONSTANT, "window", "longnet", "yoco")  # before all others
 LEAST = 3
 

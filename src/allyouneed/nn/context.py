@@ -59,6 +59,13 @@ class TokenLayout:
         """(batch or 1, time); those of padding, which may exceed all others, are 0."""
         return self.positions if self.real is None else self.positions.where(self.real, 0)
 
+    @property
+    def position_bound(self) -> int | None:
+        """A number above all positions, if the host knows one."""
+        if self.start is not None:
+            return self.start + self.time
+        return self.time if self.consecutive else None
+
     def last_position(self) -> int:
         """The highest of all tokens; -1 without tokens. Reads from the device."""
         positions = self.real_positions

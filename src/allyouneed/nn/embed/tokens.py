@@ -184,12 +184,20 @@ class TokenEmbedModule(EmbedModule):
         """Vectors (batch, time, width) other than those of tokens, with positions and types added."""
         return self.project(self.add_positions(x, layout))
 
+    def position_vectors(self, positions: Tensor, bound: int | None) -> Tensor | None:
+        """(batch or 1, time, width)"""
+        if bound is not None and positions.numel() > bound and getattr(self.positions, "per_position", False):
+            every: Tensor = self.positions(torch.arange(bound, device=positions.device)[None])[0]
+            return every[positions]
+        found: Tensor | None = self.positions(positions)
+        return found
+
     def add_positions(
         self, x: Tensor, layout: TokenLayout, types: Tensor | None = None, absolute: bool = True
     ) -> Tensor:
         positions = layout.real_positions  # padding must not exceed the learned positions
         self.check_length(layout, positions)
-        added = self.positions(positions) if absolute else None
+        added = self.position_vectors(positions, layout.position_bound) if absolute else None
         if added is not None:
             x = x + observe(self, "positions", added.to(x.dtype))
         if self.types is not None:

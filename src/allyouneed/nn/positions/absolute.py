@@ -14,7 +14,11 @@ from allyouneed.nn.cost import Cost
 
 
 class Positions(Part, slot="positions"):
-    """Builds a module that maps positions (batch, time) to vectors (batch, time, width), or to None to add nothing."""
+    """Builds a module that maps positions (batch, time) to vectors (batch, time, width), or to None to add nothing.
+
+    A module without weights may set `per_position = True` if its vectors are costly: where the batch bounds positions,
+    it is called for each position once instead of for each token.
+    """
 
     @abstractmethod
     def build(self, width: int) -> nn.Module: ...
@@ -70,6 +74,8 @@ class Sinusoidal(Positions):
 
 class SinusoidalModule(nn.Module):
     """Computed on the fly: a buffer would be rounded by `model.to(bfloat16)`, which shifts far positions."""
+
+    per_position = True
 
     def __init__(self, config: Sinusoidal, width: int) -> None:
         super().__init__()
