@@ -15,7 +15,6 @@ out = x y is computed as outᵀ = yᵀ xᵀ.
 from __future__ import annotations
 
 import ctypes
-import statistics
 import threading
 from collections.abc import Callable
 from ctypes import byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
@@ -30,7 +29,7 @@ BF16, FP32, COMPUTE_FP32 = 14, 0, 68  # cudaDataType_t, cublasComputeType_t
 ALIGNMENT = 256  # bytes: what cuBLASLt assumes of addresses when it ranks algorithms; torch allocates so
 MULTIPLE = 8  # features of a row: its kernels load 16 bytes at once
 WORKSPACE = 32 << 20  # bytes, at most
-CANDIDATES, ROUNDS = 8, 5  # algorithms that are timed, and how often
+CANDIDATES, ROUNDS = 8, 7  # algorithms that are timed, and how often
 MARGIN = 0.98  # of the first one's time, which another one must stay below
 
 
@@ -122,7 +121,8 @@ def choose(descriptors: Descriptors, device: int, run: Callable[[Algorithm], Non
 
 
 def _fastest(calls: list[Callable[[], None]]) -> int:
-    """The number of the fastest call, in turns; the first one's unless another is clearly faster."""
+    """The number of the fastest call, in turns, by its shortest time, for others may use the GPU; the first one's
+    unless another is clearly faster."""
     times: list[list[float]] = [[] for _ in calls]
     for turn in range(ROUNDS + 1):  # the first is not counted
         for call, seen in zip(calls, times, strict=True):
@@ -133,9 +133,9 @@ def _fastest(calls: list[Callable[[], None]]) -> int:
             end.synchronize()
             if turn:
                 seen.append(begin.elapsed_time(end))
-    middle = [statistics.median(seen) for seen in times]
-    best = min(range(len(middle)), key=middle.__getitem__)
-    return best if middle[best] < MARGIN * middle[0] else 0
+    least = [min(seen) for seen in times]
+    best = min(range(len(least)), key=least.__getitem__)
+    return best if least[best] < MARGIN * least[0] else 0
 
 
 class Descriptors:
