@@ -24,6 +24,8 @@ LARGE_LOOKS = [
 # rows, outputs, inputs, gated, activation, parts
 MAPS = [
     (1, 20, 48, False, "relu", 1),
+    (1, 1, 48, False, "", 1),  # Triton knows a size of one when it compiles
+    (5, 1, 40, False, "", 1),
     (1, 20, 96, False, "", 2),
     (5, 20, 40, True, "silu", 1),
     (70, 33, 100, False, "", 3),

@@ -129,6 +129,11 @@ def _gpu() -> Iterator[Finding]:
         yield Finding("Triton", "not installed", None, "on a GPU, torch's kernels replace the fused ones")
     else:
         yield Finding("Triton", version)
+    if torch.cuda.is_available():
+        from allyouneed.kernels import cublaslt
+
+        found, slower = cublaslt.version(), "training takes the algorithms of products that torch takes"
+        yield Finding("cuBLASLt", found) if found else Finding("cuBLASLt", "not found", None, slower)
 
 
 def _version(module: str) -> str | None:

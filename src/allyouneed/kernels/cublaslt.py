@@ -107,14 +107,14 @@ def multiply(
 
 def choose(descriptors: Descriptors, device: int, run: Callable[[Algorithm], None]) -> Algorithm:
     """The fastest algorithm, timed at its first use; the library's first choice while a graph is captured, when nothing
-    can be timed."""
+    can be timed, and where torch is set to deterministic algorithms: times differ from run to run."""
     key = device, descriptors.product
     if key in _CHOSEN:
         return _CHOSEN[key]
     found = descriptors.algorithms(device)
     if not found:
         raise CublasError(f"cuBLASLt has no algorithm for {descriptors.product}")
-    if len(found) > 1 and torch.cuda.is_current_stream_capturing():
+    if torch.are_deterministic_algorithms_enabled() or torch.cuda.is_current_stream_capturing():
         return found[0]
     _CHOSEN[key] = found[_fastest([lambda one=one: run(one) for one in found])]  # type: ignore[misc]
     return _CHOSEN[key]
@@ -212,6 +212,16 @@ def library() -> ctypes.CDLL | None:
         return ctypes.CDLL(f"libcublasLt.so.{torch.version.cuda.split('.')[0]}")
     except OSError:
         return None
+
+
+def version() -> str | None:
+    """Of the library; None where there is none."""
+    found = library()
+    if found is None:
+        return None
+    found.cublasLtGetVersion.restype = c_size_t
+    number = int(found.cublasLtGetVersion())
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
 @cache

@@ -160,6 +160,18 @@ def test_records_have_the_size_of_the_header() -> None:
     assert Epilogue.GELU_BIAS == 164
 
 
+def test_the_version_of_the_library_is_readable(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Library:
+        @staticmethod
+        def cublasLtGetVersion() -> int:
+            return 130205
+
+    monkeypatch.setattr(cublaslt, "library", Library)
+    assert cublaslt.version() == "13.2.5"
+    monkeypatch.setattr(cublaslt, "library", lambda: None)
+    assert cublaslt.version() is None
+
+
 class Ranked:
     """Stands for the descriptors of a product with three algorithms."""
 
@@ -195,6 +207,14 @@ def test_nothing_is_timed_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPa
     given: Any = Ranked(16)
     assert cublaslt.choose(given, 0, pytest.fail) is given.ranked[0]
     assert not cublaslt._CHOSEN  # timed later
+
+
+def test_deterministic_runs_take_the_library_s_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cublaslt, "_CHOSEN", {})
+    monkeypatch.setattr(cublaslt, "_fastest", pytest.fail)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    given: Any = Ranked(24)
+    assert cublaslt.choose(given, 0, pytest.fail) is given.ranked[0]
 
 
 @pytest.mark.parametrize(("times", "best"), [([9, 9, 9], 0), ([9, 8.9, 9], 0), ([9, 8, 7], 2)])

@@ -167,7 +167,7 @@ def _one_choice(
         gdc_wait()
     expert = tl.load(chosen + choice)
     here = tl.multiple_of(tl.load(weights + expert).to(like.dtype), 16) + n[:, None].to(tl.int64) * inputs
-    there = here + outputs.to(tl.int64) * inputs
+    there = here + tl.cast(outputs, tl.int64) * inputs
     given_at = x + (choice if DOWN else row).to(tl.int64) * x_row
     sums = tl.zeros((OUTPUTS, INPUTS), tl.float32)
     other = tl.zeros((OUTPUTS, INPUTS), tl.float32)
@@ -212,7 +212,7 @@ def _all_choices(
     inside = n < outputs
     each: tl.constexpr = (inputs + PARTS * INPUTS - 1) // (PARTS * INPUTS) * INPUTS
     here = tl.multiple_of(tl.load(weights + expert).to(like.dtype), 16) + n[:, None].to(tl.int64) * inputs
-    there = here + outputs.to(tl.int64) * inputs
+    there = here + tl.cast(outputs, tl.int64) * inputs
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()

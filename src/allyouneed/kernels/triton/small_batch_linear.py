@@ -63,7 +63,7 @@ def _one_row(
     sums = tl.zeros((OUTPUTS, INPUTS), dtype=tl.float32)
     other = tl.zeros((OUTPUTS, INPUTS), dtype=tl.float32)
     here = weight + n[:, None].to(tl.int64) * inputs
-    there = here + outputs.to(tl.int64) * inputs
+    there = here + tl.cast(outputs, tl.int64) * inputs
     at = part * each + tl.arange(0, INPUTS)
     real = inside[:, None] & (at < end)[None, :]
     tile = tl.load(here + at[None, :], mask=real, other=0.0, eviction_policy="evict_first")
@@ -115,7 +115,7 @@ def _few_rows(
             first = weight + tl.minimum(n, outputs - 1)[:, None].to(tl.int64) * inputs + line[None, :]
             _prefetch(first)
             if GATED:
-                _prefetch(first + outputs.to(tl.int64) * inputs)
+                _prefetch(first + tl.cast(outputs, tl.int64) * inputs)
         gdc_wait()
     sums = tl.zeros((OUTPUTS, ROWS), dtype=tl.float32)
     other = tl.zeros((OUTPUTS, ROWS), dtype=tl.float32)
@@ -130,7 +130,7 @@ def _few_rows(
         )  # (INPUTS, ROWS)
         sums = tl.dot(tl.load(here + at[None, :], mask=real, other=0.0), given, sums)
         if GATED:
-            there = here + outputs.to(tl.int64) * inputs + at[None, :]
+            there = here + tl.cast(outputs, tl.int64) * inputs + at[None, :]
             other = tl.dot(tl.load(there, mask=real, other=0.0), given, other)
     if BIAS:
         sums += tl.load(bias + n, mask=inside & (part == 0), other=0.0).to(tl.float32)[:, None]

@@ -90,7 +90,7 @@ def _one_token(
     inside = n < outputs
     width: tl.constexpr = quarter // 4
     here = words + n[:, None].to(tl.int64) * width
-    there = here + outputs.to(tl.int64) * width
+    there = here + tl.cast(outputs, tl.int64) * width
     word, part = tl.arange(0, 4 * WORDS) % WORDS, tl.arange(0, 4 * WORDS) // WORDS
     shift = (2 * part)[None, :]
     real = inside[:, None] & (word < width)[None, :]
@@ -189,7 +189,7 @@ def _matmul(
         rate, step = libdevice.rcp_rn(peak) * most, peak * (1 / most)
     each: tl.constexpr = (quarter + PARTS * INPUTS - 1) // (PARTS * INPUTS) * INPUTS
     here = bytes + n[:, None].to(tl.int64) * quarter
-    there = here + outputs.to(tl.int64) * quarter
+    there = here + tl.cast(outputs, tl.int64) * quarter
     sums = tl.zeros((OUTPUTS, TOKENS), dtype=tl.int32)
     other = tl.zeros((OUTPUTS, TOKENS), dtype=tl.int32)
     for start in range(0, each, INPUTS):
