@@ -3,6 +3,7 @@ Where there is Triton, also the kernels themselves, by its interpreter (bench/ch
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -168,12 +169,18 @@ def test_wkv_by_segments(time, share, begun):
 
 
 if importlib.util.find_spec("triton") is not None:
+    SCRIPT = Path(__file__).parents[2] / "bench" / "check" / "kernels.py"
+    JOBS = re.findall(r'^    "([a-z-]+)": ', SCRIPT.read_text("utf-8"), re.MULTILINE)
+    assert JOBS
 
-    def test_the_kernels_by_the_interpreter():
+    @pytest.mark.parametrize("job", JOBS)
+    def test_the_kernels_by_the_interpreter(job):
         """In a process of its own, for Triton decides on import how its functions are run."""
-        script = Path(__file__).parents[2] / "bench" / "check" / "kernels.py"
-        told = os.environ | {"TRITON_INTERPRET": "1"}
         done = subprocess.run(
-            [sys.executable, script, "--device", "cpu"], env=told, capture_output=True, text=True, timeout=600
+            [sys.executable, SCRIPT, "--device", "cpu", "--only", job],
+            env=os.environ | {"TRITON_INTERPRET": "1"},
+            capture_output=True,
+            text=True,
+            timeout=600,
         )
         assert done.returncode == 0, done.stdout + done.stderr
