@@ -62,8 +62,6 @@ class TokenLayout:
     @property
     def position_bound(self) -> int | None:
         """A number above all positions, if the host knows one."""
-        if self.start is not None:
-            return self.start + self.time
         return self.time if self.consecutive else None
 
     def last_position(self) -> int:
