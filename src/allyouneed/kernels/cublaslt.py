@@ -30,6 +30,7 @@ ALIGNMENT = 256  # bytes: what cuBLASLt assumes of addresses when it ranks algor
 MULTIPLE = 8  # features of a row: its kernels load 16 bytes at once
 WORKSPACE = 32 << 20  # bytes, at most
 CANDIDATES, ROUNDS = 8, 7  # algorithms that are timed, and how often
+MOST = 256  # products that are timed: a run has a few dozen, unless the shapes of its batches never repeat
 MARGIN = 0.98  # of the first one's time, which another one must stay below
 
 
@@ -116,8 +117,9 @@ def choose(descriptors: Descriptors, device: int, run: Callable[[Algorithm], Non
         raise CublasError(f"cuBLASLt has no algorithm for {descriptors.product}")
     if torch.are_deterministic_algorithms_enabled() or torch.cuda.is_current_stream_capturing():
         return found[0]
-    _CHOSEN[key] = found[_fastest([lambda one=one: run(one) for one in found])]  # type: ignore[misc]
-    return _CHOSEN[key]
+    best = _fastest([lambda one=one: run(one) for one in found]) if len(_CHOSEN) < MOST else 0  # type: ignore[misc]
+    _CHOSEN[key] = found[best]
+    return found[best]
 
 
 def _fastest(calls: list[Callable[[], None]]) -> int:

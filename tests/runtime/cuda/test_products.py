@@ -209,6 +209,18 @@ def test_nothing_is_timed_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPa
     assert not cublaslt._CHOSEN  # timed later
 
 
+def test_shapes_that_never_repeat_are_not_timed_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[int] = []
+    monkeypatch.setattr(cublaslt, "_CHOSEN", {})
+    monkeypatch.setattr(cublaslt, "_fastest", lambda calls: timed.append(len(calls)) or 1)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    for number in range(cublaslt.MOST + 5):
+        given: Any = Ranked(8 * number)
+        chosen = cublaslt.choose(given, 0, pytest.fail)
+        assert chosen is given.ranked[number < cublaslt.MOST]
+    assert len(timed) == cublaslt.MOST
+
+
 def test_deterministic_runs_take_the_library_s_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cublaslt, "_CHOSEN", {})
     monkeypatch.setattr(cublaslt, "_fastest", pytest.fail)

@@ -155,7 +155,10 @@ def _run_triton(sums: _Accumulator, labels: Tensor, bias: Tensor | None, smoothi
     for start in range(0, tokens, rows):
         part = slice(start, min(start + rows, tokens))
         here = logits[: part.stop - start]
-        multiply_into(here, sums.features[part], sums.matrix.T)
+        if sums.x is not None:
+            multiply_into(here, sums.features[part], sums.matrix.T)
+        else:  # batches of validation have many shapes
+            torch.mm(sums.features[part], sums.matrix.T, out=here)
         total, plain = losses[0, part], losses[1, part]
         cross_entropy_rows(
             here, labels[part], IGNORE, bias, smoothing, cap, sums.vocab, total, plain, gradient=sums.x is not None
