@@ -42,7 +42,7 @@ LARGE = 8e9  # parameters
 LENGTHS = {"tensorized-transformer": 28}  # of texts that a mixer's own weights limit
 
 
-def chosen(bench: Bench, only: list[str], tiny: bool) -> dict[str, dict[str, Any]]:
+def chosen(only: list[str], tiny: bool) -> dict[str, dict[str, Any]]:
     """Trees of the presets that read and write tokens, smallest first."""
     found: dict[str, tuple[int, dict[str, Any]]] = {}
     for name in only or preset_names():
@@ -152,7 +152,7 @@ def main() -> int:
         return 0
     bench = Bench(torch.device(given.device), TINY if given.tiny else Sizes(), given.seconds, file="presets_gpu.json")
     bench.copied = copy_speed(bench)
-    for name, tree in chosen(bench, [name for name in given.only.split(",") if name], given.tiny).items():
+    for name, tree in chosen([name for name in given.only.split(",") if name], given.tiny).items():
         if bench.left < 8:
             print(f"{name:26s} no time left", flush=True)
             continue

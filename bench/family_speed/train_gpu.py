@@ -270,7 +270,8 @@ def main() -> None:
             jobs.append(job)
             flops[job] = 3 * parse(Model, trees[job.name]).cost(around).flops  # type: ignore[type-abstract]
     memory = 0.95 * torch.cuda.mem_get_info()[0] / 2**30 if given.device == "cuda" else math.inf
-    bench = Bench(given, flops, os.environ.get("OUT") or tempfile.mkdtemp(), memory)
+    bench = Bench(given, flops, tempfile.mkdtemp(), memory)
+    print(f"logs of the processes: {bench.logs}", flush=True)
     bench.run(jobs)
     bench.compare()
     bench.verdicts()

@@ -6,7 +6,9 @@ on a GPU. `error`: against double precision.
 
 from __future__ import annotations
 
+import argparse
 import statistics
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -93,6 +95,9 @@ def relu(tokens: int, width: int, hidden: int) -> list[list[float]]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("needs a GPU: torch finds none")
     torch.manual_seed(0)
     for name, tokens, width, activation in (
         ("GPT-2", 32 * 1024, 768, gelu),

@@ -1,6 +1,6 @@
 """Matrix products by cuBLASLt: with an epilogue, and by the fastest of its algorithms.
 
-torch takes the algorithm that the library ranks first. On an H200 another one of its first eight is up to 1.25 times as
+torch takes the algorithm that the library ranks first. On an H200 another one of its first eight is up to 1.2 times as
 fast at the sizes of a training step, so each product is timed once and the fastest is kept (`choose`). Epilogues do
 while the result is written what would be another pass over it; torch offers two of them (a bias, and an activation
 whose input is lost); training also needs an activation that keeps its input, and a residual that is added.

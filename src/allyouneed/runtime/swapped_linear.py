@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from allyouneed.nn.channels.moe import MoEModule
 from allyouneed.nn.linear.dense import is_dense
 from allyouneed.nn.sublayer import SubLayer
 
@@ -35,12 +34,13 @@ class SwappedLinear(nn.Linear):
 
 
 def swap_linears(model: nn.Module, swapped: type[SwappedLinear], suits: Callable[[nn.Linear], bool]) -> list[str]:
-    """Let dense maps of sub-layers compute as `swapped` does; returns their names. Left alone are experts (one grouped
-    product), embeddings, heads, maps that were swapped before and those that do not suit."""
-    experts = {part for moe in model.modules() if isinstance(moe, MoEModule) for part in moe.modules()}
+    """Let dense maps of sub-layers compute as `swapped` does; returns their names. Left alone are maps that are not
+    called (`SubLayer.calls_maps`), embeddings, heads, maps that were swapped before and those that do not suit."""
+    parts = {name: part for name, part in model.named_modules() if isinstance(part, SubLayer)}
+    uncalled = {inner for part in parts.values() if not part.calls_maps for inner in part.modules()}
     found = []
-    for name, part in model.named_modules():
-        if not isinstance(part, SubLayer) or part in experts:
+    for name, part in parts.items():
+        if part in uncalled:
             continue
         for key, child in part.named_children():
             if is_dense(child) and suits(child) and isinstance(child, swapped) == isinstance(child, SwappedLinear):

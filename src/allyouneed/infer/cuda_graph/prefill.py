@@ -29,6 +29,7 @@ MULTIPLE = 16  # lengths are rounded up to multiples of this
 LONGEST = 512  # tokens of a row: longer prefills keep a GPU busy without a graph
 TOKENS = 16384  # of all rows
 KEPT = 16  # sizes whose graphs are kept
+WARM_UPS = 2  # runs of a step before it is captured
 
 
 class Size(NamedTuple):
@@ -147,9 +148,6 @@ def fill_rows(rows: NDArray[np.int64], texts: Sequence[Sequence[int]], lengths: 
 
 def round_to_multiple(length: int) -> int:
     return (length + MULTIPLE - 1) // MULTIPLE * MULTIPLE
-
-
-WARM_UPS = 2  # runs of a step before it is captured
 
 
 def capture_warm(

@@ -218,6 +218,7 @@ class RouterModule(nn.Module):
 
 class MoEModule(SubLayer):
     may_skip_parameters = True  # an expert without tokens has no gradient; read by data-parallel training
+    calls_maps = False  # one grouped product of all experts
 
     def __init__(self, config: MoE, common: Common) -> None:
         super().__init__()

@@ -30,7 +30,6 @@ from allyouneed.nn.ops.attention.short_rows import ShortRows, attend, attend_qkv
 from allyouneed.nn.positions.relative import RelativeModule
 from allyouneed.nn.states.base import State
 from allyouneed.nn.wiring.residual import Call, PostNorm, PreNorm, ResidualModule
-from allyouneed.runtime.cuda import products
 from allyouneed.runtime.cuda.bias_gradients import (
     ACTIVATIONS,
     activation_backward,
@@ -39,7 +38,7 @@ from allyouneed.runtime.cuda.bias_gradients import (
     layer_norm_backward,
     merge_heads,
 )
-from allyouneed.runtime.cuda.products import FUSED, FastLinear, linear_add
+from allyouneed.runtime.cuda.products import EPILOGUES, FastLinear, linear_add, linear_epilogue
 from allyouneed.runtime.swapped_linear import linear, product_dtype
 
 FUSIONS = ("ffn", "qkv", "norms", "biases")
@@ -131,7 +130,7 @@ class FusedQKV(Fused, SelfAttention):
 
     def short_rows(self, x: Tensor, context: Context) -> ShortRows | None:
         """The plan for packed rows whose scores are one tile, where queries, keys and values are attended to as they
-        are projected, and nobody looks at them."""
+        are projected, and no probe reads them."""
         mod, plain = self.score_mod(), type(self.scores).prepare is ScoresModule.prepare
         watched = context.record is not None or is_observed()
         if watched or not plain or not mod.plain or (self.training and self.dropout):
@@ -230,8 +229,8 @@ def output_map(part: Any) -> Any:
 
 def linear_activation(x: Tensor, module: Any, kind: str) -> Tensor:
     """activation(module(x))"""
-    if isinstance(module, FastLinear) and module.training and kind in FUSED and x.numel():
-        return products.linear_activation(x, module, kind)
+    if isinstance(module, FastLinear) and module.training and kind in EPILOGUES and x.numel():
+        return linear_epilogue(x, module, kind)
     out: Tensor = _Activation.apply(linear(x, module, module.bias.detach()), module.bias, kind)
     return out
 

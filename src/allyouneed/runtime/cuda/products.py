@@ -45,11 +45,11 @@ def linear_add(x: Tensor, module: Any, bias: Tensor | None, addend: Tensor) -> T
     return out.view_as(addend)
 
 
-FUSED = ("relu", "gelu-tanh")  # activations that a product computes
+EPILOGUES = ("relu", "gelu-tanh")  # activations that a product computes
 
 
-def linear_activation(x: Tensor, module: FastLinear, kind: str) -> Tensor:
-    """activation(x Aᵀ + b), for one of `FUSED`."""
+def linear_epilogue(x: Tensor, module: FastLinear, kind: str) -> Tensor:
+    """activation(x Aᵀ + b), for one of `EPILOGUES`."""
     out: Tensor = _LinearActivation.apply(_rows(x), module.weight, module.bias, kind)
     return out.unflatten(0, x.shape[:-1])
 
