@@ -23,7 +23,7 @@ check: $(VENV)/ready-test
 
 # generated tables and pictures of docs/
 docs: $(VENV)/ready-test
-	$(BIN)/python -m allyouneed.look.pages docs
+	$(BIN)/python -m allyouneed.apps.inspect.reference.pages docs
 	$(BIN)/allyouneed look pattern causal 'causal & window(64)' 'causal & (window(16) | strided(16))' \
 	  --output docs/pictures/patterns.png
 	$(BIN)/allyouneed look positions '{kind: sinusoidal, order: halves}' alibi rotary \

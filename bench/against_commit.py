@@ -109,7 +109,7 @@ def train_cpu(folder: Path) -> tuple[Call, float]:
     import torch
 
     import allyouneed
-    from allyouneed.tasks.translation import Translation
+    from allyouneed.tasks.translation.translation import Translation
 
     torch.manual_seed(0)
     model = allyouneed.build("transformer-small", vocab=8000, dropout=0.1).train()

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 from allyouneed import build
+from allyouneed.apps.inspect.offline import view_model
+from allyouneed.apps.inspect.views import build_document
 from allyouneed.data.tokenizers.base import TokenizerConfig, Vocabularies, train
 from allyouneed.folder import Folder
 from allyouneed.infer.predictors.registry import predictor
-from allyouneed.look.offline import view_model
-from allyouneed.look.views import build_document
 
 LAYER = {
     "repeat": 6,

@@ -99,7 +99,7 @@ def test_mypy_reveals_the_types(tmp_path):
     lines = ["import allyouneed as ayn", "reveal_type(ayn.load())", "reveal_type(ayn.load('x', task='tagging').tag)"]
     (tmp_path / "user.py").write_text("\n".join(lines))
     done = subprocess.run([sys.executable, "-m", "mypy", "user.py"], cwd=tmp_path, capture_output=True, text=True)
-    assert 'Revealed type is "allyouneed.infer.predictors.translator.Translator"' in done.stdout, done.stdout
+    assert 'Revealed type is "allyouneed.apps.translate.translator.Translator"' in done.stdout, done.stdout
     assert "def (sentences:" in done.stdout
 
 
@@ -196,8 +196,8 @@ def test_save_refuses_what_would_not_load(tmp_path):
 
 
 def test_train_and_evaluate_are_functions_and_packages():
-    from allyouneed.evaluate.translation import evaluate  # noqa: F401  # importing replaces the attribute
-    from allyouneed.train import load_recipe  # noqa: F401
+    from allyouneed.metrics.translation import evaluate  # noqa: F401  # importing replaces the attribute
+    from allyouneed.training import load_recipe  # noqa: F401
 
     with pytest.raises(ayn.UserError, match=r"nowhere\.yaml: cannot read"):
         ayn.train("nowhere.yaml")

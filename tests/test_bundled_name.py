@@ -11,7 +11,7 @@ import allyouneed as ayn
 from allyouneed.cli import main
 from allyouneed.interop.load import about, load, vocabularies, weight_files
 from allyouneed.models import shipped
-from allyouneed.train import load_recipe
+from allyouneed.training import load_recipe
 
 RECIPE = "start: translator\ndata: {train: {path: pairs.tsv, from: en, to: de}}\noutput: out\n"
 

@@ -26,21 +26,21 @@ import yaml
 
 import allyouneed
 import warm_python
+from allyouneed.apps.inspect.reference.pages import PAGES as GENERATED
+from allyouneed.apps.inspect.reference.pages import render
 from allyouneed.cli import main
 from allyouneed.config import ConfigError, override, parse, preset_names, preset_tree, to_yaml, tree_of
 from allyouneed.data.files.filters import Filters
 from allyouneed.data.files.pairs import PairFiles
 from allyouneed.data.files.readers import Files, Report
-from allyouneed.look.pages import PAGES as GENERATED
-from allyouneed.look.pages import render
 from allyouneed.models import shipped
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.patterns.core import Pattern
 from allyouneed.nn.patterns.parser import COMBINATORS
 from allyouneed.nn.sublayer import Channel, Mixer
 from allyouneed.tasks.task import Task
-from allyouneed.train import Recipe, load_recipe
-from allyouneed.train.schedule import Schedule
+from allyouneed.training import Recipe, load_recipe
+from allyouneed.training.optim.schedule import Schedule
 from foreign_folders import write_strangers
 from parameter_count import parameter_count
 from toy_texts import chats, comparisons, documents, impressions, labelled, scored, sentence, tagged

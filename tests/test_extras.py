@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from allyouneed import extras
 from allyouneed.cli import main
+from allyouneed.errors import extras
 from small_model import write_recipe
 
 

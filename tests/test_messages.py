@@ -10,8 +10,8 @@ import pytest
 
 import allyouneed.nn  # noqa: F401  # registers every part
 from allyouneed.config import Config, ConfigError, parse
+from allyouneed.config.messages import FOREIGN_NAMES, unknown_key
 from allyouneed.errors import UserError
-from allyouneed.messages import FOREIGN_NAMES, unknown_key
 from allyouneed.nn.channels.feedforward import FFN
 from allyouneed.nn.channels.moe import MoE
 from allyouneed.nn.mixers.attention.attention import Attention
@@ -19,8 +19,8 @@ from allyouneed.nn.models.block import Layer
 from allyouneed.nn.models.decoder import Decoder
 from allyouneed.nn.models.layer_text import expand_layers
 from allyouneed.nn.patterns.core import Pattern
-from allyouneed.train import load_recipe
-from allyouneed.train.recipe.recipe import Recipe
+from allyouneed.training import load_recipe
+from allyouneed.training.recipe.recipe import Recipe
 
 RECIPE = "model: transformer-tiny\ndata: {train: pairs.tsv}\n"
 
@@ -111,7 +111,7 @@ def test_foreign_names_lead_to_keys_that_exist() -> None:
     ],
 )
 def test_a_missing_parenthesis_is_named_with_its_place(text: str, said: str) -> None:
-    from allyouneed.look.pattern import read
+    from allyouneed.apps.inspect.pictures.pattern import read
 
     with pytest.raises(UserError) as caught:
         read(text)

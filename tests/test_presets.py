@@ -13,7 +13,7 @@ from allyouneed.config import PRESETS, ConfigError, override, parse, preset_name
 from allyouneed.nn.batch import IGNORE, Batch, Rows
 from allyouneed.nn.heads.vocabulary import VocabularyHead
 from allyouneed.nn.models.base import Model
-from allyouneed.tasks.mask_predict import MaskPredict
+from allyouneed.tasks.translation.mask_predict import MaskPredict
 from parameter_count import parameter_count
 from shrink import batch_for, shrink
 

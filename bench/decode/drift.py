@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 import allyouneed as ayn
+from allyouneed.cli.demo import dates
 from allyouneed.config import override, preset_tree
-from allyouneed.data import dates
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine

@@ -28,9 +28,9 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import allyouneed as ayn
-from allyouneed.evaluate.ranking import auc, log_loss
-from allyouneed.train.log import read_log
-from allyouneed.train.recipe.recipe import Recipe
+from allyouneed.metrics.ranking import auc, log_loss
+from allyouneed.training.recipe.recipe import Recipe
+from allyouneed.training.reporting.log import read_log
 
 PICTURE = Path(__file__).parents[2] / "docs/family/pictures/bst.svg"
 CATEGORIES, ITEMS, LONGEST, TRUTH, DAY = 8, 160, 12, 0.9, 86_400

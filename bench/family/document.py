@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import yaml
 
 import allyouneed as ayn
-from allyouneed.train import load_recipe, train
+from allyouneed.training import load_recipe, train
 
 PICTURE = Path(__file__).parents[2] / "docs/family/pictures/document.svg"
 DOCUMENTS, TESTS, STEPS = 3000, 300, 250

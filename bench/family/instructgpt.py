@@ -29,7 +29,7 @@ import allyouneed as ayn
 from allyouneed.data.files.chats import write_chats
 from allyouneed.nn.batch import Rows
 from allyouneed.tasks.feedback.dpo import answer_log_probs
-from allyouneed.train.ppo import PPOOptions, ppo
+from allyouneed.training.ppo import PPOOptions, ppo
 from bench.family.common import CHAT_MODEL, short_run
 
 HELLO = ("Hey", "Hi", "Hello", "Good day")  # worth 0, 1, 2, 3

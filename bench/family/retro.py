@@ -27,7 +27,7 @@ from allyouneed.data.retrieval.corpus import build_index
 from allyouneed.folder import Folder
 from allyouneed.infer.retrieval.retriever import ChunkEncoder, Retriever
 from allyouneed.nn.batch import IGNORE, Batch, Neighbours, Rows
-from allyouneed.train import Recipe, train
+from allyouneed.training import Recipe, train
 
 PAGE = Path(__file__).parents[2] / "docs/results/retro.md"
 WIDTH, HEADS, CHUNK, COUNT, ROW, ROWS, VOCAB = 96, 4, 16, 2, 128, 8, 1000

@@ -18,7 +18,7 @@ import torch
 from allyouneed.config import parse
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.base import Model
-from allyouneed.tasks.causal_lm import CausalLM
+from allyouneed.tasks.language.causal_lm import CausalLM
 from bench.family_speed.sizes import CPU, variants
 
 SIZES = replace(CPU, vocab=2000, segment=64)

@@ -17,12 +17,12 @@ import torch
 from allyouneed.config import parse
 from allyouneed.nn.batch import IGNORE, Batch, Rows
 from allyouneed.nn.models.base import Model
-from allyouneed.tasks.causal_lm import CausalLM
-from allyouneed.train.backend import Backend
-from allyouneed.train.cuda.capture import CapturedUpdates
-from allyouneed.train.optimiser import Adam
-from allyouneed.train.prefetch import DataPosition, Update
-from allyouneed.train.step import fetch_results
+from allyouneed.tasks.language.causal_lm import CausalLM
+from allyouneed.training.backend import Backend
+from allyouneed.training.cuda.capture import CapturedUpdates
+from allyouneed.training.optim.optimiser import Adam
+from allyouneed.training.prefetch import DataPosition, Update
+from allyouneed.training.step import fetch_results
 from bench.family_speed.sizes import TINY, Sizes, latent_sizes, mixers, tree, variants
 
 TOKENS = 16384  # of a batch, at least

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.config import parse
-from allyouneed.evaluate.perplexity import pieces, receptive_field, recurrent, sliding
+from allyouneed.metrics.perplexity import pieces, receptive_field, recurrent, sliding
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.decoder import Decoder
 from allyouneed.nn.models.segment_recurrence import run_segments

@@ -23,10 +23,10 @@ import torch
 from allyouneed.config import parse
 from allyouneed.data.files.readers import Report
 from allyouneed.data.files.texts import TextFiles
-from allyouneed.evaluate.perplexity import pieces, recurrent
 from allyouneed.folder import Folder
+from allyouneed.metrics.perplexity import pieces, recurrent
 from allyouneed.nn.states.segment_memory import SegmentMemory
-from allyouneed.train import Recipe, train
+from allyouneed.training import Recipe, train
 
 REMEMBERS = SegmentMemory.run
 PAGE = Path(__file__).parents[2] / "docs/results/long_text.md"

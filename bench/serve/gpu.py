@@ -57,6 +57,7 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[2]))  # for bench.*
 
+from allyouneed.apps.serve.workers.supervisor import default_api_processes
 from allyouneed.config import override, parse
 from allyouneed.data.tokenizers.base import TokenizerConfig, Vocabularies, train
 from allyouneed.folder import Folder
@@ -64,7 +65,6 @@ from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.request import Request
 from allyouneed.nn.models.base import Model
-from allyouneed.serve.workers.supervisor import default_api_processes
 from bench.decode.gpu import tree
 from bench.serve import probe
 from bench.serve.cpu import free_port

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-TARGETS = ("allyouneed.serve.engine.served_model", "allyouneed.infer.cuda_graph.scheduler_slots")
+TARGETS = ("allyouneed.apps.serve.engine.served_model", "allyouneed.infer.cuda_graph.scheduler_slots")
 totals: dict[str, float] = {}
 threads: dict[str, int] = {}  # whose CPU time is measured
 spans: deque[tuple[str, Any, Any]] = deque()  # on the device: what, and events at its begin and end
@@ -63,6 +63,8 @@ def timed(owner: Any, name: str, key: str, skip: Callable[..., bool] | None = No
 
 
 def patch_engine() -> None:
+    from allyouneed.apps.serve.engine.delivery import Delivery
+    from allyouneed.apps.serve.engine.loop import EngineLoop
     from allyouneed.infer.block_manager import BlockManager
     from allyouneed.infer.cuda_graph.paged_prefill import PagedPrefill
     from allyouneed.infer.cuda_graph.prefill import InputGraph, PrefillRunner
@@ -72,8 +74,6 @@ def patch_engine() -> None:
     from allyouneed.infer.model_runner import ModelRunner
     from allyouneed.infer.scheduler import Scheduler
     from allyouneed.infer.scheduling.chunked_prefill import ChunkedPrefill
-    from allyouneed.serve.engine.delivery import Delivery
-    from allyouneed.serve.engine.loop import EngineLoop
 
     if "SERVE_FAKE_STEP_MS" in os.environ:
         fake_steps(float(os.environ["SERVE_FAKE_STEP_MS"]) / 1000)
@@ -212,7 +212,7 @@ def fake_steps(seconds: float) -> None:
         run.copied = Event(count)  # type: ignore[assignment]
         return run
 
-    from allyouneed.serve.engine import served_model
+    from allyouneed.apps.serve.engine import served_model
 
     served_model.PREFILL_BUDGET["cpu"] = served_model.PREFILL_BUDGET["cuda"]
     served_model.ServedModel.captures = True  # type: ignore[assignment, method-assign]

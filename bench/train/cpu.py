@@ -36,7 +36,7 @@ from allyouneed.data.files.readers import Report
 from allyouneed.data.tokenizers.base import TokenizerConfig, Vocabularies
 from allyouneed.nn.batch import IGNORE, Batch
 from allyouneed.nn.models.base import Model
-from allyouneed.tasks.translation import PairItems, Translation, pair_encoding
+from allyouneed.tasks.translation.translation import PairItems, Translation, pair_encoding
 from bench.family_speed.train_cpu import family
 
 WIDTH, HEADS, HIDDEN, LAYERS, VOCAB, DROPOUT, SMOOTHING = 256, 4, 1024, 4, 8000, 0.1, 0.1

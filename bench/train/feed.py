@@ -1,5 +1,5 @@
 """Does prefetching keep a GPU busy? A clock simulates the GPU: an update takes `--update` milliseconds, and the host,
-which may be ten updates ahead (train/loop.py), launches them in a row and then waits.
+which may be ten updates ahead (training/loop.py), launches them in a row and then waits.
 
     python bench/train/feed.py --pairs pairs.tsv --update 32
 
@@ -21,9 +21,9 @@ from allyouneed.data.batches.store import Store
 from allyouneed.data.files.filters import Filters
 from allyouneed.data.files.pairs import PairFiles
 from allyouneed.data.tokenizers.base import TokenizerConfig, Vocabularies
-from allyouneed.tasks.translation import PairItems, pair_encoding
-from allyouneed.train.loop import LAG
-from allyouneed.train.prefetch import QUEUE_BATCHES, DataPosition, Prefetcher, updates
+from allyouneed.tasks.translation.translation import PairItems, pair_encoding
+from allyouneed.training.loop import LAG
+from allyouneed.training.prefetch import QUEUE_BATCHES, DataPosition, Prefetcher, updates
 
 ROW = 128
 

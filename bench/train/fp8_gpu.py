@@ -33,13 +33,13 @@ from allyouneed.config import override, parse, preset_tree
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.base import Model
 from allyouneed.runtime.float8 import Float8Linear, use_float8
-from allyouneed.tasks.causal_lm import CausalLM
-from allyouneed.tasks.translation import Translation
-from allyouneed.train.backend import Backend
-from allyouneed.train.cuda.capture import CapturedUpdates
-from allyouneed.train.optimiser import Adam
-from allyouneed.train.prefetch import DataPosition, Update
-from allyouneed.train.step import fetch_results
+from allyouneed.tasks.language.causal_lm import CausalLM
+from allyouneed.tasks.translation.translation import Translation
+from allyouneed.training.backend import Backend
+from allyouneed.training.cuda.capture import CapturedUpdates
+from allyouneed.training.optim.optimiser import Adam
+from allyouneed.training.prefetch import DataPosition, Update
+from allyouneed.training.step import fetch_results
 
 PRECISIONS = ("bf16", "fp8")
 LAST = 10  # steps whose mean loss is compared

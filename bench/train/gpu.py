@@ -60,14 +60,14 @@ from allyouneed.data.tokenizers.base import TokenizerConfig, Vocabularies
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.stack import Stack
-from allyouneed.tasks.causal_lm import CausalLM
+from allyouneed.tasks.language.causal_lm import CausalLM
 from allyouneed.tasks.task import Task
-from allyouneed.tasks.translation import PairItems, Translation, pair_encoding
-from allyouneed.train.backend import Backend
-from allyouneed.train.cuda.capture import CapturedUpdates
-from allyouneed.train.optimiser import Adam
-from allyouneed.train.prefetch import DataPosition, Prefetcher, Update
-from allyouneed.train.step import PendingStep, fetch_results
+from allyouneed.tasks.translation.translation import PairItems, Translation, pair_encoding
+from allyouneed.training.backend import Backend
+from allyouneed.training.cuda.capture import CapturedUpdates
+from allyouneed.training.optim.optimiser import Adam
+from allyouneed.training.prefetch import DataPosition, Prefetcher, Update
+from allyouneed.training.step import PendingStep, fetch_results
 from bench.train.kernels import choose_backend, kernels
 from bench.train.peers import SMOOTHING, Bucketed, PlainGPT, TorchTransformer, one_of_each
 from bench.train.session import session

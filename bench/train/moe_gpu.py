@@ -22,12 +22,12 @@ from allyouneed.config import parse
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.base import Model
 from allyouneed.runtime.process import forbid_cuda_sync
-from allyouneed.tasks.causal_lm import CausalLM
-from allyouneed.train.backend import Backend
-from allyouneed.train.cuda.capture import CapturedUpdates
-from allyouneed.train.optimiser import Adam
-from allyouneed.train.prefetch import DataPosition, Update
-from allyouneed.train.step import fetch_results
+from allyouneed.tasks.language.causal_lm import CausalLM
+from allyouneed.training.backend import Backend
+from allyouneed.training.cuda.capture import CapturedUpdates
+from allyouneed.training.optim.optimiser import Adam
+from allyouneed.training.prefetch import DataPosition, Update
+from allyouneed.training.step import fetch_results
 
 
 def tree(width: int, heads: int, layers: int, hidden: int, vocab: int, experts: int) -> dict[str, Any]:

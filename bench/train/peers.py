@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attentio
 
 from allyouneed.data.batches.packing import generator
 from allyouneed.nn.batch import IGNORE
-from allyouneed.tasks.translation import PairItems
+from allyouneed.tasks.translation.translation import PairItems
 
 SMOOTHING = 0.1
 LENGTHS = (8, 12, 16, 24)  # of the peer's batches; 99% of the sentence pairs are no longer

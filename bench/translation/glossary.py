@@ -23,11 +23,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from allyouneed.evaluate.translation import evaluate
+from allyouneed.apps.translate.glossary import Glossary, count_term
+from allyouneed.apps.translate.spans.term_marks import mark_terms
+from allyouneed.apps.translate.translator import Translator
 from allyouneed.folder import Folder
-from allyouneed.infer.predictors.translator import Translator
-from allyouneed.infer.translation.glossary import Glossary, count_term
-from allyouneed.infer.translation.term_marks import mark_terms
+from allyouneed.metrics.translation import evaluate
 from allyouneed.models import shipped
 
 SHORTEST = 4  # letters of a term; 2 in Chinese

@@ -30,12 +30,12 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
+from allyouneed.apps.translate.translator import Translator
 from allyouneed.data.files.pairs import PairFiles
 from allyouneed.data.files.readers import Report
-from allyouneed.evaluate.translation import evaluate
 from allyouneed.folder import Folder
-from allyouneed.infer.predictors.translator import Translator
-from allyouneed.train import load_recipe, train
+from allyouneed.metrics.translation import evaluate
+from allyouneed.training import load_recipe, train
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 ANCHOR = 41.02

@@ -15,9 +15,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from allyouneed.apps.translate.numbers import numbers
+from allyouneed.apps.translate.spans import carry
+from allyouneed.apps.translate.translator import Translator
 from allyouneed.folder import Folder
-from allyouneed.infer.predictors.translator import Translator
-from allyouneed.infer.translation import carry, numbers
 from allyouneed.models import shipped
 
 NOUNS = {

@@ -26,10 +26,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from allyouneed.apps.translate.translator import Translator
 from allyouneed.config import parse
-from allyouneed.evaluate.translation import evaluate
 from allyouneed.folder import Folder
-from allyouneed.infer.predictors.translator import Translator
+from allyouneed.metrics.translation import evaluate
 from allyouneed.models import HERE, TRANSLATOR
 from allyouneed.nn.models.precision import quantize
 
@@ -128,10 +128,10 @@ def prepare(given: argparse.Namespace) -> None:
 def encode(folder: Path) -> None:
     """Tokenizer and token store, as `allyouneed train` makes them first, so that a GPU need not wait."""
     from allyouneed.data.batches.store import InputHashes
-    from allyouneed.train import load_recipe
-    from allyouneed.train.prepare import RunFolder, resolve
-    from allyouneed.train.prepare import prepare as ready
-    from allyouneed.train.progress import Reporter
+    from allyouneed.training import load_recipe
+    from allyouneed.training.prepare import RunFolder, resolve
+    from allyouneed.training.prepare import prepare as ready
+    from allyouneed.training.reporting.progress import Reporter
 
     recipe = load_recipe(folder / "translator.yaml")
     run = RunFolder(recipe.output)
@@ -245,7 +245,7 @@ def ship(given: argparse.Namespace) -> None:
 
 def adapt(given: argparse.Namespace) -> None:
     """Benefit of a user's own pairs: image descriptions (Multi30k, en → de), a domain the translator has not seen."""
-    from allyouneed.train import Recipe, train
+    from allyouneed.training import Recipe, train
 
     def of_images(name: str) -> Pairs:
         return [(here, there) for here, there in read(given.data / "mt" / "en-de" / f"multi30k.{name}.tsv.gz")]

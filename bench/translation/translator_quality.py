@@ -28,9 +28,9 @@ sys.path.append(str(Path(__file__).parents[2] / "recipes" / "translator"))
 
 sys.path.append(str(Path(__file__).parents[2]))  # for bench.*
 
-from allyouneed.evaluate.translation import TranslationScores, evaluate
+from allyouneed.apps.translate.translator import Translator
 from allyouneed.folder import Folder
-from allyouneed.infer.predictors.translator import Translator
+from allyouneed.metrics.translation import TranslationScores, evaluate
 from allyouneed.runtime.process import set_threads
 from bench.translation import spans as span_sentences
 from bench.translation.quality import checks, data, numbers, speed, tables, words
@@ -182,7 +182,7 @@ def cases(run: Run) -> Figures:
 
 def traditional(run: Run) -> Figures:
     """BLEU of Chinese in traditional characters, and what is lost against simplified ones."""
-    from allyouneed.data.chinese_scripts import to_traditional
+    from allyouneed.apps.translate.chinese_scripts import to_traditional
 
     found: Figures = {}
     for one in data.SETS[:2]:

@@ -5,7 +5,7 @@
 Reads what prepare.py wrote and writes XX-YY.copy.tsv.gz (source, target) for each of the six directions, the same bytes
 every time. Needs Babel (`pip install babel`: CLDR's dates and names). The kinds are the functions in KINDS, with the
 number of pairs of each; `--show` prints some of every kind. Glossary terms are marked as `mark_terms` of
-allyouneed.infer.translation.term_marks does, which inference uses as well: <U+0002>term<U+0003>translation<U+0004>.
+allyouneed.apps.translate.spans.term_marks does, which inference uses as well: <U+0002>term<U+0003>translation<U+0004>.
 The folder of a model trained on these files has `marked_terms: true`.
 """
 

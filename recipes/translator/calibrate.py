@@ -1,4 +1,4 @@
-"""Fit the confidence of a translator (tasks/confidence.py) on held-out pairs, and show on others how good it is.
+"""Fit the confidence of a translator (tasks/translation/confidence.py) on held-out pairs, show it on others.
 
     python recipes/translator/calibrate.py --model FOLDER --data FOLDER [--save] [--json OUT] [--figure OUT]
 
@@ -21,10 +21,10 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).parents[2]))  # for bench.*
 
+from allyouneed.apps.translate.translator import Translator
 from allyouneed.config import parse, tree_of
 from allyouneed.folder import Folder
-from allyouneed.infer.predictors.translator import Translator
-from allyouneed.tasks.confidence import FEATURES, Confidence, Evidence, log_odds
+from allyouneed.tasks.translation.confidence import FEATURES, Confidence, Evidence, log_odds
 from bench.translation.quality.data import DIRECTIONS, Direction, read_pairs, spread
 
 FIT = {

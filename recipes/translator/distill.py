@@ -24,10 +24,10 @@ from typing import NamedTuple
 import torch
 from prepare import reason_to_drop
 
+from allyouneed.apps.translate.translator import Translator
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
-from allyouneed.infer.predictors.translator import Translator
-from allyouneed.infer.translation.frames import forbidden_tokens
+from allyouneed.infer.frames import forbidden_tokens
 from allyouneed.interop.load import load
 from allyouneed.nn.models.precision import widen
 

@@ -27,8 +27,8 @@ from allyouneed.data.tokenizers.base import Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.files import write_folder
 from allyouneed.interop.load import vocabularies
-from allyouneed.train import Recipe, load_recipe
-from allyouneed.train.prepare import RunFolder, resolve
+from allyouneed.training import Recipe, load_recipe
+from allyouneed.training.prepare import RunFolder, resolve
 
 
 def encode_entry(recipe: Path, number: int, folder: Path) -> Path:

@@ -19,19 +19,21 @@ Imports are lazy: importing this package is quick and has no side effects.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
+from allyouneed import apps as apps  # registers what they add to the core
 from allyouneed.errors import UserError as UserError
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from allyouneed.apps.browse.browser import Browser as Browser
+    from allyouneed.apps.translate.translator import Translator as Translator
+    from allyouneed.apps.typed import AnyPredictor
     from allyouneed.data.tokenizers.base import Tokenizer
-    from allyouneed.infer.browser.browser import Browser as Browser
     from allyouneed.infer.predictors.base import EvaluationResult, Predictor
     from allyouneed.infer.predictors.classifier import Classifier as Classifier
     from allyouneed.infer.predictors.click_predictor import ClickPredictor as ClickPredictor
@@ -46,11 +48,9 @@ if TYPE_CHECKING:
     from allyouneed.infer.predictors.seq2seq import Seq2Seq as Seq2Seq
     from allyouneed.infer.predictors.tagger import Tagger as Tagger
     from allyouneed.infer.predictors.transcriber import Transcriber as Transcriber
-    from allyouneed.infer.predictors.translator import Translator as Translator
-    from allyouneed.infer.predictors.typed import AnyPredictor
     from allyouneed.interop.save import TokenizerLike
     from allyouneed.nn.models.base import Model, ModelModule
-    from allyouneed.train import Recipe, Result
+    from allyouneed.training import Recipe, Result
 
 __version__ = "0.1.0"
 __all__ = [
@@ -221,7 +221,7 @@ def train_tokenizer(texts: Iterable[str], vocab: int = 8000, **options: Any) -> 
 
 def load_recipe(path: str | Path, changes: Iterable[str] = (), plugins: Iterable[str] = ()) -> Recipe:
     """Read a recipe (docs/training.md). `changes`: as `--set`, e.g. `["steps=100", "model.width=64"]`."""
-    from allyouneed.train import load_recipe as read
+    from allyouneed.training import load_recipe as read
 
     return read(path, changes, plugins)
 
@@ -232,8 +232,8 @@ def train(recipe: str | Path | Recipe | Mapping[str, Any], changes: Iterable[str
 
     An unfinished run of the same recipe is resumed, a finished one is left alone; `fresh=True` starts over."""
     from allyouneed.config import override, parse
-    from allyouneed.train import Recipe
-    from allyouneed.train import train as run
+    from allyouneed.training import Recipe
+    from allyouneed.training import train as run
 
     if isinstance(recipe, str | Path):
         recipe = load_recipe(recipe, changes)
@@ -274,30 +274,10 @@ def __getattr__(name: str) -> Any:
     from allyouneed.infer.predictors.registry import TASKS
 
     if name == "Browser":
-        from allyouneed.infer.browser.browser import Browser
+        from allyouneed.apps.browse.browser import Browser
 
         return Browser
     for entry in TASKS.values():
         if entry.predictor == name:
             return entry.predictor_class
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-# `train` and `evaluate` are subpackages as well, and importing one of them makes it the attribute of that name. It is
-# then called like the function.
-_FUNCTIONS: dict[str, Callable[..., Any]] = {f"{__name__}.train": train, f"{__name__}.evaluate": evaluate}
-
-
-class _Callable(ModuleType):
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        return _FUNCTIONS[self.__name__](*args, **options)
-
-
-class _Package(ModuleType):
-    def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, ModuleType) and value.__name__ in _FUNCTIONS:
-            value.__class__ = _Callable
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -30,7 +30,7 @@ from allyouneed.nn.models.weights import (
     meta_model,
     named_tensors,
 )
-from allyouneed.tasks.confidence import Confidence
+from allyouneed.tasks.translation.confidence import Confidence
 
 FORMAT = 1
 WEIGHTS = "model.safetensors"

@@ -665,7 +665,7 @@ def test_invalid_arguments_of_evaluate_are_refused_before_any_work(
     refused, model, work, sides, tmp_path, args, said, monkeypatch
 ):
     monkeypatch.setattr(
-        "allyouneed.infer.predictors.translator.Translator.translate_full", None
+        "allyouneed.apps.translate.translator.Translator.translate_full", None
     )  # would fail with a traceback
     (tmp_path / "short.txt").write_text("1\n2\n")
     names = {"MODEL": model, "PAIRS": work / "test.tsv", "SOURCE": sides[0], "SHORT": tmp_path / "short.txt"}

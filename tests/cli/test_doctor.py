@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from allyouneed.cli import main
-from allyouneed.extras import install_hint
+from allyouneed.errors.extras import install_hint
 
 
 def run(*args: str) -> int:

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from allyouneed.apps.translate.result import Candidate, Translation
 from allyouneed.cli import documents
 from allyouneed.cli.documents import DocumentCommand, translate_documents
 from allyouneed.cli.options import FileOptions
 from allyouneed.errors import UserError
-from allyouneed.infer.translation.checks import Note
-from allyouneed.infer.translation.result import Candidate, Translation
+from allyouneed.infer.decoding.notes import Note
 
 PAGE = "".join(f"<p>Word <b>{number}</b></p>\n" for number in range(10))
 

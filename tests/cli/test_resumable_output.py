@@ -20,10 +20,11 @@ import pytest
 
 import allyouneed as ayn
 import warm_python
-from allyouneed.cli import main, resumable_output, text_commands
-from allyouneed.cli import streams as streams_module
+from allyouneed.cli import main, text_commands
 from allyouneed.cli.options import TextFileOptions
-from allyouneed.cli.resumable_output import ResumableOutput
+from allyouneed.cli.text import resumable_output
+from allyouneed.cli.text import streams as streams_module
+from allyouneed.cli.text.resumable_output import ResumableOutput
 from allyouneed.cli.text_commands import TextCommand
 from allyouneed.errors import UserError
 from small_model import small_folder
@@ -566,7 +567,7 @@ from functools import partial
 import torch
 import allyouneed.cli.generation as generation
 from allyouneed.cli import main
-import allyouneed.infer.predictors.translator
+import allyouneed.apps.translate.translator
 torch.set_num_threads(1)
 generation.TextCommand = partial(generation.TextCommand, chunk=20)
 seed, rounds, *command = sys.argv[1:]

@@ -14,9 +14,9 @@ import pytest
 
 from allyouneed.cli import text_commands
 from allyouneed.cli.options import FileOptions, PathFileOptions, TextFileOptions
-from allyouneed.cli.shards import Shard
+from allyouneed.cli.text.shards import Shard
+from allyouneed.cli.text.text_input import file_arguments
 from allyouneed.cli.text_commands import TextCommand
-from allyouneed.cli.text_input import file_arguments
 from allyouneed.errors import UserError
 from upper_command import KilledError, Killer, Shout, shout
 

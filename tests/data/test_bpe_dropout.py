@@ -17,7 +17,7 @@ from allyouneed.data.files.readers import Report
 from allyouneed.data.tokenizers.base import Tokenizer, TokenizerConfig, train
 from allyouneed.data.tokenizers.bpe_dropout import BPEDropout
 from allyouneed.errors import UserError
-from allyouneed.train import Recipe
+from allyouneed.training import Recipe
 
 TEXTS = ["the lower newest widest lowest 机器学习很有趣, and the widest newer one"] * 4 + ["lowering and newering"] * 3
 

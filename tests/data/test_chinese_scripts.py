@@ -2,7 +2,7 @@
 
 import pytest
 
-from allyouneed.data.chinese_scripts import is_traditional, to_simplified, to_traditional
+from allyouneed.apps.translate.chinese_scripts import is_traditional, to_simplified, to_traditional
 
 PITFALLS = [  # one simplified character, several traditional ones
     ("头发", "頭髮"), ("发现", "發現"), ("出发", "出發"), ("理发", "理髮"),

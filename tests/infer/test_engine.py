@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from allyouneed.infer.decoding.alignment import cross_attention
 from allyouneed.infer.decoding.base import Hypothesis
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
-from allyouneed.infer.translation.alignment import cross_attention
 from allyouneed.nn.batch import Batch, Rows
 from toy_models import BOS, EOS, PAD, random_model
 

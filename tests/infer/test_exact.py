@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import allyouneed as ayn
+from allyouneed.apps.translate.translator import Translator
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
@@ -18,7 +19,6 @@ from allyouneed.infer.decoding.base import Hypothesis
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.predictors.generator import Generator
-from allyouneed.infer.predictors.translator import Translator
 from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
 from allyouneed.infer.speculative.drafts import PromptLookup

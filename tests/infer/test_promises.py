@@ -13,6 +13,7 @@ from test_prefix_cache import engine_of, is_empty
 from test_scheduler import GREEDY, decode_alone, decoder_model, submit, tokens_of
 
 import allyouneed as ayn
+from allyouneed.apps.translate.translator import Translator
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
@@ -21,7 +22,6 @@ from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.predictors.generator import Generator
 from allyouneed.infer.predictors.seq2seq import Seq2Seq
-from allyouneed.infer.predictors.translator import Translator
 from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
 from allyouneed.nn.states.paged import BlockPool

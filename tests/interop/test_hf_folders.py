@@ -19,8 +19,8 @@ from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.interop.hf.folder import task_of
 from allyouneed.interop.load import about, load
-from allyouneed.train import load_recipe
-from allyouneed.train import train as run
+from allyouneed.training import load_recipe
+from allyouneed.training import train as run
 
 TEXTS = ["a wonderful film", "a terrible film", "quite wonderful", "quite terrible, and long"] * 6
 

@@ -14,7 +14,7 @@ import transformers
 import allyouneed as ayn
 from allyouneed.errors import UserError
 from allyouneed.infer.evaluate import evaluate
-from allyouneed.train import load_recipe, train
+from allyouneed.training import load_recipe, train
 from tokenizer_files import LINES, ROBERTA, byte_pairs, marian, said, sentence_pieces, words
 
 TEXTS = ["translate English to German: The quick brown fox.", "she sells sea shells", "a", "Über die Häuser, 你好"]

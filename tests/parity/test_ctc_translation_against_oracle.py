@@ -10,7 +10,7 @@ from allyouneed.config import preset_tree
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.whole_targets.ctc import CtcEngine
 from allyouneed.nn.batch import IGNORE, Batch, Rows
-from allyouneed.tasks.ctc_translation import CtcTranslation
+from allyouneed.tasks.translation.ctc_translation import CtcTranslation
 from any_part import build
 
 VOCAB = 5  # 0 is the blank

@@ -12,7 +12,7 @@ from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.whole_targets.mask_predict import MaskPredictEngine
 from allyouneed.nn.batch import IGNORE, Batch, Rows
 from allyouneed.nn.models.base import Model
-from allyouneed.tasks.mask_predict import MaskPredict
+from allyouneed.tasks.translation.mask_predict import MaskPredict
 from any_part import build, tree
 
 PAD, BOS, EOS, MASK = 0, 1, 2, 10

@@ -7,10 +7,10 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.tasks.chat import ChatItems
 from allyouneed.tasks.feedback.preference import ComparisonItems
-from allyouneed.train.prepare import RunFolder, prepare
-from allyouneed.train.progress import Reporter
+from allyouneed.tasks.language.chat import ChatItems
+from allyouneed.training.prepare import RunFolder, prepare
+from allyouneed.training.reporting.progress import Reporter
 from parity import TOLERANCE
 from toy_texts import Listener, recipe, write_all
 

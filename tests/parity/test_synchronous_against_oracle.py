@@ -9,7 +9,7 @@ from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.whole_targets.synchronous import SynchronousEngine
 from allyouneed.nn.batch import IGNORE, Batch, Rows
 from allyouneed.nn.context import Context, TokenLayout
-from allyouneed.tasks.synchronous import SynchronousTranslation, reverse
+from allyouneed.tasks.translation.synchronous import SynchronousTranslation, reverse
 from any_part import build, tree
 from parity import pair_differences
 

@@ -19,8 +19,8 @@ import allyouneed as ayn
 from allyouneed.data.media.resampling import resample
 from allyouneed.data.media.sound import log_mel
 from allyouneed.data.media.sound_files import read_sound
-from allyouneed.evaluate.words import word_error_rate
 from allyouneed.infer.decoding.options import Decoding
+from allyouneed.metrics.words import word_error_rate
 from plain_llama import PlainLlama, PlainPieces
 
 logging.disable_progress_bar()

@@ -19,7 +19,7 @@ from allyouneed.nn.ops import float8
 from allyouneed.nn.ops.float8 import E4M3, E5M2, float8_linear, quantize
 from allyouneed.runtime.cuda.fused_backward import fuse_backward
 from allyouneed.runtime.float8 import CAPABILITY, Float8Linear, check_device, use_float8
-from allyouneed.tasks.causal_lm import CausalLM
+from allyouneed.tasks.language.causal_lm import CausalLM
 
 TREE = {
     "kind": "decoder", "vocab": 40, "width": 32,

@@ -115,7 +115,7 @@ class Processor:
 
 
 class Rules:
-    """OpenAI's logit bias and penalties, as the server sets them (serve/engine/logits_rules.py)."""
+    """OpenAI's logit bias and penalties, as the server sets them (apps/serve/engine/logits_rules.py)."""
 
     bias: ClassVar[dict[int, float]] = {3: 4.0, 9: -100.0, 21: 2.5}
     presence, frequency, records = 0.7, 1.1, False

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 import allyouneed as ayn
+from allyouneed.apps.inspect.views.model import ViewModel
 from allyouneed.config import parse, preset_names, preset_tree, tree_of
 from allyouneed.data.tokenizers.base import Tokenizer, TokenizerConfig, Vocabularies, train
 from allyouneed.folder import Folder
 from allyouneed.infer.predictors.registry import predictor
-from allyouneed.look.views.model import ViewModel
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.base import Model
 from infer_fixtures import TEXT

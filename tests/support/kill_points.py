@@ -26,10 +26,10 @@ import torch
 from rich.console import Console
 
 from allyouneed.files import sha256
-from allyouneed.train import Recipe, load_recipe, train
-from allyouneed.train.log import read_log
-from allyouneed.train.loop import Trainer
-from allyouneed.train.validate import Scorer
+from allyouneed.training import Recipe, load_recipe, train
+from allyouneed.training.loop import Trainer
+from allyouneed.training.reporting.log import read_log
+from allyouneed.training.validate import Scorer
 
 KILLED = 99
 BEST = 6  # the step with the lowest validation loss

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from allyouneed.train import Recipe
+from allyouneed.training import Recipe
 from toy_texts import Listener as Listener
 
 BLOCK = {"mixer": {"kind": "attention", "heads": 2}, "channel": {"kind": "ffn", "hidden": 32}}

@@ -13,17 +13,17 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from allyouneed.train import load_recipe, train
-from allyouneed.train.distributed.process_group import is_peer_lost, join_process_group, lost_peer_report
+from allyouneed.training import load_recipe, train
+from allyouneed.training.distributed.process_group import is_peer_lost, join_process_group, lost_peer_report
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
     [
         "allyouneed.cli",
-        "allyouneed.train",
+        "allyouneed.training",
         "allyouneed.interop.load",
         "allyouneed.infer.predictors.generator",
-        "allyouneed.infer.predictors.translator",
+        "allyouneed.apps.translate.translator",
         "torch.distributed.fsdp",
     ]
 )
@@ -124,7 +124,7 @@ def inspect_training(recipe: Path, processes: int, *changes: str) -> list[Any]:
 
 def _inspect(end: Connection, recipe: str, changes: tuple[str, ...], rank: int, world: int, port: int) -> None:
     from allyouneed.nn.models.block import Block
-    from allyouneed.train.loop import Trainer
+    from allyouneed.training.loop import Trainer
 
     run_to_the_end, found = Trainer.run, {}
 

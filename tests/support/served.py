@@ -18,16 +18,16 @@ import pytest
 import torch
 
 from allyouneed import build
+from allyouneed.apps.serve.app import create_app
+from allyouneed.apps.serve.gate import Gate
+from allyouneed.apps.serve.listener import listen_unix
+from allyouneed.apps.serve.server import Server, listen
+from allyouneed.apps.serve.settings import Settings
+from allyouneed.apps.serve.workers.api_process import create_api
+from allyouneed.apps.serve.workers.engine_process import EngineServer
 from allyouneed.data.tokenizers.base import Tokenizer, TokenizerConfig, Vocabularies, train
 from allyouneed.data.tokenizers.values import train_values
 from allyouneed.folder import Folder
-from allyouneed.serve.app import create_app
-from allyouneed.serve.gate import Gate
-from allyouneed.serve.listener import listen_unix
-from allyouneed.serve.server import Server, listen
-from allyouneed.serve.settings import Settings
-from allyouneed.serve.workers.api_process import create_api
-from allyouneed.serve.workers.engine_process import EngineServer
 from infer_fixtures import TEXT
 from toy_texts import BEHAVIOR, BOTH, DECODER, ENCODER
 

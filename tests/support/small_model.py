@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from allyouneed.data import dates
-from allyouneed.train import load_recipe, train
+from allyouneed.cli.demo import dates
+from allyouneed.training import load_recipe, train
 
 HEADS = {"kind": "attention", "heads": 2}
 FFN = {"kind": "ffn", "hidden": 32}

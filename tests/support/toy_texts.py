@@ -12,7 +12,7 @@ import yaml
 from rich.console import Console
 
 import allyouneed as ayn
-from allyouneed.train import Recipe, load_recipe
+from allyouneed.training import Recipe, load_recipe
 
 WHO = {"the cat": "猫", "a dog": "狗", "my friend": "朋友", "the old man": "老人", "a child": "孩子", "她": "她"}
 DOES = {"sees": "看见", "likes": "喜欢", "follows": "跟着", "hears": "听见"}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from allyouneed.cli.resumable_output import ResumableOutput
+from allyouneed.cli.text.resumable_output import ResumableOutput
 from allyouneed.cli.text_commands import TextCommand
 from allyouneed.errors import UserError
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from allyouneed.train import Recipe, train
-from allyouneed.train.prepare import PreparedData, RunFolder, prepare
-from allyouneed.train.progress import Reporter
+from allyouneed.training import Recipe, train
+from allyouneed.training.prepare import PreparedData, RunFolder, prepare
+from allyouneed.training.reporting.progress import Reporter
 from toy_texts import Listener, recipe, write_all
 
 

@@ -20,8 +20,8 @@ from allyouneed.data.files.readers import Report
 from allyouneed.data.tokenizers.base import Tokenizer, TokenizerConfig
 from allyouneed.data.tokenizers.values import train_values
 from allyouneed.errors import UserError
-from allyouneed.evaluate.ranking import auc, log_loss
 from allyouneed.infer.predictors.click_predictor import ClickPredictor
+from allyouneed.metrics.ranking import auc, log_loss
 from allyouneed.nn.positions.time_gaps import TimeGaps
 from toy_texts import PLACES, recipe
 

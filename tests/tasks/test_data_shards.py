@@ -14,10 +14,10 @@ from allyouneed.data.batches.segments import SegmentBatches
 from allyouneed.data.batches.sharding import DataShard
 from allyouneed.data.batches.store import Store
 from allyouneed.nn.batch import IGNORE, Batch, Media
-from allyouneed.tasks.causal_lm import DocumentItems
-from allyouneed.train.prefetch import count_labels
-from allyouneed.train.prepare import PreparedData, RunFolder, prepare
-from allyouneed.train.progress import Reporter
+from allyouneed.tasks.language.causal_lm import DocumentItems
+from allyouneed.training.prefetch import count_labels
+from allyouneed.training.prepare import PreparedData, RunFolder, prepare
+from allyouneed.training.reporting.progress import Reporter
 from toy_texts import RUNS, Listener, recipe
 
 

@@ -13,11 +13,11 @@ from allyouneed.folder import Folder
 from allyouneed.infer.predictors.registry import TASKS
 from allyouneed.nn.batch import Batch
 from allyouneed.tasks.task import Task
-from allyouneed.train import Recipe
-from allyouneed.train.log import read_log
-from allyouneed.train.prefetch import count_labels
-from allyouneed.train.prepare import PreparedData, RunFolder, prepare
-from allyouneed.train.progress import Reporter
+from allyouneed.training import Recipe
+from allyouneed.training.prefetch import count_labels
+from allyouneed.training.prepare import PreparedData, RunFolder, prepare
+from allyouneed.training.reporting.log import read_log
+from allyouneed.training.reporting.progress import Reporter
 from toy_texts import ENCODER, RUNS, Listener, recipe
 
 Trained = Callable[[str], tuple[Path, str]]
@@ -27,7 +27,7 @@ FALLS = {"similarity": 0.3, "contrastive": 0.6, "span-corruption": 0.6, "masked-
 FALLS |= {"permutation-lm": 0.6, "translation-lm": 0.6}
 # uses of models that come from elsewhere; nothing is trained for them here
 BROUGHT = {"seq2seq", "transcription", "image-classification", "image-text"}
-# it draws its own data in a loop of its own, and leaves a chat model behind: tests/train/test_ppo.py
+# it draws its own data in a loop of its own, and leaves a chat model behind: tests/training/test_ppo.py
 OWN_LOOP = {"ppo"}
 
 

@@ -13,7 +13,7 @@ from allyouneed.data.files.interleaved import InterleavedFiles
 from allyouneed.data.files.readers import Report
 from allyouneed.data.media.pieces import AudioInput, ImageInput, Piece, fill_placeholders
 from allyouneed.errors import UserError
-from allyouneed.train.recipe.recipe import Recipe
+from allyouneed.training.recipe.recipe import Recipe
 
 pillow = pytest.importorskip("PIL.Image")
 COLOURS = {"red": (250, 20, 0), "green": (0, 240, 10), "blue": (10, 0, 230)}

@@ -7,8 +7,8 @@ from allyouneed.data.batches.packing import PackedBatches
 from allyouneed.data.files.pairs import Pair
 from allyouneed.data.files.texts import Document
 from allyouneed.nn.batch import IGNORE
-from allyouneed.tasks.causal_lm import CausalLM
-from allyouneed.tasks.prefix_lm import PrefixLM
+from allyouneed.tasks.language.causal_lm import CausalLM
+from allyouneed.tasks.language.prefix_lm import PrefixLM
 from memory_store import MemoryStore, vocabularies
 
 TEXTS = ["a moon", "the cat sees tomorrow's moon, " * 9, "猫看见月亮", "x"]

@@ -7,7 +7,7 @@ from allyouneed.data.batches.packing import generator
 from allyouneed.data.files.texts import Document
 from allyouneed.data.tokenizers.base import MASK
 from allyouneed.nn.batch import IGNORE
-from allyouneed.tasks.masked_lm import MaskedLM, apply_mask, choose_masked
+from allyouneed.tasks.language.masked_lm import MaskedLM, apply_mask, choose_masked
 from memory_store import MemoryStore, vocabularies
 
 LONG = "the cat sees tomorrow's wonderful moon, 猫看见明天的月亮。 " * 30

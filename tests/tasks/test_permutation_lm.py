@@ -7,7 +7,7 @@ from allyouneed.config import ConfigError
 from allyouneed.data.batches.packing import generator
 from allyouneed.data.files.texts import Document
 from allyouneed.nn.batch import IGNORE
-from allyouneed.tasks.permutation_lm import PermutationLM, draw_runs
+from allyouneed.tasks.language.permutation_lm import PermutationLM, draw_runs
 from memory_store import MemoryStore, vocabularies
 from toy_texts import ENCODER, PERMUTED
 

@@ -9,7 +9,7 @@ from allyouneed.nn.batch import IGNORE, Batch, Rows
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.two_stream import append_query_stream
 from allyouneed.nn.states.segment_memory import SegmentMemory
-from allyouneed.tasks.permutation_lm import PermutationLM
+from allyouneed.tasks.language.permutation_lm import PermutationLM
 from memory_store import MemoryStore, vocabularies
 
 TEXTS = ["a moon", "the cat sees tomorrow's moon, " * 25, "猫看见月亮", "x"]

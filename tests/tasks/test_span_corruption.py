@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from allyouneed.data.batches.packing import generator
 from allyouneed.data.files.texts import Document
 from allyouneed.errors import UserError
-from allyouneed.tasks.span_corruption import SpanCorruption, corrupt, noise_sizes, noise_spans
+from allyouneed.tasks.language.span_corruption import SpanCorruption, corrupt, noise_sizes, noise_spans
 from memory_store import MemoryStore, vocabularies
 
 

@@ -10,8 +10,8 @@ import yaml
 from allyouneed.config import ConfigError, parse
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
-from allyouneed.train import Recipe, load_recipe, train
-from allyouneed.train.log import read_log
+from allyouneed.training import Recipe, load_recipe, train
+from allyouneed.training.reporting.log import read_log
 from toy_texts import BOTH, DECODER, ENCODER, RUNS, Listener, recipe
 
 

@@ -13,8 +13,8 @@ import allyouneed as ayn
 from allyouneed.errors import UserError
 from allyouneed.infer.predictors.fill_mask import TranslationMaskFiller
 from allyouneed.nn.batch import IGNORE
-from allyouneed.train.prepare import RunFolder, prepare
-from allyouneed.train.progress import Reporter
+from allyouneed.training.prepare import RunFolder, prepare
+from allyouneed.training.reporting.progress import Reporter
 from toy_texts import ENCODER, Listener, recipe
 
 Trained = Callable[[str], tuple[Path, str]]

@@ -6,10 +6,10 @@ from typing import assert_type
 from torch import Tensor
 
 import allyouneed as ayn
+from allyouneed.apps.typed import AnyPredictor
 from allyouneed.infer.predictors.base import EvaluationResult
-from allyouneed.infer.predictors.typed import AnyPredictor
 from allyouneed.nn.models.base import ModelModule
-from allyouneed.train import Recipe, Result
+from allyouneed.training import Recipe, Result
 
 
 def predictors(folder: Path) -> None:

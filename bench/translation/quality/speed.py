@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from allyouneed.infer.predictors.translator import Translator
+from allyouneed.apps.translate.translator import Translator
 
 ROUNDS = 5
 ONE, BATCH, FILE = 8, 32, 400  # sentences of a round

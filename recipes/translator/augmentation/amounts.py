@@ -13,7 +13,7 @@ from datetime import date, time, timedelta
 
 from babel.dates import format_date, get_day_names, get_month_names
 
-from allyouneed.infer.translation import numbers
+from allyouneed.apps.translate import numbers
 
 LANGUAGES = ("en", "de", "fr", "zh")
 LOCALES = {"en": "en_US", "de": "de_DE", "fr": "fr_FR", "zh": "zh_Hans_CN"}

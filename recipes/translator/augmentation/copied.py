@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from prepare import Pair
 
-from allyouneed.infer.translation.carry import read
-from allyouneed.infer.translation.spans import protect
+from allyouneed.apps.translate.spans.carry import read
+from allyouneed.apps.translate.spans.spans import protect
 from augmentation.corpus import Direction
 from augmentation.nouns import EMOJI, NOUNS, STAND_INS, invented, person, url
 from augmentation.nouns import cities as known_cities

@@ -203,7 +203,7 @@ def handle(rng: random.Random) -> str:
 
 
 NOUNS = (url, url, email, file_name, path, code, placeholder, placeholder, handle)
-# what inference puts into a sentence instead (THINGS and PEOPLE of infer/translation/carry.py), and what it may become
+# what inference puts into a sentence instead (THINGS and PEOPLE of spans/carry.py), and what it may become
 STAND_INS = {
     "Facebook": "Facebook",
     "Tom": "汤姆",

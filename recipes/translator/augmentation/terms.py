@@ -9,8 +9,8 @@ from typing import Any
 
 from prepare import Pair
 
-from allyouneed.infer.translation.glossary import Term
-from allyouneed.infer.translation.term_marks import mark_terms
+from allyouneed.apps.translate.glossary import Term
+from allyouneed.apps.translate.spans.term_marks import mark_terms
 from augmentation.corpus import Direction
 from augmentation.lexicon import HAN
 from augmentation.nouns import invented

@@ -10,7 +10,7 @@ from typing import Any
 
 from prepare import HAN
 
-from allyouneed.infer.translation.sentences import sentences
+from allyouneed.apps.translate.splitting.sentences import sentences
 
 CHINESE_SENTENCE = re.compile(r"[^。！？\n]*[。！？]+[”』」’）]*")  # not at ；, which joins clauses in running text
 MARKUP = re.compile(r"formula_|https?:|www\.|[|{}<>=\[\]\\_*#^~•◆■→�]|&[a-z]+;|\.\.\.|ISBN")

@@ -79,8 +79,8 @@ def train(
     """Train a model from a recipe, or resume an unfinished run."""
     from rich.console import Console
 
-    from allyouneed.train import load_recipe
-    from allyouneed.train import train as run
+    from allyouneed.training import load_recipe
+    from allyouneed.training import train as run
 
     run(load_recipe(recipe, changes or [], plugin or []), fresh=restart, console=Console(quiet=True) if quiet else None)
 
@@ -106,7 +106,7 @@ def describe(
     from rich.console import Console
 
     from allyouneed import model_config
-    from allyouneed.look.describe import describe as look
+    from allyouneed.apps.inspect.reference.describe import describe as look
 
     Console(width=WIDE, highlight=False).print(look(model_config(model, changes), length))
 

@@ -23,9 +23,9 @@ from allyouneed.cli.options import (
     TopOption,
     option,
 )
-from allyouneed.cli.streams import atomic_file, json_text, progress
+from allyouneed.cli.text.streams import atomic_file, json_text, progress
+from allyouneed.cli.text.text_input import InputSource, check_not_input, file_arguments, open_input
 from allyouneed.cli.text_commands import TextCommand, one_line, ranked_lines, results, run, write_results
-from allyouneed.cli.text_input import InputSource, check_not_input, file_arguments, open_input
 from allyouneed.errors import UserError
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ import typer
 
 from allyouneed.cli.messages import show_notes
 from allyouneed.cli.options import FILES, DeviceOption, JsonOption, option
-from allyouneed.cli.streams import progress, read_lines
+from allyouneed.cli.text.streams import progress, read_lines
 from allyouneed.errors import UserError
-from allyouneed.extras import EXTRAS, require
+from allyouneed.errors.extras import EXTRAS, require
 
 if TYPE_CHECKING:
     from allyouneed.lab.benchmark import Peer, Turns, Workload

@@ -197,7 +197,7 @@ def record_options(name: str, command: Function) -> Function:
 
 def recorded_options() -> dict[str, Any]:
     """The options of the running command that determine its results, as plain data."""
-    from allyouneed.cli.resumable_output import model_fingerprint
+    from allyouneed.cli.text.resumable_output import model_fingerprint
     from allyouneed.models import TRANSLATOR, resolve
 
     options = dict(_recorded.get({}))

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from allyouneed.cli.options import JsonOption
-from allyouneed.extras import EXTRAS, install_hint
+from allyouneed.errors.extras import EXTRAS, install_hint
 
 TORCH_MINIMUM = (2, 10)
 TORCH_TESTED = ((2, 11), (2, 13))

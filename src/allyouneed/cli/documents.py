@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 from allyouneed.cli.commands import recorded_options
 from allyouneed.cli.messages import show_notes
 from allyouneed.cli.options import FileOptions
-from allyouneed.cli.resumable_output import ResumableOutput, partial_paths
-from allyouneed.cli.shards import Shard, files_below
-from allyouneed.cli.streams import compressor, is_regular, json_text, open_output, progress
+from allyouneed.cli.text.resumable_output import ResumableOutput, partial_paths
+from allyouneed.cli.text.shards import Shard, files_below
+from allyouneed.cli.text.streams import compressor, is_regular, json_text, open_output, progress
+from allyouneed.cli.text.text_input import check_not_input, check_output_folder
 from allyouneed.cli.text_commands import CHUNK, FIRST_CHUNK, LineNotes
-from allyouneed.cli.text_input import check_not_input, check_output_folder
 from allyouneed.data.files.lines import read_chunks
 from allyouneed.errors import UserError
 
 if TYPE_CHECKING:
-    from allyouneed.infer.translation.documents.parts import Document
+    from allyouneed.apps.translate.documents.parts import Document
 
 MARKUP = (".html", ".htm", ".xhtml", ".srt", ".vtt", ".po", ".pot", ".xml")
 SHOWN = 3  # files named in a message
@@ -90,7 +90,7 @@ def _translate_at_once(command: DocumentCommand, texts: list[str] | None, files:
 def _translate_folder(command: DocumentCommand, files: FileOptions, as_json: bool) -> None:
     """Each document of a folder becomes a file of the same name in the output folder. One that cannot be translated
     does not hold up the others."""
-    from allyouneed.infer.translation.documents.formats import known_format
+    from allyouneed.apps.translate.documents.formats import known_format
 
     assert files.input_ is not None
     folder, output = files.input_, check_output_folder(files.input_, files.output)
@@ -120,14 +120,14 @@ def _translate_folder(command: DocumentCommand, files: FileOptions, as_json: boo
 
 
 def _formats(name: str) -> frozenset[str]:
-    from allyouneed.infer.translation.documents.formats import READERS
+    from allyouneed.apps.translate.documents.formats import READERS
 
     return frozenset(READERS) if name == "auto" else frozenset([name])
 
 
 def _translate_file(command: DocumentCommand, files: FileOptions, as_json: bool, keep: bool = False) -> None:
     """Translate a file into a file, resuming an interrupted run."""
-    from allyouneed.infer.translation.documents.formats import read_document
+    from allyouneed.apps.translate.documents.formats import read_document
 
     path, output = files.input_, files.output
     assert path is not None and output is not None
@@ -158,8 +158,8 @@ def _resume(
     command: DocumentCommand, document: Document, format: str, out: ResumableOutput, as_json: bool
 ) -> tuple[str, list[str]]:
     """The translated document and the notes about it."""
-    from allyouneed.infer.translation.checks import Note
-    from allyouneed.infer.translation.documents.translate import passage_text, target_language
+    from allyouneed.apps.translate.documents.translate import passage_text, target_language
+    from allyouneed.infer.decoding.notes import Note
 
     passages = [unit.passage for unit in document.units]
     to = target_language(command.translator, passages, command.to, command.from_)
@@ -199,7 +199,7 @@ def _show_notes(where: str, found: Any) -> None:
 
 
 def _format(command: DocumentCommand, path: Path | None) -> str:
-    from allyouneed.infer.translation.documents.formats import format_of
+    from allyouneed.apps.translate.documents.formats import format_of
 
     if command.format != "auto":
         return command.format

@@ -21,8 +21,8 @@ from allyouneed.cli.options import (
     ToOption,
     option,
 )
-from allyouneed.cli.streams import open_output, progress, read_lines
-from allyouneed.cli.text_input import check_not_input
+from allyouneed.cli.text.streams import open_output, progress, read_lines
+from allyouneed.cli.text.text_input import check_not_input
 from allyouneed.errors import UserError, printable
 from allyouneed.infer.predictors.registry import translates
 
@@ -65,9 +65,9 @@ def evaluate(
     ] = None,
 ) -> None:
     """Score a model with the metrics of its task; translations, or a file of them, with BLEU and chrF."""
-    from allyouneed.evaluate.translation import WORDS
-    from allyouneed.evaluate.translation import evaluate as score
-    from allyouneed.infer.translation.direction import find_direction
+    from allyouneed.apps.translate.direction import find_direction
+    from allyouneed.metrics.translation import WORDS
+    from allyouneed.metrics.translation import evaluate as score
 
     if (model is None) == (hypotheses is None):
         raise UserError("give one of --model (translate, then score) and --hypotheses (score a file)")
@@ -126,7 +126,7 @@ def _is_translator(folder: Path) -> bool:
 def _context(folder: Path, sentences: int | None, table: bool) -> dict[str, Any]:
     """How pairs of documents are read: as in training. `sentences`: refused if the model was not trained with as
     many."""
-    from allyouneed.infer.translation.context import REFUSAL, trained_context
+    from allyouneed.apps.translate.context import REFUSAL, trained_context
     from allyouneed.interop.load import about
 
     known = about(folder)

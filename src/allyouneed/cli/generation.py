@@ -30,15 +30,15 @@ from allyouneed.cli.options import (
     TranslatorOption,
     option,
 )
+from allyouneed.cli.text.text_input import file_arguments, open_input
 from allyouneed.cli.text_commands import Copied, LineHistory, TextCommand, one_line, process, ranked_lines, run
-from allyouneed.cli.text_input import file_arguments, open_input
 from allyouneed.errors import UserError
-from allyouneed.extras import require
+from allyouneed.errors.extras import require
 from allyouneed.models import shipped
 
 if TYPE_CHECKING:
+    from allyouneed.apps.translate.translator import Translation
     from allyouneed.infer.predictors.generator import Generation
-    from allyouneed.infer.predictors.translator import Translation
 
 SpecialsOption = Annotated[bool, option("--specials", help="parse special tokens in the text")]
 
@@ -86,9 +86,9 @@ def translate(
     A multilingual model detects the language of each text. It translates into English, and English into the first
     language of its training data; `--to` selects another.
     """
-    from allyouneed.infer.predictors.translator import copied
-    from allyouneed.infer.translation.glossary import Glossary
-    from allyouneed.infer.translation.split import CodeFences
+    from allyouneed.apps.translate.glossary import Glossary
+    from allyouneed.apps.translate.splitting.split import CodeFences
+    from allyouneed.apps.translate.translator import copied
 
     texts, files = file_arguments(texts, files, documents=format is not None)
     options = with_draft(decoding, compute, "translate_full", "translate")
@@ -296,7 +296,7 @@ def browse(
     decoding: GenerateOptions,
 ) -> None:
     """Answer a question with a text browser over a folder of pages: the steps, the answer and its quotes."""
-    from allyouneed.infer.browser.browser import HELP, Browser
+    from allyouneed.apps.browse.browser import HELP, Browser
 
     if (best_of is None) != (reward is None):
         raise UserError("--best-of and --reward belong together; set both")

@@ -11,7 +11,7 @@ import typer
 from allyouneed.cli.messages import created_folders_as_note, show_notes, show_status
 from allyouneed.cli.options import option
 from allyouneed.errors import UserError, printable
-from allyouneed.extras import EXTRAS, is_installed, require
+from allyouneed.errors.extras import EXTRAS, is_installed, require
 
 if TYPE_CHECKING:
     from allyouneed.lab.selfcheck import Check

@@ -20,12 +20,12 @@ from allyouneed.cli.options import (
     TopOption,
     option,
 )
-from allyouneed.cli.shards import files_below
-from allyouneed.cli.streams import read_lines
+from allyouneed.cli.text.shards import files_below
+from allyouneed.cli.text.streams import read_lines
+from allyouneed.cli.text.text_input import file_arguments
 from allyouneed.cli.text_commands import TextCommand, one_line, ranked_lines, run
-from allyouneed.cli.text_input import file_arguments
 from allyouneed.errors import UserError
-from allyouneed.extras import is_installed, missing, require
+from allyouneed.errors.extras import is_installed, missing, require
 
 SOUND_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".m4a", ".opus", ".aiff")  # of the files of a folder
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")

@@ -99,14 +99,14 @@ def serve(
     `allyouneed serve` serves the bundled translator on http://127.0.0.1:8000. `allyouneed serve chat=FOLDER FOLDER`
     serves two models, each loaded when first asked for.
     """
-    from allyouneed.extras import missing, require
+    from allyouneed.errors.extras import missing, require
 
     require("serve", "serve")
+    from allyouneed.apps.serve.engine.registry import check_names, parse_folders
+    from allyouneed.apps.serve.security import check_binding
+    from allyouneed.apps.serve.settings import Settings
+    from allyouneed.apps.serve.workers.supervisor import Supervisor, Task, default_api_processes
     from allyouneed.config import parse
-    from allyouneed.serve.engine.registry import check_names, parse_folders
-    from allyouneed.serve.security import check_binding
-    from allyouneed.serve.settings import Settings
-    from allyouneed.serve.workers.supervisor import Supervisor, Task, default_api_processes
 
     logging.basicConfig(
         level=logging.WARNING if is_quiet() else logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr
@@ -150,8 +150,8 @@ def serve(
         supervisor.run()
         return
     try:
-        from allyouneed.serve.app import create_app
-        from allyouneed.serve.server import Server, listen
+        from allyouneed.apps.serve.app import create_app
+        from allyouneed.apps.serve.server import Server, listen
     except ImportError:
         raise missing("serve", "serve") from None
     server = Server(create_app(task.folders, settings, default, aliases), settings)

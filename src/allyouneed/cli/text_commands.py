@@ -15,10 +15,10 @@ from typing import Any, Generic, TypeVar
 from allyouneed.cli.commands import recorded_options
 from allyouneed.cli.messages import show_notes, warnings_as_notes
 from allyouneed.cli.options import FileOptions
-from allyouneed.cli.resumable_output import ResumableOutput
-from allyouneed.cli.shards import Shard, check_siblings, files_below
-from allyouneed.cli.streams import compressor, is_regular, json_text, open_output, progress
-from allyouneed.cli.text_input import (
+from allyouneed.cli.text.resumable_output import ResumableOutput
+from allyouneed.cli.text.shards import Shard, check_siblings, files_below
+from allyouneed.cli.text.streams import compressor, is_regular, json_text, open_output, progress
+from allyouneed.cli.text.text_input import (
     InputSource,
     Item,
     check_not_input,

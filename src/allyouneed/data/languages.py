@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 from allyouneed.errors import UserError, near
 
+# a character of Chinese or Japanese, full-width punctuation included
+EAST_ASIAN = re.compile("[\u3000-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003134f]")
 # ISO 639-1, other codes | English | its own | German | French | Chinese. Names are separated by commas.
 TABLE = """
 af afr | Afrikaans | Afrikaans | Afrikaans | afrikaans | 南非语, 阿非利堪斯语

@@ -30,7 +30,7 @@ class Engine(ModelRunner):
     """`ModelRunner` names the options. Keep one engine as long as its model: captured CUDA graphs belong to it.
 
     `shared`: decodes in place of a scheduler of the call's own; `shared_compute`: in place of `compute`. A server sets
-    them, so that the calls of all its threads share steps (serve/engine/loop.py)."""
+    them, so that the calls of all its threads share steps (apps/serve/engine/loop.py)."""
 
     aligns = True  # targets are read from the begin token on, so that cross-attention aligns them
 

@@ -11,13 +11,10 @@ from typing import Any
 from allyouneed.config import parse
 from allyouneed.data.batches.store import Store
 from allyouneed.data.files.filters import Filters
-from allyouneed.data.files.pairs import Pair
 from allyouneed.data.files.readers import Files, Report
 from allyouneed.errors import UserError
-from allyouneed.evaluate.likelihood import mean_loss
 from allyouneed.infer.predictors.base import EvaluationResult, Predictor
-from allyouneed.infer.predictors.translator import Translator
-from allyouneed.infer.translation.direction import find_direction
+from allyouneed.metrics.likelihood import mean_loss
 from allyouneed.tasks.task import VALIDATION_SEED, Task
 
 RESAMPLES = 1000
@@ -45,15 +42,11 @@ def evaluate(
     keys = model.folder.files | task.entry_defaults() | dict(layout or {}) | {"path": str(path)}
     entry = parse(task.file_type, keys, str(path))
     report = Report()
-    examples = list(entry.read(report))
+    examples: Sequence[Any] = list(entry.read(report))
     if not examples:
         raise UserError(f"{path}: no usable {entry.examples}\n{report.text()}")
-    notes: list[str] = []
-    if isinstance(model, Translator) and isinstance(examples[0], Pair):
-        sides = [pair.source for pair in examples], [pair.target for pair in examples]
-        direction = find_direction(model.routes, *sides, to, from_, options)
-        examples = [pair._replace(to=direction.to, from_=direction.from_) for pair in examples]
-        notes = [f"{path}: {direction.note}"] if direction.note else []
+    examples, note = model.with_languages(examples, to, from_, options)
+    notes = [f"{path}: {note}"] if note else []
     result = model.judge(examples, resamples=RESAMPLES)
     if not result.figures:
         return _likelihood(model, task, entry), report

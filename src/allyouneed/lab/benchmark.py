@@ -73,9 +73,9 @@ def ours(peer: Peer, workload: Workload) -> tuple[Jobs, dict[str, float]]:
 
     from allyouneed.infer.decoding.options import Decoding
     from allyouneed.infer.engine import Engine
+    from allyouneed.infer.frames import forbidden_tokens
     from allyouneed.infer.predictors.registry import predictor
     from allyouneed.infer.request import Request
-    from allyouneed.infer.translation.frames import forbidden_tokens
     from allyouneed.interop.load import load as load_folder
     from allyouneed.kernels.cpu import build as native
     from allyouneed.nn.models.precision import STORED, quantize

@@ -1,4 +1,4 @@
-"""Values inside a model, offered by the parts under names: a probe records or replaces them (infer/inside).
+"""Values inside a model, offered by the parts under names: a probe records or replaces them (apps/inspect/inside).
 
 Stacks, blocks, embeddings and heads offer their inputs and outputs, so every part has at least its output. A part with
 internals worth seeing offers them where it computes them:

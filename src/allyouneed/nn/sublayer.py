@@ -20,7 +20,7 @@ class SubLayer(nn.Module):
     """A module between two residual additions. If it needs a decoding state, it implements `new_state`.
 
     `traceable`: `forward` has no data-dependent control flow after `prepare` has filled `context.memo`. A block of such
-    sub-layers is compiled as a whole (train/backend.py). `unpacks`: it reads sentences one after another
+    sub-layers is compiled as a whole (training/backend.py). `unpacks`: it reads sentences one after another
     (`unpack_rows(context, restarts=True)`, ops/unpack.py). On a GPU packed rows stay as they are; elsewhere they are
     unpacked to one sentence per row, whose shapes differ from batch to batch, so that such batches run eagerly.
     `position_limit`: the positions for which it has weights, which a captured step cannot check; None: any number.
@@ -41,7 +41,7 @@ class SubLayer(nn.Module):
     def mixing_matrix(self, values: Mapping[str, Tensor], channels: Sequence[int]) -> Tensor | None:
         """M of `heads = M v` for some channels, (channels, queries, keys), from the values it offered (`values["v"]`:
         one sentence, (1, time, channels)). Only for mixers whose M differs from channel to channel; for others it is
-        measured (infer/inside/mixing.py)."""
+        measured (apps/inspect/inside/mixing.py)."""
         return None
 
     def half_life(self, x: Tensor) -> Tensor | None:

@@ -3,5 +3,5 @@
 import importlib
 import pkgutil
 
-for _module in pkgutil.iter_modules(__path__, __name__ + "."):
+for _module in pkgutil.walk_packages(__path__, __name__ + "."):
     importlib.import_module(_module.name)

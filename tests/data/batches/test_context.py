@@ -13,7 +13,7 @@ from allyouneed.data.files.filters import Filters
 from allyouneed.data.files.pairs import Pair, PairFiles
 from allyouneed.data.files.readers import Report
 from allyouneed.data.tokenizers.base import TokenizerConfig, Vocabularies, train
-from allyouneed.train.recipe.recipe import Recipe
+from allyouneed.training.recipe.recipe import Recipe
 
 A, B, C, D = ("a1", "A1"), ("a2", "A2"), ("a3", "A3"), ("d1", "D1")
 WANTED = [(A, ()), (B, (A,)), (C, (A, B)), (D, ())]

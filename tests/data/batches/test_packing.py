@@ -18,7 +18,7 @@ from allyouneed.data.files.pairs import PairFiles
 from allyouneed.data.tokenizers.base import TokenizerConfig, Vocabularies, train
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import IGNORE, Batch
-from allyouneed.tasks.translation import PairItems, pair_encoding
+from allyouneed.tasks.translation.translation import PairItems, pair_encoding
 
 LIMIT = 12
 

@@ -14,7 +14,7 @@ from allyouneed.data.files.filters import Filters
 from allyouneed.data.files.pairs import PairFiles
 from allyouneed.data.tokenizers.base import TokenizerConfig, Vocabularies
 from allyouneed.errors import UserError
-from allyouneed.tasks.translation import pair_encoding
+from allyouneed.tasks.translation.translation import pair_encoding
 
 PAIRS = [(f"the {n} dogs run" + " far" * (n % 5), f"die {n} Hunde rennen" + " weit" * (n % 7)) for n in range(300)]
 OLD = 1_600_000_000  # a time of change long past, so that hashes of inputs may be remembered

@@ -11,8 +11,8 @@ from allyouneed.data.batches.store import Store
 from allyouneed.data.files.filters import Filters
 from allyouneed.data.files.pairs import PairFiles
 from allyouneed.data.tokenizers.base import TokenizerConfig, Vocabularies
-from allyouneed.tasks.translation import PairItems, pair_encoding
-from allyouneed.train import Recipe
+from allyouneed.tasks.translation.translation import PairItems, pair_encoding
+from allyouneed.training import Recipe
 
 
 @pytest.fixture

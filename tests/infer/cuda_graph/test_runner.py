@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from allyouneed.apps.translate.spans.forced_phrases import phrase_spec
 from allyouneed.config import parse, preset_tree
 from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.infer.decoding.base import RequestState
@@ -17,7 +18,6 @@ from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.request import Request
 from allyouneed.infer.speculative.drafts import PromptLookup
-from allyouneed.infer.translation.frames import phrase_spec
 from allyouneed.nn.models.base import Model
 from allyouneed.runtime.cuda.capture import can_capture
 from graph_runner import (

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from allyouneed.apps.translate.glossary import count_term
+from allyouneed.apps.translate.spans.forced_phrases import force_phrases
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
-from allyouneed.infer.translation.frames import Frame, force_phrases, generate_targets
-from allyouneed.infer.translation.glossary import count_term
+from allyouneed.infer.frames import Frame, generate_targets
 from toy_models import random_model
 
 FRAME = Frame((), (2,), (1,))

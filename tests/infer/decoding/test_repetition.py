@@ -16,6 +16,7 @@ from test_promises import uses
 from test_scheduler import decoder_model, prompts, submit, tokens_of
 
 import allyouneed as ayn
+from allyouneed.apps.translate.translator import Translator
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
@@ -34,7 +35,6 @@ from allyouneed.infer.decoding.repetition import (
 )
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.predictors.generator import Generator
-from allyouneed.infer.predictors.translator import Translator
 from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
 from allyouneed.infer.speculative.drafts import PromptLookup

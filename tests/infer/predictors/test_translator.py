@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from allyouneed.apps.translate.translator import Translator, ends_in_loop
 from allyouneed.config import ConfigError, parse
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.predictors.translator import Translator, ends_in_loop
-from allyouneed.tasks.confidence import Confidence
+from allyouneed.tasks.translation.confidence import Confidence
 from toy_models import EOS, random_model
 
 MakeFolder = Callable[..., Folder]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import allyouneed as ayn
+from allyouneed.apps.translate.translator import Translator
 from allyouneed.config import ConfigError, parse
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.errors import UserError
@@ -15,7 +16,6 @@ from allyouneed.folder import Folder
 from allyouneed.infer.decoding.options import Decoding, Unlimited
 from allyouneed.infer.predictors.generator import Generator
 from allyouneed.infer.predictors.seq2seq import Seq2Seq
-from allyouneed.infer.predictors.translator import Translator
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.precision import to_int8
 

@@ -12,6 +12,7 @@ import torch
 from test_scheduler import FFN, LAYERS, build, decoder_model, prompts
 from torch import Tensor
 
+from allyouneed.apps.translate.translator import Translator
 from allyouneed.data.tokenizers.base import Tokenizer, TokenizerConfig, Vocabularies, train
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
@@ -22,7 +23,6 @@ from allyouneed.infer.decoding.sampling import filter_logits, invert_cdf
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.predictors.generator import Generator
 from allyouneed.infer.predictors.seq2seq import Seq2Seq
-from allyouneed.infer.predictors.translator import Translator
 from allyouneed.infer.speculative.acceptance import is_accepted, resample
 from allyouneed.infer.speculative.decode import DraftStats, SpeculativeHypothesis, total_stats
 from allyouneed.infer.speculative.drafts import Draft, DraftModel, LookupIndex, PromptLookup

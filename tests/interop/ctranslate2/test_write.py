@@ -27,7 +27,7 @@ from allyouneed.config import override, parse, preset_tree, tree_of
 from allyouneed.data.tokenizers.base import Tokenizer, TokenizerConfig, Vocabularies, train
 from allyouneed.data.tokenizers.special_tokens import Template
 from allyouneed.errors import UserError
-from allyouneed.extras import install_hint
+from allyouneed.errors.extras import install_hint
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
@@ -564,6 +564,6 @@ def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_library_names_the_extra_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("allyouneed.extras.is_installed", lambda extra: False)
+    monkeypatch.setattr("allyouneed.errors.extras.is_installed", lambda extra: False)
     with pytest.raises(UserError, match=re.escape(install_hint("ctranslate2"))):
         writer.write(Folder(built(WRITER), None, {"kind": "causal-lm"}), tmp_path)

@@ -17,7 +17,7 @@ from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.linear.bitlinear import Bit, BitLinear, quantize_ternary, quantize_tokens
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.norms import RMSNorm
-from allyouneed.train.optimiser import groups
+from allyouneed.training.optim.optimiser import groups
 from any_part import case, tree
 
 

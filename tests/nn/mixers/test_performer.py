@@ -18,7 +18,7 @@ from allyouneed.nn.mixers.performer import Performer, orthogonal_features
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.ops.linear_attention import CHUNK, prefix_sums
 from allyouneed.nn.states.window import MAX_TRIM
-from allyouneed.train.finish import average_weights
+from allyouneed.training.finish import average_weights
 from any_part import build
 
 

@@ -12,10 +12,10 @@ import typer
 from allyouneed.cli.commands import App, accept_plugins
 from allyouneed.cli.completion import presets
 from allyouneed.cli.options import JsonOption, option
-from allyouneed.extras import require
+from allyouneed.errors.extras import require
 
 if TYPE_CHECKING:
-    from allyouneed.look.canvas import Panel
+    from allyouneed.apps.inspect.pictures.canvas import Panel
 
 look_app = App(help="Look inside: views of a model as a page, drawings of patterns and position encodings.")
 
@@ -40,7 +40,7 @@ def models(
     """List the presets and the bundled translator: parameters, and FLOPs and decoding state at 1k and 32k tokens."""
     from rich.console import Console
 
-    from allyouneed.look.models import notes, rows, table
+    from allyouneed.apps.inspect.reference.models import notes, rows, table
 
     found = rows(names or [], sort)
     if as_json:
@@ -64,8 +64,8 @@ def parts(
     """List the parts of every slot, or show the keys of one: type, default, meaning and paper."""
     from shutil import get_terminal_size
 
-    from allyouneed.look.reference import find
-    from allyouneed.look.reference_pages import terminal
+    from allyouneed.apps.inspect.reference.reference import find
+    from allyouneed.apps.inspect.reference.reference_pages import terminal
 
     found = find(slot, name)
     if as_json:
@@ -87,7 +87,7 @@ def pattern(
     output: OutputOption = None,
 ) -> None:
     """Draw which keys (columns) each query (row) may attend to."""
-    from allyouneed.look.pattern import panels
+    from allyouneed.apps.inspect.pictures.pattern import panels
 
     _check_output(output)
     _show(panels(expressions, size), output)
@@ -107,7 +107,7 @@ def positions(
     output: OutputOption = None,
 ) -> None:
     """Draw position encodings: added vectors, rotated queries and keys, biases by distance."""
-    from allyouneed.look.positions import Sizes, panels
+    from allyouneed.apps.inspect.pictures.positions import Sizes, panels
 
     _check_output(output)
     _show(panels(parts or [], Sizes(size, width, heads, causal)), output)
@@ -120,14 +120,14 @@ def _check_output(output: Path | None) -> None:
 
 def _show(found: list[Panel], output: Path | None) -> None:
     if output is not None:
-        from allyouneed.look.figure import save
+        from allyouneed.apps.inspect.pictures.figure import save
 
         save(found, output)
         print(f"{output}: written", file=sys.stderr)
         return
     from rich.console import Console
 
-    from allyouneed.look.canvas import draw
+    from allyouneed.apps.inspect.pictures.canvas import draw
 
     console: Any = Console(highlight=False, soft_wrap=True)
     console.print(draw(found, console.width if console.is_terminal else 120))

@@ -37,8 +37,8 @@ class InsideOptions:
 def _look(
     names: tuple[str, ...], text: str, output: Path, inside: InsideOptions, compute: ComputeOptions, **request: Any
 ) -> None:
-    from allyouneed.look.notebook import INSIDE
-    from allyouneed.look.offline import check_page_path, collect, view_model
+    from allyouneed.apps.inspect.notebook import INSIDE
+    from allyouneed.apps.inspect.offline import check_page_path, collect, view_model
     from allyouneed.models import TRANSLATOR
 
     check_page_path(output)
@@ -55,7 +55,7 @@ def _look(
 @expand_groups
 def inside(text: InputArgument, *, output: PageOption, inside: InsideOptions, compute: ComputeOptions) -> None:
     """All views of one input in one file: walk, truth, mixing, why, what if."""
-    from allyouneed.look.notebook import INSIDE
+    from allyouneed.apps.inspect.notebook import INSIDE
 
     _look(INSIDE, text, output, inside, compute)
 

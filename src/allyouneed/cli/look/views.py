@@ -27,7 +27,7 @@ from allyouneed.cli.options import (
 from allyouneed.errors import UserError
 
 if TYPE_CHECKING:
-    from allyouneed.look.views.document import Document
+    from allyouneed.apps.inspect.views.document import Document
 
 WORDS, CONTINUED = 24, 2  # words whose alternatives are in the file, and alternatives of each that are continued
 
@@ -62,8 +62,8 @@ def use(
 ) -> None:
     """Use a model and see how it answers: alternatives for each word, the beam search, alignment, the cut of
     sampling."""
-    from allyouneed.look.offline import check_page_path, view_model
-    from allyouneed.look.views import build_document
+    from allyouneed.apps.inspect.offline import check_page_path, view_model
+    from allyouneed.apps.inspect.views import build_document
     from allyouneed.models import TRANSLATOR
 
     check_page_path(output)
@@ -122,9 +122,9 @@ def anatomy(
 ) -> None:
     """Draw a model from its config: parts, shapes, parameters, FLOPs, cache, patterns and how far they reach."""
     from allyouneed import model_config
+    from allyouneed.apps.inspect.offline import check_page_path
+    from allyouneed.apps.inspect.views import build_document
     from allyouneed.config import preset_names, to_yaml
-    from allyouneed.look.offline import check_page_path
-    from allyouneed.look.views import build_document
 
     check_page_path(output)
     request: dict[str, Any] = {"length": length, "names": [model, *([other] if other else [])]}
@@ -152,8 +152,8 @@ def compare(
     compute: ComputeOptions,
 ) -> None:
     """Two models, one input: answers, log-probabilities of each word, alignment."""
-    from allyouneed.look.offline import check_page_path, view_model
-    from allyouneed.look.views import build_document
+    from allyouneed.apps.inspect.offline import check_page_path, view_model
+    from allyouneed.apps.inspect.views import build_document
 
     check_page_path(output)
     if len(model) != 2:
@@ -178,9 +178,9 @@ def replay(
     ] = None,
 ) -> None:
     """Replay a training run: the answer of every checkpoint beside the loss curve."""
-    from allyouneed.look.offline import check_page_path
-    from allyouneed.look.views import build_document
-    from allyouneed.look.views.replay import Runs
+    from allyouneed.apps.inspect.offline import check_page_path
+    from allyouneed.apps.inspect.views import build_document
+    from allyouneed.apps.inspect.views.replay import Runs
 
     check_page_path(output)
     if not (run / "checkpoints").is_dir():
@@ -195,7 +195,7 @@ def replay(
 
 
 def save_page(documents: list[Document], output: Path) -> None:
-    from allyouneed.look.offline import save
+    from allyouneed.apps.inspect.offline import save
 
     save(documents, output)
     show_status(f"{output}: written")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from allyouneed.config import Config
 from allyouneed.errors import UserError
-from allyouneed.extras import missing
+from allyouneed.errors.extras import missing
 
 Side = Annotated[int, Field(gt=0, le=1 << 14)]
 Channel = tuple[float, ...]

@@ -18,7 +18,7 @@ from torch import Tensor
 from allyouneed.data.media.resampling import resample
 from allyouneed.data.media.sound import RATE
 from allyouneed.errors import UserError
-from allyouneed.extras import missing
+from allyouneed.errors.extras import missing
 
 RATES = (1_000, 768_000)  # plausible sample rates; anything else is a damaged header
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.errors import UserError
-from allyouneed.extras import missing
+from allyouneed.errors.extras import missing
 from allyouneed.files import sha256, write_folder
 
 FORMAT = 1

@@ -8,7 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from types import MethodType
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,22 +17,17 @@ from torch import Tensor
 from allyouneed.config import tree_of
 from allyouneed.data.batches.packing import Items
 from allyouneed.data.tokenizers.base import Tokenizer
-from allyouneed.errors import UserError
+from allyouneed.errors import UserError, quote
 from allyouneed.folder import DTYPES, Folder, as_dtype
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.inside.reading import Reading
-from allyouneed.infer.inside.run import Run, record
 from allyouneed.infer.predictors.forward import NamedForward
-from allyouneed.infer.translation.split import quote
+from allyouneed.infer.predictors.registry import provided
 from allyouneed.interop.load import check_device
 from allyouneed.interop.save import save_folder
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.models.precision import stored_as
 from allyouneed.nn.models.weights import cast_weights, named_tensors
 from allyouneed.runtime.process import refuse_after_fork
-
-if TYPE_CHECKING:
-    from allyouneed.look.notebook import Page
 
 BUDGET = 8192  # tokens per forward pass, padding included
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -60,10 +56,23 @@ def _escape_control(text: str) -> str:
     return CONTROL.sub(lambda found: "⏎" if found[0] == "\n" else f"\\x{ord(found[0]):02x}", text)
 
 
+class AppMethod:
+    """A method that an app provides (`allyouneed.apps`), imported when it is first used."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, predictor: Any, owner: type | None = None) -> Callable[..., Any]:
+        function = provided(self.name)
+        return function if predictor is None else MethodType(function, predictor)
+
+
 class Predictor(ABC):
     """Serves a model folder. `exact`: results are bit-identical whatever else is in the batch (docs/decoding.md)."""
 
     exact = False
+    inside = AppMethod()  # every value of one run by name (docs/inside.md)
+    look = AppMethod()  # a page that shows how the model reads a text (docs/seeing.md)
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
@@ -124,27 +133,12 @@ class Predictor(ABC):
         """Hidden states before the head, after `layer` layers (0: before the first), or of `"all"` layers."""
         return NamedForward(self.model).hidden(inputs, layer)
 
-    def look(self, text: str | None = None, views: str | Sequence[str] | None = None, **request: Any) -> Page:
-        """A page that shows how the model reads this text, for a notebook; `.save("page.html")` writes it as a file.
-        `views`: their names (docs/seeing.md); default: all views of one input. `request`: fields of their requests,
-        such as `target`."""
-        from allyouneed.look.notebook import look  # the only import that points upwards: a method is where people look
-
-        return look(self, text, views, request)
-
-    def inside(self, given: Any, target: Any = None, **options: Any) -> Run:
-        """Run the model on one input and record every value inside it by name (docs/inside.md). `target`: the text that
-        a generative model is made to answer; default: its greedy answer. `options`: those of the predictor's main
-        method: `to="de"`, `beam=4`, …"""
-        reading = self.read_input(given, target, **options)
-        changes = {} if target is None else {"target": target}
-        shown = repr(given) if isinstance(given, str | tuple | Path) else "given"  # not an image or samples
-        listed = ", ".join([shown, *(f"{name}={value!r}" for name, value in (changes | options).items())])
-        return record(self.model, replace(reading, python=f"model.inside({listed})"))
-
-    def read_input(self, given: Any, target: Any = None, **options: Any) -> Reading:
-        """What the model reads for this input, as a batch of one, and how its output reads."""
-        raise UserError(f"{type(self).__name__} cannot show what is inside its model")
+    def with_languages(
+        self, examples: Sequence[Any], to: str | None, from_: str | None, options: str
+    ) -> tuple[Sequence[Any], str]:
+        """The examples with the languages of this request, and a note if they were detected; only translators have
+        any. `options`: how the user sets them, for errors."""
+        return examples, ""
 
     @property
     def limit(self) -> int | None:

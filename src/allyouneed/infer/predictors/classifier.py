@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from allyouneed.data.files.labels import Labelled
-from allyouneed.errors import UserError
-from allyouneed.evaluate.answers import accuracy, macro_f1
+from allyouneed.errors import UserError, quote
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.inside.reading import Reading, read_labels, read_text
 from allyouneed.infer.predictors.base import EvaluationResult, Predictor, evenly_spaced, run_in_batches, to_list
-from allyouneed.infer.translation.split import quote
+from allyouneed.metrics.answers import accuracy, macro_f1
 from allyouneed.nn.batch import Batch
 from allyouneed.tasks.classification import text_row
 
@@ -70,10 +68,6 @@ class Classifier(Predictor):
             ordered = dict(sorted(zip(self.labels, scores, strict=True), key=lambda both: -both[1]))
             found.append(TextClass(text, next(iter(ordered)), ordered, note))
         return found
-
-    def read_input(self, given: Any, target: Any = None, **options: Any) -> Reading:
-        row, _ = self._row(self._check_input(given))
-        return read_labels(read_text(self.tokenizer, self.to_rows([row]), self._stack), self.labels, "classes")
 
     @property
     def _stack(self) -> str:

@@ -17,9 +17,9 @@ from allyouneed.data.batches.logs import ImpressionEncoding
 from allyouneed.data.files.logs import Impression, LogFiles
 from allyouneed.data.files.readers import Report
 from allyouneed.errors import UserError
-from allyouneed.evaluate.ranking import auc, log_loss
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.predictors.base import EvaluationResult, Predictor, evenly_spaced, run_in_batches, to_list
+from allyouneed.metrics.ranking import auc, log_loss
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.tasks.click import ClickPrediction
 

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from allyouneed.data.files.labels import Scored
 from allyouneed.errors import UserError
-from allyouneed.evaluate.answers import pearson, recall_at_1, spearman
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.inside.reading import Reading, read_text
 from allyouneed.infer.predictors.base import EvaluationResult, Predictor, check_texts, evenly_spaced, run_in_batches
+from allyouneed.metrics.answers import pearson, recall_at_1, spearman
 from allyouneed.nn.batch import Batch
 from allyouneed.runtime.process import ignore_warnings
 
@@ -37,11 +36,6 @@ class Embedder(Predictor):
             return list(self.model.logits(Batch(given)).float().cpu().clone())
 
         return torch.stack(run_in_batches(self.model, [len(row) for row, _ in rows], answer))
-
-    def read_input(self, given: Any, target: Any = None, **options: Any) -> Reading:
-        (text,) = check_texts([given], "inside")
-        stack = "decoder" if self.model.config.kind == "decoder" else "encoder"
-        return read_text(self.tokenizer, self.to_rows([self.encode_truncated(text)]), stack, output="vector")
 
     def similarity(self, pairs: tuple[str, str] | Sequence[tuple[str, str]]) -> Any:
         """The cosine similarity of two texts, or of each pair of a list: -1 to 1."""

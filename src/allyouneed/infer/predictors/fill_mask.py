@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from allyouneed.data.tokenizers.base import MASK
-from allyouneed.errors import UserError
+from allyouneed.errors import UserError, quote
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.inside.reading import Answer, Reading, output_name, read_text
 from allyouneed.infer.predictors.base import (
     EvaluationResult,
     Predictor,
@@ -22,7 +21,6 @@ from allyouneed.infer.predictors.base import (
     run_in_batches,
     to_list,
 )
-from allyouneed.infer.translation.split import quote
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.two_stream import append_query_stream
 
@@ -72,23 +70,6 @@ class MaskFiller(Predictor):
                 "shorten it"
             )
         return row
-
-    def read_input(self, given: Any, target: Any = None, **options: Any) -> Reading:
-        (text,) = check_texts([given], "inside")
-        return self._read_rows(self.to_rows([self._row(text)]))
-
-    def _read_rows(self, rows: Rows, positions: Sequence[int] | None = None) -> Reading:
-        """`positions`: of the outputs for the masks; default: the masks themselves."""
-        if positions is None:
-            positions = (rows.tokens[0] == self.mask).nonzero().flatten().tolist()
-
-        def replies(logits: Tensor) -> list[Answer]:
-            text = logits[0].clone()
-            text[:, [*self.tokenizer.specials, *range(self.tokenizer.size, text.shape[1])]] = float("-inf")
-            return [Answer(position, int(text[position].argmax())) for position in positions]
-
-        more: dict[str, Any] = {"output": "mask", "name": output_name(self.tokenizer), "replies": replies}
-        return read_text(self.tokenizer, rows, **more)
 
     def _most_likely(self, rows: list[Framed], top: int) -> list[list[tuple[list[int], list[float]]]]:
         """For each mask of each row: tokens and their probabilities."""
@@ -156,7 +137,7 @@ class MaskFiller(Predictor):
 
 class TranslationMaskFiller(MaskFiller):
     """Fills `<mask>` in a sentence, or in a sentence and its translation, with a tab in between
-    (tasks/translation_lm.py)."""
+    (tasks/language/translation_lm.py)."""
 
     def _row(self, text: str) -> Framed:
         first, tab, second = text.partition("\t")
@@ -190,12 +171,6 @@ class PermutationMaskFiller(MaskFiller):
         is_mask = given.tokens == self.mask
         positions = [row.nonzero().flatten().tolist() for row in is_mask]
         return append_query_stream(replace(given, order=is_mask.long()), positions, self.tokenizer.pad)
-
-    def read_input(self, given: Any, target: Any = None, **options: Any) -> Reading:
-        (text,) = check_texts([given], "inside")
-        rows = self.to_rows([self._row(text)])
-        queried = self._with_queries(rows)
-        return self._read_rows(queried, range(rows.tokens.shape[1], queried.tokens.shape[1]))
 
     def _hidden(self, given: Rows, masks: Tensor) -> Tensor:
         rows = self._with_queries(given)

@@ -8,16 +8,13 @@ from typing import Any
 
 from allyouneed.config import tree_of
 from allyouneed.data.tokenizers.base import MASK, sentinel
-from allyouneed.errors import UserError
+from allyouneed.errors import UserError, quote
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
-from allyouneed.infer.inside.reading import Reading
 from allyouneed.infer.predictors.base import EvaluationResult, check_texts, evenly_spaced
 from allyouneed.infer.predictors.generating import GeneratingPredictor
-from allyouneed.infer.translation.frames import Frame, read_pair
-from allyouneed.infer.translation.split import quote
-from allyouneed.tasks.span_corruption import corrupt
+from allyouneed.tasks.language.span_corruption import corrupt
 
 SHOWN = 40  # tokens of a sample text
 GAP = 3  # tokens removed from its middle
@@ -74,13 +71,6 @@ class SpanFiller(GeneratingPredictor):
         for sentinel_id, part in zip(self.sentinels, parts[1:], strict=False):
             source += [sentinel_id, *part]
         return [*source, self.tokenizer.eos]
-
-    def read_input(self, given: Any, target: Any = None, **options: Any) -> Reading:
-        """`target`: the text of the first gap."""
-        (text,) = check_texts([given], "inside")
-        begin = (self.tokenizer.bos,) if target is None else (self.tokenizer.bos, self.sentinels[0])
-        frame = Frame((), (), begin)
-        return read_pair(self.engine, self.folder, frame, self._source(self._parts(text)), target, options)
 
     def _by_sentinel(self, tokens: list[int], count: int) -> list[list[int]]:
         """The tokens after each sentinel; empty for a sentinel that was not generated."""

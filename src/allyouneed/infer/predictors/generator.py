@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Generator as Coroutine
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, overload
-
-import torch
 
 from allyouneed.data.batches.packing import Items
 from allyouneed.data.files.chats import Chat, Comparison
-from allyouneed.errors import UserError
+from allyouneed.errors import UserError, quote
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.base import Hypothesis
 from allyouneed.infer.decoding.detokenizer import StopStrings, StreamingDetokenizer, detokenize
+from allyouneed.infer.decoding.notes import loop_note
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
-from allyouneed.infer.inside.reading import Reading, next_tokens, output_name, tokens_of
 from allyouneed.infer.predictors.base import EvaluationResult, check_texts, evenly_spaced
 from allyouneed.infer.predictors.chatting import ChatAnswer, ChatMethods, Messages, choose_by_reward
 from allyouneed.infer.predictors.generating import CallOptions
@@ -25,8 +23,7 @@ from allyouneed.infer.predictors.reward import RewardModel
 from allyouneed.infer.request import Medium
 from allyouneed.infer.retrieval.predictor import RetrievalPredictor
 from allyouneed.infer.speculative.decode import DraftStats, total_stats
-from allyouneed.infer.translation.split import loop_note, quote
-from allyouneed.nn.batch import Batch, Neighbours, Rows
+from allyouneed.nn.batch import Neighbours
 
 SHOWN = 16  # tokens of a document that prompt a sample
 
@@ -117,33 +114,6 @@ class Generator(ChatMethods, RetrievalPredictor):
         self.retrieve_as_trained()
         call = self._stream_options(options)
         return self._stream(EncodedPrompt(text, self._prompt(text, specials)), call)
-
-    def read_input(self, given: Any, target: Any = None, **options: Any) -> Reading:
-        (text,) = check_texts([given], "inside")
-        self.retrieve_as_trained()
-        prompt = self._prompt(text, options.pop("specials", False))
-        if target is None:
-            best = self.engine.complete([prompt], self._decoding(None, {"method": "greedy"} | options))[0][0]
-            answer = [*best.tokens, *([self.tokenizer.eos] if best.finished else [])]
-        elif not isinstance(target, str):
-            raise UserError(f"target: expected a text, got {type(target).__name__}")
-        else:
-            answer = [*self.tokenizer.encode(target), self.tokenizer.eos]
-        inputs = [*prompt, *answer[:-1]]
-        rows = Rows.of([inputs])
-        if self.prefix:
-            rows = replace(rows, prompt=torch.arange(len(inputs))[None] < len(prompt))
-        stacks = ("first", "second") if self.model.config.kind == "decoder-decoder" else ("decoder",)
-        tokens = dict.fromkeys(stacks, tokens_of(self.tokenizer, inputs))
-        neighbours = self._neighbours(inputs)
-        if neighbours is not None:
-            tokens["encoder"] = tokens_of(self.tokenizer, neighbours.tokens[0].flatten().tolist())
-        batch = Batch(rows, neighbours).to(self.device)
-        answers = next_tokens(inputs, answer[-1] if answer else None, len(prompt))
-        engine = self.engine
-        never, ends = tuple(engine.forbidden), (engine.eos, *engine.ends)
-        name = output_name(self.tokenizer)
-        return Reading(batch, tokens, answers, given=len(prompt), name=name, never=never, ends=ends)
 
     def _neighbours(self, tokens: list[int]) -> Neighbours | None:
         """Of every complete chunk (RETRO)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,11 +12,10 @@ from torch import Tensor
 from allyouneed.config import parse
 from allyouneed.data.media.image import Pixels
 from allyouneed.errors import UserError
-from allyouneed.evaluate.answers import accuracy, macro_f1
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.inside.reading import Reading, patch_media, read_labels
 from allyouneed.infer.predictors.base import EvaluationResult, Predictor, evenly_spaced, run_in_batches, to_list
+from allyouneed.metrics.answers import accuracy, macro_f1
 from allyouneed.nn.batch import Batch, Signal
 
 Image = Any  # a path, a PIL image, or pixels (height, width, channels) of 0 to 255
@@ -68,13 +67,6 @@ class ImageClassifier(Predictor):
             best = sorted(zip(self.labels, scores, strict=True), key=lambda both: -both[1])[:top]
             found.append(ImageClass(best[0][0], dict(best)))
         return found
-
-    def read_input(self, given: Any, target: Any = None, **options: Any) -> Reading:
-        pixels = read_images(pixels_of(self.folder), [given])
-        signal = Signal(pixels.to(self.device, next(self.model.parameters()).dtype))
-        tokens, media = patch_media(self.embed, pixels[0])
-        reading = Reading(Batch(signal), {"encoder": tokens}, media={"encoder": media})
-        return read_labels(reading, self.labels, "classes") if self.labels else replace(reading, output="vector")
 
     def judge(
         self, examples: Sequence[Any], decoding: Decoding | None = None, show: int = 0, resamples: int = 0

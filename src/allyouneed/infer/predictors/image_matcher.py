@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from allyouneed.errors import UserError
-from allyouneed.evaluate.answers import accuracy
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.inside.reading import Answer, Reading, patch_media, tokens_of
 from allyouneed.infer.predictors.base import EvaluationResult, Predictor, check_texts, evenly_spaced, run_in_batches
 from allyouneed.infer.predictors.image_classifier import Image, pixels_of, read_images
-from allyouneed.nn.batch import Batch, Signal
+from allyouneed.metrics.answers import accuracy
+from allyouneed.nn.batch import Signal
 
 
 @dataclass(frozen=True)
@@ -75,18 +74,6 @@ class ImageMatcher(Predictor):
             return list(self.model.vectors("text", self.to_rows([framed[n] for n in batch])).float().cpu())
 
         return self._stack(run_in_batches(self.model, [len(row[0]) for row in framed], answer))
-
-    def read_input(self, given: Any, target: Any = None, **options: Any) -> Reading:
-        """An image and a text (`target`)."""
-        if not isinstance(target, str):
-            raise UserError('an image and a text are matched: model.inside(image, target="a text")')
-        pixels, rows = read_images(pixels_of(self.folder), [given]), self.to_rows([self.encode_truncated(target)])
-        signal = Signal(pixels.to(self.device, next(self.model.parameters()).dtype))
-        tokens, media = patch_media(self.model.config.image.embed, pixels[0])
-        both = {"image.encoder": tokens, "text.encoder": tokens_of(self.tokenizer, rows.tokens[0].tolist())}
-        answers = [Answer(None, 0)]
-        media_of = {"image.encoder": media}
-        return Reading(Batch(rows, signal), both, answers, "similarity", name=lambda _: target, media=media_of)
 
     def _stack(self, vectors: list[Tensor]) -> Tensor:
         return torch.stack(vectors) if vectors else torch.zeros(0, self.model.config.width)

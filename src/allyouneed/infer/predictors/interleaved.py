@@ -14,14 +14,12 @@ from allyouneed.data.batches.interleaved import encode_pieces
 from allyouneed.data.files.interleaved import InterleavedText
 from allyouneed.data.media.pieces import MediaInputs, Piece, fill_placeholders, parse_pieces, pieces_text
 from allyouneed.errors import UserError
-from allyouneed.evaluate.answers import accuracy
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.inside.reading import Reading, next_tokens, output_name, tokens_of
 from allyouneed.infer.predictors.base import EvaluationResult, evenly_spaced
 from allyouneed.infer.predictors.generator import EncodedPrompt, Generation, Generator
 from allyouneed.infer.request import Medium
-from allyouneed.nn.batch import MEDIA, Batch, Media, Rows
-from allyouneed.tasks.interleaved import InterleavedLM
+from allyouneed.metrics.answers import accuracy
+from allyouneed.tasks.language.interleaved import InterleavedLM
 
 PieceLike = str | Mapping[str, Any]  # a text, {"image": …} or {"audio": …}
 Prompt = str | Sequence[PieceLike]
@@ -106,29 +104,6 @@ class InterleavedGenerator(Generator):
 
     def _read(self, piece: Piece) -> torch.Tensor:
         return self.inputs[piece.kind].read(piece.value)
-
-    def read_input(self, given: Any, target: Any = None, **options: Any) -> Reading:
-        read = self.read_prompt(given, options.pop("images", ()), options.pop("audio", ()))
-        if target is None:
-            decoding = self._decoding(None, {"method": "greedy"} | options)
-            best = self.engine.complete([read.tokens], decoding, media=[read.media])[0][0]
-            answer = [*best.tokens, *([self.tokenizer.eos] if best.finished else [])]
-        elif not isinstance(target, str):
-            raise UserError(f"target: expected a text, got {type(target).__name__}")
-        else:
-            answer = [*self.tokenizer.encode(target), self.tokenizer.eos]
-        inputs = [*read.tokens, *answer[:-1]]
-        slots = torch.zeros(1, len(inputs), dtype=torch.long)
-        for medium in read.media:
-            slots[0, medium.at : medium.at + medium.slots] = MEDIA.index(medium.kind) + 1
-        values = {kind: [medium.values for medium in read.media if medium.kind == kind] for kind in MEDIA}
-        media = Media(**{kind: torch.stack(some) for kind, some in values.items() if some})
-        batch = Batch(Rows(torch.tensor([inputs]), slots=slots), media).to(self.device)
-        tokens = {"decoder": tokens_of(self.tokenizer, inputs)}
-        answers = next_tokens(inputs, answer[-1] if answer else None, len(read.tokens))
-        never, ends = tuple(self.engine.forbidden), (self.engine.eos, *self.engine.ends)
-        name = output_name(self.tokenizer)
-        return Reading(batch, tokens, answers, given=len(read.tokens), name=name, never=never, ends=ends)
 
     def judge(
         self, examples: Sequence[InterleavedText], decoding: Decoding | None = None, show: int = 0, resamples: int = 0

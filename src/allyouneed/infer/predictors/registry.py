@@ -1,13 +1,15 @@
-"""Tasks, and for each the predictor class that serves it and the commands that call it.
+"""Tasks, and for each the predictor class that serves it and the commands that call it; methods that apps provide.
 
-The only such table: `allyouneed.load`, the command line and `evaluate` read it. Classes are imported when used.
+The only such table: `allyouneed.load`, the command line and `evaluate` read it. Apps add theirs (`register`). Classes
+and methods are imported when used.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from allyouneed.errors import UserError, near
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:  # the command line reads this table without importing torch
 
 @dataclass(frozen=True)
 class TaskEntry:
-    """`module` and `predictor`: where the class is, in this package. `commands`: those of `allyouneed`, the main one
+    """`module` and `predictor`: where the class is. `commands`: those of `allyouneed`, the main one
     first. `pretrained`: the body also serves `similarity`, with a pooled head."""
 
     module: str
@@ -28,35 +30,46 @@ class TaskEntry:
 
     @property
     def predictor_class(self) -> type[Predictor]:
-        return cast("type[Predictor]", getattr(import_module(f"{__package__}.{self.module}"), self.predictor))
+        return cast("type[Predictor]", getattr(import_module(self.module), self.predictor))
 
 
 # in the order of `allyouneed --help`
 TASKS = {
-    "translation": TaskEntry("translator", "Translator", ("translate",)),
-    "mask-predict": TaskEntry("whole_targets", "MaskPredictTranslator", ("translate",)),
-    "ctc-translation": TaskEntry("whole_targets", "CtcTranslator", ("translate",)),
-    "synchronous-translation": TaskEntry("whole_targets", "SynchronousTranslator", ("translate",)),
-    "causal-lm": TaskEntry("generator", "Generator", ("generate", "chat"), pretrained=True),
-    "prefix-lm": TaskEntry("generator", "Generator", ("generate",)),
-    "interleaved": TaskEntry("interleaved", "InterleavedGenerator", ("generate",)),
-    "chat": TaskEntry("generator", "Generator", ("chat", "generate")),
-    "dpo": TaskEntry("generator", "Generator", ("chat", "generate")),
-    "preference": TaskEntry("reward", "RewardModel", ("score",)),
-    "seq2seq": TaskEntry("seq2seq", "Seq2Seq", ("seq2seq",)),
-    "masked-lm": TaskEntry("fill_mask", "MaskFiller", ("fill-mask",), pretrained=True),
-    "translation-lm": TaskEntry("fill_mask", "TranslationMaskFiller", ("fill-mask",), pretrained=True),
-    "permutation-lm": TaskEntry("fill_mask", "PermutationMaskFiller", ("fill-mask",), pretrained=True),
-    "span-corruption": TaskEntry("fill_spans", "SpanFiller", ("fill-mask",)),
-    "classification": TaskEntry("classifier", "Classifier", ("classify",)),
-    "tagging": TaskEntry("tagger", "Tagger", ("tag",)),
-    "similarity": TaskEntry("embedder", "Embedder", ("embed", "similarity")),
-    "contrastive": TaskEntry("embedder", "Embedder", ("embed", "similarity")),
-    "transcription": TaskEntry("transcriber", "Transcriber", ("transcribe",)),
-    "click": TaskEntry("click_predictor", "ClickPredictor", ("predict-click",)),
-    "image-classification": TaskEntry("image_classifier", "ImageClassifier", ("classify-image",)),
-    "image-text": TaskEntry("image_matcher", "ImageMatcher", ("match-image",)),
+    "causal-lm": TaskEntry(f"{__package__}.generator", "Generator", ("generate", "chat"), pretrained=True),
+    "prefix-lm": TaskEntry(f"{__package__}.generator", "Generator", ("generate",)),
+    "interleaved": TaskEntry(f"{__package__}.interleaved", "InterleavedGenerator", ("generate",)),
+    "chat": TaskEntry(f"{__package__}.generator", "Generator", ("chat", "generate")),
+    "dpo": TaskEntry(f"{__package__}.generator", "Generator", ("chat", "generate")),
+    "preference": TaskEntry(f"{__package__}.reward", "RewardModel", ("score",)),
+    "seq2seq": TaskEntry(f"{__package__}.seq2seq", "Seq2Seq", ("seq2seq",)),
+    "masked-lm": TaskEntry(f"{__package__}.fill_mask", "MaskFiller", ("fill-mask",), pretrained=True),
+    "translation-lm": TaskEntry(f"{__package__}.fill_mask", "TranslationMaskFiller", ("fill-mask",), pretrained=True),
+    "permutation-lm": TaskEntry(f"{__package__}.fill_mask", "PermutationMaskFiller", ("fill-mask",), pretrained=True),
+    "span-corruption": TaskEntry(f"{__package__}.fill_spans", "SpanFiller", ("fill-mask",)),
+    "classification": TaskEntry(f"{__package__}.classifier", "Classifier", ("classify",)),
+    "tagging": TaskEntry(f"{__package__}.tagger", "Tagger", ("tag",)),
+    "similarity": TaskEntry(f"{__package__}.embedder", "Embedder", ("embed", "similarity")),
+    "contrastive": TaskEntry(f"{__package__}.embedder", "Embedder", ("embed", "similarity")),
+    "transcription": TaskEntry(f"{__package__}.transcriber", "Transcriber", ("transcribe",)),
+    "click": TaskEntry(f"{__package__}.click_predictor", "ClickPredictor", ("predict-click",)),
+    "image-classification": TaskEntry(f"{__package__}.image_classifier", "ImageClassifier", ("classify-image",)),
+    "image-text": TaskEntry(f"{__package__}.image_matcher", "ImageMatcher", ("match-image",)),
 }
+METHODS: dict[str, str] = {}  # of every predictor, by name: "module:function"
+
+
+def register(tasks: Mapping[str, TaskEntry], methods: Mapping[str, str]) -> None:
+    """Add the tasks and methods of apps. Their tasks come before those of the core."""
+    own = dict(TASKS)
+    TASKS.clear()
+    TASKS.update({**tasks, **own})
+    METHODS.update(methods)
+
+
+def provided(method: str) -> Callable[..., Any]:
+    """The function that an app provides as this method of every predictor."""
+    module, _, name = METHODS[method].partition(":")
+    return cast("Callable[..., Any]", getattr(import_module(module), name))
 
 
 def commands() -> list[str]:

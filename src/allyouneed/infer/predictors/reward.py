@@ -10,7 +10,6 @@ from allyouneed.data.chat.template import ChatTemplate, check_messages
 from allyouneed.data.files.chats import Comparison
 from allyouneed.errors import UserError
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.inside.reading import Reading, read_labels, read_text
 from allyouneed.infer.predictors.base import EvaluationResult, Predictor, evenly_spaced, run_in_batches, to_list
 from allyouneed.infer.predictors.chatting import Messages, folder_template
 from allyouneed.nn.batch import Batch, Rows
@@ -47,12 +46,6 @@ class RewardModel(Predictor):
         if self.limit is not None and len(ids) > self.limit:
             raise UserError(f"prompt and answer: {len(ids)} tokens, more than the model's {self.limit}; shorten them")
         return ids
-
-    def read_input(self, given: Any, target: Any = None, **options: Any) -> Reading:
-        """`given`: a prompt; `target`: the answer that is scored."""
-        row = self._row(given, target or "")
-        rows = self.to_rows([(row, [0] * len(row))])
-        return read_labels(read_text(self.tokenizer, rows, "decoder"), ["reward"], "classes")
 
     def judge(
         self, examples: Sequence[Comparison], decoding: Decoding | None = None, show: int = 0, resamples: int = 0

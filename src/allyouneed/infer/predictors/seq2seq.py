@@ -6,25 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
-from allyouneed.errors import UserError
-from allyouneed.evaluate.translation import evaluate
+from allyouneed.errors import UserError, quote
 from allyouneed.infer.decoding.base import Hypothesis
 from allyouneed.infer.decoding.detokenizer import StopStrings, detokenize
+from allyouneed.infer.decoding.notes import drop_invalid, invalid_notes, loop_note
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
-from allyouneed.infer.inside.reading import Reading
+from allyouneed.infer.frames import default_frame, draft_engine, generate_targets, sequence_engine
 from allyouneed.infer.predictors.base import EvaluationResult, check_texts, evenly_spaced
 from allyouneed.infer.predictors.generating import GeneratingPredictor
 from allyouneed.infer.speculative.decode import DraftStats, total_stats
-from allyouneed.infer.translation.checks import drop_invalid, invalid_notes
-from allyouneed.infer.translation.frames import (
-    default_frame,
-    draft_engine,
-    generate_targets,
-    read_pair,
-    sequence_engine,
-)
-from allyouneed.infer.translation.split import loop_note, quote
+from allyouneed.metrics.translation import evaluate
 
 
 @dataclass(frozen=True)
@@ -110,12 +102,6 @@ class Seq2Seq(GeneratingPredictor):
             )
             for text, best in zip(many, found, strict=True)
         ]
-
-    def read_input(self, given: Any, target: Any = None, **options: Any) -> Reading:
-        (text,) = check_texts([given], "inside")
-        frame = default_frame(self.folder.tokenizers)
-        source = frame.source(self.folder.tokenizers.source.encode(text, options.pop("specials", False)))
-        return read_pair(self.engine, self.folder, frame, source, target, options)
 
     def _check(self, text: str, tokens: int) -> None:
         config = self.model.config

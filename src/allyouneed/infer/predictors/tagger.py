@@ -10,10 +10,9 @@ from allyouneed.data.batches.encoding import add_spaces, encode_words
 from allyouneed.data.files.labels import Tagged
 from allyouneed.data.tokenizers.base import EAST_ASIAN_CHARACTER
 from allyouneed.errors import UserError
-from allyouneed.evaluate.answers import Span, accuracy, has_spans, macro_f1, span_f1, spans
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.inside.reading import Reading, read_labels, read_text
 from allyouneed.infer.predictors.base import EvaluationResult, Predictor, evenly_spaced, run_in_batches
+from allyouneed.metrics.answers import Span, accuracy, has_spans, macro_f1, span_f1, spans
 from allyouneed.nn.batch import Batch
 
 Sentence = str | Sequence[str]
@@ -76,14 +75,6 @@ class Tagger(Predictor):
                 found[number].append(self.folder.labels[tags[max(0, min(position, last))]])
                 position += len(word)
         return [TaggedSentence(words, tags) for words, tags in zip(words_of, found, strict=True)]
-
-    def read_input(self, given: Any, target: Any = None, **options: Any) -> Reading:
-        """The first part of a sentence, if it is longer than the training length."""
-        words = self._words(given)
-        foreign = self.tokenizer.foreign
-        encoded = self._encode_in_text(given, words) if foreign else encode_words(self.tokenizer, [words])[0]
-        row = self.tokenizer.frame([number for word in self._parts(encoded)[0] for number in word])
-        return read_labels(read_text(self.tokenizer, self.to_rows([row])), self.labels, "tags")
 
     def _words(self, sentence: Any) -> list[str]:
         if isinstance(sentence, str):

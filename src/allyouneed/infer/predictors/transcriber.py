@@ -18,14 +18,11 @@ from allyouneed.data.media.sound import HOP, RATE, log_mel
 from allyouneed.data.media.sound_files import read_samples
 from allyouneed.data.media.speech import TASKS, TICK, Speech
 from allyouneed.errors import UserError
-from allyouneed.evaluate.words import character_error_rate, word_error_rate
 from allyouneed.folder import Folder
 from allyouneed.infer.cuda_graph.prefilled import decode_prefilled
 from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
 from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.inside.reading import Reading, frame_media, next_tokens, output_name, tokens_of
-from allyouneed.infer.inside.recorder import quiet
 from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.predictors.base import EvaluationResult, Predictor, evenly_spaced
 from allyouneed.infer.request import Request
@@ -34,6 +31,7 @@ from allyouneed.infer.speech.fallback import TranscriptionOptions, WindowResult
 from allyouneed.infer.speech.timestamp_rules import TimestampRules
 from allyouneed.infer.speech.timestamps import split_segments
 from allyouneed.infer.speech.words import Word, split_words, time_words, token_positions
+from allyouneed.metrics.words import character_error_rate, word_error_rate
 from allyouneed.nn.batch import Batch, Rows, Signal
 from allyouneed.nn.context import Memory
 from allyouneed.nn.states.base import States
@@ -211,38 +209,6 @@ class Transcriber(Predictor):
         if loudest > LOUDEST:
             track.notes.append(f"samples up to {loudest:g}; expected -1 to 1")
         return track
-
-    def read_input(self, given: Any, target: Any = None, **options: Any) -> Reading:
-        """The first window of a sound, without timestamps."""
-        task = options.pop("task", "transcribe")
-        track = self.track(0, given, self.check(options.pop("language", None), task))
-        if track.at >= track.total:
-            raise UserError(f"{'; '.join(track.notes)}: there is nothing to look inside")
-        values = self._window_frames(track)[None].to(self.device, next(self.model.parameters()).dtype)
-        settings = parse(TranscriptionOptions, {"beam": 1, "temperatures": (0,)} | options, "inside")
-        with torch.no_grad(), quiet(self.model):
-            memory = self._encode([track])
-            if track.language is None and self.languages:
-                track.language = self.languages[int(self._language_probabilities(memory).argmax())]
-            prompt = self._prompt(track, task, timed=False)
-            if target is None:
-                answer = list(self._decode(memory, [track], task, False, settings, 0.0)[0].tokens)
-            else:
-                answer = self.tokenizer.encode(str(target))
-        answer = [token for token in answer if token != self.speech.end]
-        ended = target is not None or len(answer) < self._token_limit(prompt)
-        inputs = [*prompt, *(answer if ended else answer[:-1])]
-        tokens, media = frame_media(values[0].cpu(), memory.hidden.shape[1])
-        return Reading(
-            Batch(Rows.of([inputs]).to(self.device), Signal(values)),
-            {"encoder": tokens, "decoder": tokens_of(self.tokenizer, inputs)},
-            next_tokens(inputs, self.speech.end if ended else answer[-1], len(prompt)),
-            given=len(prompt),
-            name=output_name(self.tokenizer),
-            never=tuple(self.speech.suppress),
-            ends=(self.speech.end,),
-            media={"encoder": media},
-        )
 
     def _is_long(self, track: Track) -> bool:
         return track.total > self.window

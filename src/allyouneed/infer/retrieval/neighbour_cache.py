@@ -14,7 +14,7 @@ from allyouneed.data.retrieval.corpus import split_chunks
 from allyouneed.data.retrieval.neighbours import NeighbourItems, PassageSet
 from allyouneed.files import sha256, write_folder
 from allyouneed.infer.retrieval.retriever import Retriever
-from allyouneed.tasks.causal_lm import DocumentItems
+from allyouneed.tasks.language.causal_lm import DocumentItems
 
 FORMAT = 1
 BATCH = 512  # chunks per lookup

@@ -60,7 +60,7 @@ class RetrievalPredictor(GeneratingPredictor):
         if self.retriever is None:
             return items
         from allyouneed.infer.retrieval.neighbour_cache import with_neighbours
-        from allyouneed.tasks.causal_lm import DocumentItems
+        from allyouneed.tasks.language.causal_lm import DocumentItems
 
         assert isinstance(items, DocumentItems)
         return with_neighbours(items, self.retriever, self.model.config.neighbours)

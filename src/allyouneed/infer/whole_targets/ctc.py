@@ -11,7 +11,7 @@ from allyouneed.errors import UserError
 from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis
 from allyouneed.infer.whole_targets.engine import TargetEngine
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.tasks.ctc_translation import BLANK
+from allyouneed.tasks.translation.ctc_translation import BLANK
 
 
 class CtcEngine(TargetEngine):

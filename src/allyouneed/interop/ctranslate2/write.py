@@ -8,7 +8,7 @@ from typing import Any
 from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.data.tokenizers.plain import unknown_id
 from allyouneed.errors import UserError
-from allyouneed.extras import require
+from allyouneed.errors.extras import require
 from allyouneed.folder import CARD, Folder
 from allyouneed.interop.ctranslate2.folder import OURS
 from allyouneed.interop.ctranslate2.readme import inner_of, readme

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from allyouneed.messages import parenthesis_problem
+from allyouneed.config.messages import parenthesis_problem
 
 _TIMES = r"(\d+)\s*[×x*]"
 MAX_LAYERS = 10_000  # of a stack

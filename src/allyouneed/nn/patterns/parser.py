@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
-from allyouneed.messages import parenthesis_problem
+from allyouneed.config.messages import parenthesis_problem
 from allyouneed.nn.patterns.core import Pattern
 
 COMBINATORS = ("and", "or", "not")

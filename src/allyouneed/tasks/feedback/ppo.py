@@ -1,4 +1,4 @@
-"""Reinforcement learning from a reward model by PPO: options and data. The loop is in train/ppo.py."""
+"""Reinforcement learning from a reward model by PPO: options and data. The loop is in training/ppo.py."""
 
 from __future__ import annotations
 
@@ -77,4 +77,4 @@ class PPOTask(Task, PPOSettings):
         self._refuse()
 
     def _refuse(self) -> NoReturn:
-        raise NotImplementedError("ppo learns from answers that it draws itself: train/ppo.py")
+        raise NotImplementedError("ppo learns from answers that it draws itself: training/ppo.py")

@@ -20,7 +20,7 @@ from allyouneed.data.files.readers import Files
 from allyouneed.data.tokenizers.base import Vocabularies
 from allyouneed.nn.batch import Batch
 from allyouneed.nn.context import TokenLayout
-from allyouneed.tasks.chat import TemplateTask
+from allyouneed.tasks.language.chat import TemplateTask
 from allyouneed.tasks.task import Loss
 
 

@@ -1,0 +1,235 @@
+"""POST /v1/tasks/{task}: what is neither generation nor embedding, in one shape: inputs, and one result for each."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import io
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from allyouneed.apps.serve.dialects.translation import service
+from allyouneed.apps.serve.dialects.translation.fields import choice, one_text
+from allyouneed.apps.serve.dialects.translation.terms import read_glossary
+from allyouneed.apps.serve.errors import ApiError, over_limit
+from allyouneed.apps.serve.inputs import count_tokens, embed
+from allyouneed.apps.serve.responses import json_response
+from allyouneed.apps.serve.settings import Limits
+from allyouneed.apps.serve.strict import Count, RequestBody, Text
+
+if TYPE_CHECKING:
+    from allyouneed.apps.serve.engine.served_model import ServedModel
+
+router = APIRouter(tags=["tasks"])
+Task = Literal[
+    "classification",
+    "fill-mask",
+    "tagging",
+    "similarity",
+    "click",
+    "image-classification",
+    "image-text",
+    "translation",
+]
+Pair = Annotated[list[Text], Field(min_length=2, max_length=2)]
+Row = dict[Text, Any]
+MOST_VALUES = 10_000  # of a row
+MOST_CANDIDATES = 1000
+TRANSLATION = ("source_lang", "target_lang", "format", "glossary", "glossary_id")
+FORMATS = ("text", "html", "md", "srt", "vtt", "po", "xml")
+
+
+class TaskRequest(RequestBody):
+    """`inputs`: texts; pairs of texts (similarity, classification); images in base64 (image-…); rows of a log
+    (click). `top`: results per input. `labels`: the texts to choose from (image-text). The others: of translation."""
+
+    model: Text | None = None
+    inputs: Annotated[list[Text | Pair | Row], Field(min_length=1)]
+    top: Annotated[Count, Field(le=MOST_CANDIDATES)] | None = None
+    labels: list[Text] | None = None
+    source_lang: Text | None = None
+    target_lang: Text | None = None
+    format: Annotated[Text | None, Field(description="html, md, srt, vtt, po, xml or text")] = None
+    glossary: dict[Text, Text] | Text | None = None
+    glossary_id: Text | None = None
+
+    def texts(self) -> list[str]:
+        if others := [one for one in self.inputs if not isinstance(one, str)]:
+            what = f"a list of {len(others[0])}" if isinstance(others[0], list) else "an object"
+            raise ApiError(f"inputs: expected texts, found {what}", param="inputs")
+        return [one for one in self.inputs if isinstance(one, str)]
+
+    def pairs(self) -> list[tuple[str, str]]:
+        pairs = [(one[0], one[1]) for one in self.inputs if isinstance(one, list)]
+        if len(pairs) < len(self.inputs):
+            raise ApiError("inputs: expected pairs of texts, [[one, other], …]", param="inputs")
+        return pairs
+
+    def rows(self) -> list[dict[str, Any]]:
+        rows = [one for one in self.inputs if isinstance(one, dict)]
+        if len(rows) < len(self.inputs):
+            raise ApiError("inputs: expected objects, [{column: value, …}, …]", param="inputs")
+        for row in rows:
+            values = sum(len(value) if isinstance(value, list) else 1 for value in row.values())
+            if values > MOST_VALUES:
+                raise over_limit("values of a row", values, MOST_VALUES, "inputs")
+        return rows
+
+
+@router.post("/v1/tasks/{task}")
+async def run_task(task: Task, body: TaskRequest, request: Request) -> Response:
+    state = request.app.state
+    limits = state.settings.limits
+    if len(body.inputs) > limits.texts:
+        raise over_limit("inputs", len(body.inputs), limits.texts, "inputs")
+    if body.labels is not None and task != "image-text":
+        raise ApiError(f"labels: only for image-text, not for {task}", param="labels")
+    if task == "translation":
+        return await _translate(request, body, limits)
+    if given := [name for name in TRANSLATION if getattr(body, name) is not None]:
+        raise ApiError(f"{given[0]}: only for translation, not for {task}", param=given[0])
+    async with state.registry.use(body.model) as model:
+        results = await RUNNERS[task](model, body, limits)
+        return json_response({"model": model.name, "task": task, "results": results})
+
+
+async def _translate(request: Request, body: TaskRequest, limits: Limits) -> Response:
+    """Texts or whole documents; `top`: translations of each."""
+    source, target = body.source_lang, body.target_lang
+    fields = {"glossary": body.glossary, "glossary_id": body.glossary_id}
+    glossary = await read_glossary(request, fields, source, target, "source_lang")
+    format = choice(body.format, "format", FORMATS, "text")
+    texts = [one_text(text, "inputs") for text in body.texts()]
+    job = service.Job(texts, source, target, body.top or 1, format, glossary=glossary)
+    async with service.translator(request, body.model) as model:
+        found = await service.translate(model, job, request.state.client, limits)
+        results = [
+            {
+                "text": one.text,
+                "source_lang": one.source,
+                "notes": one.notes,
+                **({"alternatives": one.others} if job.count > 1 else {}),
+            }
+            for one in found
+        ]
+        return json_response({"model": model.name, "task": "translation", "results": results})
+
+
+async def _classify(model: ServedModel, body: TaskRequest, limits: Limits) -> list[Any]:
+    predictor = model.offering("classify_full", "classify texts")
+    if any(isinstance(one, dict) for one in body.inputs):
+        raise ApiError("inputs: expected texts or pairs of texts, found an object", param="inputs")
+    inputs = [one if isinstance(one, str) else tuple(one) for one in body.inputs]
+    flat = [text for one in inputs for text in ([one] if isinstance(one, str) else one)]
+    await count_tokens(predictor, flat, limits.model_copy(update={"texts": 2 * limits.texts}), "inputs")
+    found = await model.compute("classify", inputs, predictor.classify_full)
+    return [{"label": one.label, "scores": dict(list(one.scores.items())[: body.top])} for one in found]
+
+
+async def _fill_mask(model: ServedModel, body: TaskRequest, limits: Limits) -> list[Any]:
+    predictor = model.offering("check_masked", "fill masks")
+    texts, top = body.texts(), body.top or 5
+    await count_tokens(predictor, texts, limits, "inputs")
+    for text in texts:
+        predictor.check_masked(text)
+    found = await model.compute(("fill-mask", top), texts, lambda some: predictor.fill_mask(some, top=top))
+    return [[[asdict(filling) for filling in mask] for mask in one] for one in found]
+
+
+async def _tag(model: ServedModel, body: TaskRequest, limits: Limits) -> list[Any]:
+    predictor = model.offering("tag_full", "tag words")
+    texts = body.texts()
+    await count_tokens(predictor, texts, limits, "inputs", truncate=True)  # long sentences are tagged in parts
+    found = await model.compute("tag", texts, predictor.tag_full)
+    return [
+        {
+            "words": one.words,
+            "tags": one.tags,
+            "spans": [{"kind": span.kind, "begin": span.begin, "end": span.end} for span in one.places],
+        }
+        for one in found
+    ]
+
+
+async def _similarity(model: ServedModel, body: TaskRequest, limits: Limits) -> list[Any]:
+    from torch.nn.functional import cosine_similarity
+
+    texts = [text for pair in body.pairs() for text in pair]
+    await count_tokens(model.embedder, texts, limits.model_copy(update={"texts": 2 * limits.texts}), "inputs")
+    vectors = await embed(model, texts)
+    return [float(cosine_similarity(a, b, dim=0)) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
+
+
+async def _predict_click(model: ServedModel, body: TaskRequest, limits: Limits) -> list[Any]:
+    """Probabilities in the order of the rows."""
+    predictor, rows = model.offering("predict_click", "predict clicks"), body.rows()
+    for number, row in enumerate(rows):
+        predictor.read_row(row, number)
+    found = await model.compute("click", rows, predictor.predict_click)
+    return [{"probability": one} for one in found]
+
+
+async def _classify_image(model: ServedModel, body: TaskRequest, limits: Limits) -> list[Any]:
+    predictor = model.offering("classify_image_full", "classify images")
+    images, top = await _images(body, limits), body.top or 5
+    found = await model.compute(
+        ("classify-image", top), images, lambda some: predictor.classify_image_full(some, top=top)
+    )
+    return [{"label": one.label, "scores": one.scores} for one in found]
+
+
+async def _match_image(model: ServedModel, body: TaskRequest, limits: Limits) -> list[Any]:
+    predictor = model.offering("match_image_full", "match images and texts")
+    labels = tuple(body.labels or ())
+    if not labels:
+        raise ApiError("labels: the texts to choose from are missing", param="labels")
+    await count_tokens(predictor, labels, limits, "labels")
+    images = await _images(body, limits)
+    found = await model.compute(
+        ("match-image", labels), images, lambda some: predictor.match_image_full(some, list(labels))
+    )
+    return [{"label": one.text, "scores": one.scores, "cosines": one.cosines} for one in found]
+
+
+async def _images(body: TaskRequest, limits: Limits) -> list[Any]:
+    texts = body.texts()
+    return await asyncio.to_thread(lambda: [read_image(text, limits) for text in texts])
+
+
+def read_image(text: str, limits: Limits, param: str = "inputs") -> Any:
+    """An image from base64, or from a data: URL. Other URLs and paths are not opened."""
+    if text.startswith("data:"):
+        text = text.partition(",")[2]
+    try:
+        raw = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise ApiError(f"{param}: an image must be base64 (URLs and paths are not opened)", param=param) from None
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ApiError("this server cannot read images; install allyouneed[image]", 501) from None
+    try:
+        image = Image.open(io.BytesIO(raw), formats=("PNG", "JPEG", "WEBP", "BMP", "GIF"))
+        if (pixels := image.width * image.height) > limits.image_pixels:
+            raise over_limit("pixels", pixels, limits.image_pixels, param)
+        return image.convert("RGB")
+    except ApiError:
+        raise
+    except Exception:
+        raise ApiError(f"{param}: not an image that can be read (PNG, JPEG, WebP, BMP, GIF)", param=param) from None
+
+
+RUNNERS = {
+    "classification": _classify,
+    "fill-mask": _fill_mask,
+    "tagging": _tag,
+    "similarity": _similarity,
+    "click": _predict_click,
+    "image-classification": _classify_image,
+    "image-text": _match_image,
+}

@@ -1,0 +1,400 @@
+"""The engine loop: one thread per model that does all its computing. Requests of all clients share its steps.
+
+Each turn is a step of the scheduler (infer/scheduler.py) and a round of forward-pass tasks (forward.py). Routes submit
+from the event loop and get their tokens there, delivered once per step (delivery.py); predictors that decode
+(`translate_full`, …) run in threads of their own, and `decode` submits for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from allyouneed.apps.serve.engine.delivery import Delivery
+from allyouneed.apps.serve.engine.forward import CHUNK, ForwardJob, ForwardQueue
+from allyouneed.apps.serve.errors import ApiError, log_failure
+from allyouneed.apps.serve.metrics import BlockTotals, Metrics
+from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
+from allyouneed.infer.engine import Progress
+from allyouneed.infer.request import Request
+from allyouneed.infer.scheduler import Scheduler
+
+CALL_SEQUENCES = 256  # of a call of a predictor that run or wait at once; a longer text waits for its own
+CALL_INPUTS = 32  # of a forward pass
+MANY = 8  # answers that end together: their clients are likely to ask again together
+PAUSE, LONGEST_WAIT = 2e-3, 20e-3  # seconds: the next requests are waited for until none has come for, or as long as
+
+
+class CallCancelled(Exception):
+    """The client of a call disconnected."""
+
+
+@dataclass(eq=False)
+class Call:
+    """A call of a predictor in a thread: whose it is, and whether it was cancelled. `exact`: in exact mode."""
+
+    client: str = ""
+    exact: bool = False
+    cancelled: bool = False
+    jobs: list[DecodingJob] = field(default_factory=list)
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        for job in list(self.jobs):
+            job.cancel()
+
+
+current_call: ContextVar[Call | None] = ContextVar("current_call", default=None)
+
+
+@dataclass(eq=False)
+class DecodingJob:
+    """A request in the loop. `on_end` is called in the loop's thread when it is done, cancelled or has failed."""
+
+    state: RequestState
+    on_end: Callable[[DecodingJob], None]
+    submitted: float
+    first_token: float = 0.0
+    error: BaseException | None = None
+
+    @property
+    def request(self) -> Request:
+        return self.state.request
+
+    @property
+    def hypotheses(self) -> list[Hypothesis]:
+        return self.state.hypotheses
+
+    @property
+    def done(self) -> bool:
+        return self.state.done
+
+    def cancel(self) -> None:
+        self.state.cancel()
+
+
+class NewSequence(NamedTuple):
+    """A sequence to decode. `on_end`: see `DecodingJob`."""
+
+    request: Request
+    spec: DecodingSpec
+    on_end: Callable[[DecodingJob], None]
+
+
+class EngineLoop:
+    """`build(exact)`: a scheduler, in exact mode or not. `queue`: the most sequences that run or wait. Tokens are
+    delivered to `event_loop`."""
+
+    def __init__(
+        self,
+        name: str,
+        build: Callable[[bool], Scheduler],
+        queue: int,
+        metrics: Metrics,
+        event_loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.name, self.build, self.metrics, self.queue = name, build, metrics, queue
+        self.counters = metrics.of_model(name)
+        self.schedulers: dict[bool, Scheduler] = {}
+        self.jobs: dict[bool, list[DecodingJob]] = {}  # submitted and not ended
+        self.block_totals = BlockTotals()  # that the metrics have
+        self.forward = ForwardQueue()
+        self.ended_together = 0  # answers that ended in the last step, after which none was left
+        self.calls: deque[ForwardJob] = deque()
+        self.changed = threading.Condition()
+        self.stopping = False
+        self.delivery = Delivery(event_loop)
+        self.thread = threading.Thread(target=self._run, name=f"engine loop of {name}", daemon=True)
+        self.thread.start()
+
+    # --- called by any thread ----------------------------------------------------------------------------------------
+
+    def submit(self, wanted: Sequence[NewSequence], exact: bool = False) -> list[DecodingJob]:
+        """All of them, or none if one is refused. Those with the same prompt are prefilled once."""
+        (found,) = self.submit_each([(wanted, exact)])
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def submit_each(
+        self, requests: Sequence[tuple[Sequence[NewSequence], bool]]
+    ) -> list[list[DecodingJob] | Exception]:
+        """`submit` for each of these requests, which have arrived together: its jobs, or why it is refused. The loop's
+        thread waits for this one only once, and not while requests are prepared."""
+        now = time.monotonic()
+        prepared = [self._prepare(wanted, exact, now) for wanted, exact in requests]
+        found, tokens = list[list[DecodingJob] | Exception](), 0
+        with self.changed:
+            left = self.queue - self.sequences
+            for jobs, (_, exact) in zip(prepared, requests, strict=True):
+                if not isinstance(jobs, Exception):
+                    jobs = self._refusal(len(jobs), left) or jobs
+                found.append(jobs)
+                if isinstance(jobs, Exception):
+                    continue
+                self.schedulers[exact].enqueue([job.state for job in jobs])
+                self.jobs[exact] += jobs
+                left -= len(jobs)
+                tokens += sum(len(job.request.source or ()) + len(job.request.prompt) for job in jobs)
+            self.changed.notify()
+        self.counters.prompt_tokens.inc(tokens)
+        return found
+
+    def _prepare(self, wanted: Sequence[NewSequence], exact: bool, now: float) -> list[DecodingJob] | Exception:
+        try:
+            scheduler = self._scheduler(exact)
+            return [DecodingJob(scheduler.prepare(one.request, one.spec), one.on_end, now) for one in wanted]
+        except Exception as error:
+            return error
+
+    def _refusal(self, count: int, left: int) -> ApiError | None:
+        """Why so many sequences cannot be added now; `left`: how many can."""
+        if self.stopping:
+            return self._stopped()
+        if count <= left:
+            return None
+        return ApiError(
+            f"{self.queue - left} sequences are running or waiting and {count} are new, the limit is {self.queue}; try "
+            "again",
+            429,
+            code="queue_full",
+            retry_after=1,
+        )
+
+    def decode(
+        self, requests: Sequence[Request], spec: DecodingSpec, on_progress: Progress | None = None
+    ) -> list[list[Hypothesis]]:
+        """The hypotheses of each request; blocks until all are finished. `Engine.decode` calls it in a server."""
+        call = current_call.get() or Call()
+        if not requests:
+            return []
+        ended, lock, left = threading.Event(), threading.Lock(), len(requests)
+        room = threading.Semaphore(min(CALL_SEQUENCES, self.queue))
+
+        def on_end(job: DecodingJob) -> None:
+            nonlocal left
+            with lock:
+                left -= 1
+                if not left or job.error is not None:
+                    ended.set()
+            room.release()
+
+        jobs: list[DecodingJob] = []
+        call.jobs = jobs
+        try:
+            for request in requests:
+                room.acquire()
+                if call.cancelled or ended.is_set():
+                    break
+                jobs += self.submit([NewSequence(request._replace(client=call.client), spec, on_end)], call.exact)
+            if not call.cancelled:
+                ended.wait()
+        finally:
+            for job in jobs:
+                job.cancel()  # no effect on those that are done
+        if error := next((job.error for job in jobs if job.error is not None), None):
+            raise error
+        if call.cancelled or len(jobs) < len(requests) or not all(job.state.done for job in jobs):
+            raise CallCancelled
+        return [job.hypotheses for job in jobs]
+
+    def compute_now(
+        self, key: Hashable, inputs: Sequence[Any], compute: Callable[[list[Any]], Sequence[Any]]
+    ) -> list[Any]:
+        """`compute`, for a call of a predictor: blocks until the outputs are there."""
+        call, found = current_call.get() or Call(), list[Any]()
+        chunk = 1 if call.exact else CALL_INPUTS
+        for at in range(0, len(inputs), CALL_SEQUENCES):
+            if call.cancelled:
+                raise CallCancelled
+            found += self.compute((key, chunk), inputs[at : at + CALL_SEQUENCES], compute, chunk).result()
+        return found
+
+    def compute(
+        self, key: Hashable, inputs: Sequence[Any], compute: Callable[[list[Any]], Sequence[Any]], chunk: int = CHUNK
+    ) -> Any:
+        """A future of one output per input. `compute` runs in the loop's thread, on the inputs of all jobs with this
+        key that are waiting, `chunk` at most at once."""
+        job = ForwardJob(key, inputs, compute, chunk)
+        if not inputs:
+            job.future.set_result([])
+            return job.future
+        with self.changed:
+            self._check_open()
+            if self.forward.size + len(inputs) > self.queue:
+                raise ApiError(
+                    f"{self.queue} inputs are waiting, the limit; try again", 429, code="queue_full", retry_after=1
+                )
+            self.forward.add(job)
+            self.changed.notify()
+        return job.future
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        """A future of a function that uses the model; it runs in the loop's thread, between steps."""
+        job = ForwardJob(None, [None], lambda _: [function()])
+        with self.changed:
+            self._check_open()
+            self.calls.append(job)
+            self.changed.notify()
+        return job.future
+
+    def warm_up(self, requests: Sequence[tuple[Request, DecodingSpec]]) -> Any:
+        """A future of the end of `Scheduler.warm_up`. To be called before the first request."""
+        return self.run(lambda: self._scheduler(False).warm_up(requests))
+
+    def wake(self) -> None:
+        with self.changed:
+            self.changed.notify()
+
+    def stop(self) -> None:
+        """End the thread; requests that are not finished fail."""
+        with self.changed:
+            self.stopping = True
+            self.changed.notify()
+        self.thread.join()
+
+    @property
+    def sequences(self) -> int:
+        """Running or waiting."""
+        return sum(map(len, self.jobs.values()))
+
+    def _check_open(self) -> None:
+        if self.stopping:
+            raise self._stopped()
+
+    def _stopped(self) -> ApiError:
+        return ApiError(f"the model {self.name} is being unloaded; try again", 503, retry_after=1)
+
+    def _scheduler(self, exact: bool) -> Scheduler:
+        if (found := self.schedulers.get(exact)) is not None:
+            return found
+        with self.changed:
+            self._check_open()
+            if exact not in self.schedulers:
+                self.jobs[exact] = []
+                self.schedulers[exact] = self.build(exact)
+            return self.schedulers[exact]
+
+    # --- the thread --------------------------------------------------------------------------------------------------
+
+    @property
+    def _has_work(self) -> bool:
+        busy = any(self.jobs.values()) or any(not scheduler.idle for scheduler in self.schedulers.values())
+        return busy or bool(self.forward) or bool(self.calls)
+
+    def _run(self) -> None:
+        while True:
+            with self.changed:
+                while not self._has_work and not self.stopping:
+                    self.changed.wait()
+                if self.stopping:
+                    break
+                if self.ended_together >= MANY:
+                    self._gather()
+                self.ended_together = 0
+                schedulers = list(self.schedulers.items())
+            for exact, scheduler in schedulers:
+                self._step(exact, scheduler)
+            if self.calls:
+                job = self.calls.popleft()
+                self.forward.compute([job], [job.inputs])
+            if self.forward:
+                self.forward.run_round()
+            self.delivery.deliver()
+        self._close()
+
+    def _gather(self) -> None:
+        """Many answers have ended, and the first of the next requests has come: wait a moment for the others, so that
+        their prompts are read together, not a few first while the rest waits for them."""
+        now = time.monotonic()
+        end, pause = now + LONGEST_WAIT, now + PAUSE
+        while self.sequences < self.ended_together and not self.stopping and now < min(end, pause):
+            before = self.sequences
+            self.changed.wait(min(end, pause) - now)  # may end for other reasons than a request
+            now = time.monotonic()
+            if self.sequences > before:
+                pause = now + PAUSE
+                prompts = sum(len(s.request.prompt) for one in self.schedulers.values() for s in list(one.arrivals))
+                if prompts >= max(one.budget for one in self.schedulers.values()):
+                    break
+
+    def _step(self, exact: bool, scheduler: Scheduler) -> None:
+        jobs = self.jobs[exact]
+        if not jobs and scheduler.idle:
+            return
+        try:
+            if not scheduler.idle:
+                scheduler.step()
+        except Exception as error:
+            log_failure(error, f"a step of {self.name} failed")
+            self._fail_all(exact, error)
+            scheduler.close()
+            return
+        self._report(exact, scheduler)
+
+    def _report(self, exact: bool, scheduler: Scheduler) -> None:
+        """Tell whose requests have ended, and update the metrics."""
+        now = time.monotonic()
+        ended: list[DecodingJob] = []
+        with self.changed:
+            jobs = self.jobs[exact]
+            for job in jobs:
+                state = job.state
+                if state.tokens and not job.first_token:
+                    job.first_token = now
+                    self.counters.first_token.observe(now - job.submitted)
+                if state.finished:
+                    ended.append(job)
+            if ended:
+                self.jobs[exact] = [job for job in jobs if not job.state.finished]
+            self.ended_together = 0 if self.sequences else len(ended)
+            waiting = sum(one.waiting for one in self.schedulers.values())
+            running = self.sequences - waiting
+        self.counters.running.set(max(0, running))
+        self.counters.waiting.set(waiting)
+        if scheduler.blocks is not None:
+            self.block_totals = self.metrics.report_blocks(self.name, scheduler, self.block_totals)
+        if ended:
+            self._count(ended, now)
+        for job in ended:
+            job.error = job.error or job.state.error
+            job.on_end(job)
+
+    def _count(self, ended: Sequence[DecodingJob], now: float) -> None:
+        counters, generated, reasons = self.counters, 0, Counter[str]()
+        for job in ended:
+            state = job.state
+            tokens = sum(len(found.tokens) for found in state.hypotheses) if state.done else len(state.tokens)
+            generated += tokens
+            reasons["abort" if not state.done else "stop" if state.hypotheses[0].finished else "length"] += 1
+            counters.latency.observe(now - job.submitted)
+            if tokens > 1 and job.first_token:
+                counters.token.observe((now - job.first_token) / (tokens - 1))
+        counters.generated_tokens.inc(generated)
+        for reason, count in reasons.items():
+            counters.finished(reason).inc(count)
+
+    def _fail_all(self, exact: bool, error: BaseException) -> None:
+        with self.changed:
+            jobs, self.jobs[exact] = self.jobs[exact], []
+        for job in jobs:
+            job.error = error
+            job.cancel()
+            job.on_end(job)
+
+    def _close(self) -> None:
+        error = ApiError(f"the model {self.name} was unloaded; try again", 503, retry_after=1)
+        for exact, scheduler in self.schedulers.items():
+            self._fail_all(exact, error)
+            scheduler.close()
+        self.forward.close(error)
+        for job in self.calls:
+            job.fail(error)
+        self.delivery.deliver()
+        self.schedulers.clear()

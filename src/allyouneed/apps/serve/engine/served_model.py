@@ -1,0 +1,312 @@
+"""A loaded model with its engine loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+import allyouneed
+from allyouneed.apps.inspect.views.model import ViewModel
+from allyouneed.apps.serve.engine.chat_template import ChatTemplate
+from allyouneed.apps.serve.engine.forward import CHUNK
+from allyouneed.apps.serve.engine.generating import GeneratingModel
+from allyouneed.apps.serve.engine.generation import Generation
+from allyouneed.apps.serve.engine.loop import Call, CallCancelled, DecodingJob, EngineLoop, NewSequence, current_call
+from allyouneed.apps.serve.engine.text_models import EncodedPrompt, TextModel, text_model
+from allyouneed.apps.serve.errors import ApiError, log_failure
+from allyouneed.apps.serve.metrics import Metrics
+from allyouneed.apps.serve.sampling import GenerationOptions
+from allyouneed.apps.serve.settings import Limits, Settings
+from allyouneed.apps.translate.translator import Translator
+from allyouneed.errors import UserError
+from allyouneed.infer.block_manager import block_bytes, shares_prefixes
+from allyouneed.infer.decoding.base import DecodingSpec
+from allyouneed.infer.engine import Engine
+from allyouneed.infer.predictors.base import Predictor
+from allyouneed.infer.predictors.embedder import Embedder
+from allyouneed.infer.predictors.generating import GeneratingPredictor
+from allyouneed.infer.predictors.generator import Generator
+from allyouneed.infer.predictors.interleaved import InterleavedGenerator
+from allyouneed.infer.predictors.registry import TASKS, predictor
+from allyouneed.infer.predictors.seq2seq import Seq2Seq
+from allyouneed.infer.request import Request
+from allyouneed.infer.scheduler import Scheduler
+from allyouneed.interop.heads import for_task
+from allyouneed.interop.load import about, resolve_device
+from allyouneed.nn.models.weights import widen_half_for_cpu
+from allyouneed.nn.states.paged import BLOCK, BlockPool
+from allyouneed.runtime.memory import available_memory
+from allyouneed.runtime.process import free_objects, ignore_warnings
+
+T = TypeVar("T")
+CALLS = 256  # of predictors at once
+PREFILL_BUDGET = {"cuda": 8192}  # prompt tokens read in one step: as many as take a few milliseconds
+WARM_TOKENS = 16  # of the prompts and answers that a model is warmed up with
+MEMORY_SHARE = 0.25  # of the free memory, for the blocks of a model
+
+
+class ServedModel(GeneratingModel):
+    def __init__(
+        self, name: str, path: Path, predictor: Predictor, settings: Settings, metrics: Metrics, event_loop: Any
+    ) -> None:
+        self.name, self.path, self.predictor, self.settings = name, path, predictor, settings
+        self.loop = EngineLoop(name, self._scheduler, settings.limits.queue, metrics, event_loop)
+        # each waits for the engine loop, so there may be many more than processors
+        self.threads = ThreadPoolExecutor(CALLS, thread_name_prefix=f"calls of {name}")
+        if isinstance(predictor, GeneratingPredictor):
+            predictor.engine.shared = self.loop.decode
+            predictor.engine.shared_compute = self.loop.compute_now
+
+    @classmethod
+    def load(
+        cls, name: str, path: Path, settings: Settings, metrics: Metrics, event_loop: asyncio.AbstractEventLoop
+    ) -> ServedModel:
+        device = resolve_device(settings.device, path)
+        found = allyouneed.load(path, device, dtype=settings.dtype)
+        if device == "cpu" and settings.dtype is None:
+            widen_half_for_cpu(found.model)
+        if isinstance(found, GeneratingPredictor):
+            _ = found.engine.decoder  # the CPU's program is made now, not for the first request
+        return cls(name, path, found, settings, metrics, event_loop)
+
+    def warm_up(self) -> None:
+        """On a GPU: capture CUDA graphs and compile kernels now, not for the first requests."""
+        if not self.captures:
+            return
+        try:
+            self.loop.warm_up([*self._examples()] if self.generates else []).result()
+        except Exception as error:  # requests will fail in the same way
+            log_failure(error, f"warming up {self.name} failed")
+
+    def _examples(self) -> Iterator[tuple[Request, DecodingSpec]]:
+        """A short greedy request and a sampled one."""
+        for temperature in (0.0, 1.0):
+            options = GenerationOptions({"temperature": temperature}, max_tokens=WARM_TOKENS, seed=0)
+            try:
+                prompt = self.text.encode([0] * WARM_TOKENS, options)
+                spec, limit = self.text.spec(prompt, options)
+            except UserError:  # it requires a language, or allows no more than a few tokens
+                continue
+            yield Request(prompt.prompt, limit, (0,), prompt.source), spec
+
+    @property
+    def captures(self) -> bool:
+        """Whether requests are decoded by captured CUDA graphs."""
+        engine = self.predictor.engine if isinstance(self.predictor, GeneratingPredictor) else None
+        return isinstance(engine, Engine) and engine.device.type == "cuda"
+
+    def _scheduler(self, exact: bool) -> Scheduler:
+        """Paged where prompts can share blocks. Encoder-decoders keep their states in tensors of their own: their
+        prompts are a token or two, and beams reorder rows at every step. So does exact mode: bits of a shared prefix
+        depend on the request that read it."""
+        assert isinstance(self.predictor, GeneratingPredictor)
+        engine, rows = self.predictor.engine, self.settings.rows
+        budget = self.settings.budget or PREFILL_BUDGET.get(engine.device.type, 512)
+        if exact:
+            retrieve, engine = engine.retrieve, self.predictor.build_engine()
+            engine.exact, engine.retrieve = True, retrieve
+        elif self.settings.paged and shares_prefixes(engine):
+            pool = BlockPool(self._blocks(engine))
+            return engine.scheduler(rows=rows, budget=budget, pool=pool, graphs=engine.graphs)
+        return engine.scheduler(rows=rows, budget=budget)
+
+    def _blocks(self, engine: Engine) -> int:
+        """Of the pool: what `kv_memory` holds; by default enough for all rows at their longest, within a share of the
+        free memory, and in any case enough for one."""
+        if self.settings.kv_memory is not None:
+            return max(1, self.settings.kv_memory // block_bytes(engine))
+        longest = -(-self.max_model_len // BLOCK) + 2
+        free = available_memory(engine.device)
+        most = self.settings.rows * longest
+        return most if free is None else max(longest, min(most, int(free * MEMORY_SHARE) // block_bytes(engine)))
+
+    def close(self) -> None:
+        self.loop.stop()
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        if "template" in self.__dict__ and self.template is not None:
+            self.template.close()
+
+    @property
+    def task(self) -> str:
+        return str(self.predictor.folder.task["kind"])
+
+    @cached_property
+    def text(self) -> TextModel:
+        found = text_model(self.predictor)
+        if found is None:
+            raise self.wrong_task("generate text")
+        return found
+
+    @property
+    def generates(self) -> bool:
+        return isinstance(self.predictor, Generator | Seq2Seq | Translator)
+
+    @property
+    def max_model_len(self) -> int:
+        return self.text.max_model_len if self.generates else self.predictor.max_input
+
+    def frame(self, ids: Sequence[int]) -> list[int]:
+        """Tokens of a text with the special tokens that the model reads it with."""
+        tokenizers = self.predictor.folder.tokenizers
+        if isinstance(self.predictor, Generator):
+            return [*tokenizers.target.opening, *ids]
+        if self.generates:
+            before, after = tokenizers.source.source_affixes
+            return [*before, *ids, *after]
+        return tokenizers.source.frame(ids)[0]
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        return {"task": self.task, "max_model_len": self.max_model_len}
+
+    @cached_property
+    def description(self) -> dict[str, Any] | None:
+        """What another process needs to encode prompts and decode answers (workers/remote_model.py). None: it cannot;
+        only language models in folders are that simple."""
+        if not isinstance(self.predictor, Generator) or self.reads_images or not self.path.is_dir():
+            return None
+        hash = self.predictor.folder.tokenizers.hash
+        return {"tokenizer_hash": hash, "answers": self.predictor.answers, "max_model_len": self.max_model_len}
+
+    @cached_property
+    def embedder(self) -> Embedder:
+        """The model itself, or the body of a pretrained one under a pooling head; they share their weights."""
+        if isinstance(self.predictor, Embedder):
+            return self.predictor
+        if not TASKS[self.task].pretrained:
+            raise self.wrong_task("embed texts")
+        found = predictor(for_task(self.predictor.folder, "similarity"))
+        assert isinstance(found, Embedder)
+        return found
+
+    @cached_property
+    def template(self) -> ChatTemplate | None:
+        return ChatTemplate.of(self.predictor.folder, self.settings.limits)
+
+    @cached_property
+    def look(self) -> ViewModel:
+        """The model as views of the page see it, with the runs it recorded lately."""
+        return ViewModel(self.name, self.predictor, self._compute_in_loop)
+
+    def _compute_in_loop(self, function: Callable[[], Any]) -> Any:
+        """Of a call: waits its turn in the engine loop, unless the client has left."""
+        call = current_call.get()
+        if call is not None and call.cancelled:
+            raise CallCancelled
+        return self.loop.run(function).result()[0]
+
+    async def submit(self, generation: Generation, streams: bool) -> list[DecodingJob]:
+        options = generation.options
+        wanted = self.sequences(generation.prompts, options, generation.queue, generation.client, streams)
+        return self.loop.submit(wanted, options.exact)
+
+    def sequences(
+        self, prompts: Sequence[EncodedPrompt], options: GenerationOptions, queue: Any, client: str, streams: bool
+    ) -> list[NewSequence]:
+        """What to submit for a request: `options.draws` sequences of each prompt, numbered in this order."""
+        keys = [(prompt, draw) for prompt in range(len(prompts)) for draw in range(options.draws)]
+        return [
+            self.text.sequence(self.loop, prompts[key[0]], options, queue, client, number, key, streams)
+            for number, key in enumerate(keys)
+        ]
+
+    def cancel(self, jobs: Sequence[DecodingJob]) -> None:
+        if running := [job for job in jobs if not job.state.finished]:
+            for job in running:
+                job.cancel()
+            self.loop.wake()
+
+    @property
+    def reads_images(self) -> bool:
+        return isinstance(self.predictor, InterleavedGenerator)
+
+    async def encode_pieces(
+        self, pieces: Callable[[Limits], Sequence[Any]], options: GenerationOptions
+    ) -> EncodedPrompt:
+        reader = self.predictor
+        assert isinstance(reader, InterleavedGenerator)
+
+        def encode() -> EncodedPrompt:
+            try:
+                read = reader.read_prompt(pieces(self.settings.limits))
+            except UserError as error:
+                raise ApiError(str(error), param="messages") from None
+            return replace(self.text.encode(read.tokens, options), media=read.media)
+
+        return await asyncio.to_thread(encode)
+
+    def wrong_task(self, what: str) -> ApiError:
+        return ApiError(f"the model {self.name} (task {self.task}) cannot {what}", param="model", code="wrong_task")
+
+    def offering(self, method: str, what: str) -> Any:
+        """The predictor, if it has this method."""
+        if not callable(getattr(self.predictor, method, None)):
+            raise self.wrong_task(what)
+        return self.predictor
+
+    async def compute(
+        self, key: Hashable, inputs: Sequence[Any], function: Callable[[list[Any]], Sequence[Any]], chunk: int = CHUNK
+    ) -> list[Any]:
+        """One output per input; computed together with the inputs of other requests with this key."""
+
+        def quietly(some: list[Any]) -> Sequence[Any]:
+            with ignore_warnings():  # lengths were checked before
+                return function(some)
+
+        future = self.loop.compute(key, inputs, quietly, chunk)
+        try:
+            found: list[Any] = await asyncio.wrap_future(future)
+            return found
+        finally:
+            future.cancel()
+
+    async def call(self, function: Callable[[], T], client: str, exact: bool) -> T:
+        """Call a predictor that decodes, in a thread; its requests join those of others in the engine loop."""
+        call = Call(client, exact)
+        token = current_call.set(call)
+        try:
+            context = copy_context()
+        finally:
+            current_call.reset(token)
+        work = asyncio.get_running_loop().run_in_executor(self.threads, lambda: context.run(function))
+        try:
+            return await asyncio.shield(work)
+        except CallCancelled:
+            raise ApiError("the request was cancelled", 503) from None
+        finally:
+            call.cancel()
+            self.loop.wake()
+            if not work.done():
+                work.add_done_callback(_log_abandoned)
+
+
+def _log_abandoned(work: asyncio.Future[Any]) -> None:
+    """The end of a call whose client has left: an error that is not due to that is logged."""
+    error = None if work.cancelled() else work.exception()
+    if error is not None and not isinstance(error, CallCancelled | UserError):
+        log_failure(error, "a call failed after its client had left")
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """Task and `max_model_len` of a folder, without its weights."""
+    try:
+        found = about(path)
+    except UserError:
+        return {"task": "unknown", "max_model_len": None}
+    limit = found.get("max_tokens")
+    return {"task": found["task"]["kind"], "max_model_len": limit}
+
+
+def free_memory() -> None:
+    """Return the memory of models that nothing refers to any more."""
+    free_objects()  # a model and its executors refer to each other
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,0 +1,136 @@
+"""Metrics for Prometheus, under the names of vLLM's, so that its dashboards show this server too."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cache, partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from allyouneed.apps.serve.workers.phases import FOLDER_VARIABLE
+
+if TYPE_CHECKING:
+    from allyouneed.infer.scheduler import Scheduler
+
+LATENCIES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+TOKEN_LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+
+Sum, Largest = partial(Gauge, multiprocess_mode="livesum"), partial(Gauge, multiprocess_mode="livemax")
+
+
+class BlockTotals(NamedTuple):
+    """Of a scheduler so far: preempted requests; prompt tokens looked up in the prefix cache, and found."""
+
+    preemptions: int = 0
+    queries: int = 0
+    hits: int = 0
+
+
+class ModelMetrics(NamedTuple):
+    """Those of one model, looked up once: its engine loop counts every sequence."""
+
+    running: Gauge
+    waiting: Gauge
+    prompt_tokens: Counter
+    generated_tokens: Counter
+    finished: Callable[[str], Counter]  # by reason
+    first_token: Histogram
+    token: Histogram
+    latency: Histogram
+
+
+class Metrics:
+    """One registry per server. Of several workers, each counts in files of a folder that all read
+    (PROMETHEUS_MULTIPROC_DIR, set by the supervisor), and any of them reports the sums; the share of blocks in use is
+    the largest of all."""
+
+    def __init__(self) -> None:
+        self.registry = own = CollectorRegistry()
+        label = ["model_name"]
+        self.running = Sum("vllm:num_requests_running", "sequences being decoded", label, registry=own)
+        self.waiting = Sum("vllm:num_requests_waiting", "sequences waiting to be decoded", label, registry=own)
+        self.prompt_tokens = Counter("vllm:prompt_tokens", "prompt tokens read", label, registry=own)
+        self.generated_tokens = Counter("vllm:generation_tokens", "tokens generated", label, registry=own)
+        self.preemptions = Counter("vllm:num_preemptions", "requests preempted", label, registry=own)
+        self.cache_usage = Largest(
+            "vllm:kv_cache_usage_perc", "share of the blocks that requests hold, 0 to 1", label, registry=own
+        )
+        self.cache_config = Largest(
+            "vllm:cache_config_info", "1", [*label, "block_size", "num_gpu_blocks"], registry=own
+        )
+        self.blocks = Sum(
+            "allyouneed:kv_cache_blocks",
+            "blocks: used by requests, cached prefixes of prompts, free",
+            [*label, "state"],
+            registry=own,
+        )
+        self.prefix_queries = Counter(
+            "vllm:prefix_cache_queries", "prompt tokens looked up in the prefix cache", label, registry=own
+        )
+        self.prefix_hits = Counter(
+            "vllm:prefix_cache_hits", "prompt tokens found in the prefix cache", label, registry=own
+        )
+        self.finished = Counter("vllm:request_success", "finished sequences", [*label, "finished_reason"], registry=own)
+        self.first_token = Histogram(
+            "vllm:time_to_first_token_seconds", "until the first token", label, buckets=LATENCIES, registry=own
+        )
+        self.token = Histogram(
+            "vllm:time_per_output_token_seconds",
+            "between tokens, mean of a sequence",
+            label,
+            buckets=TOKEN_LATENCIES,
+            registry=own,
+        )
+        self.latency = Histogram(
+            "vllm:e2e_request_latency_seconds", "of whole sequences", label, buckets=LATENCIES, registry=own
+        )
+        self.loaded = Sum("allyouneed:model_bytes", "weights of a loaded model", label, registry=own)
+        self.requests = Counter("allyouneed:http_requests", "HTTP requests", ["method", "status"], registry=own)
+        self.request_seconds = Histogram(
+            "allyouneed:http_request_seconds", "HTTP requests, all routes", buckets=LATENCIES, registry=own
+        )
+
+    def of_model(self, name: str) -> ModelMetrics:
+        return ModelMetrics(
+            self.running.labels(name),
+            self.waiting.labels(name),
+            self.prompt_tokens.labels(name),
+            self.generated_tokens.labels(name),
+            cache(lambda reason: self.finished.labels(name, reason)),
+            self.first_token.labels(name),
+            self.token.labels(name),
+            self.latency.labels(name),
+        )
+
+    def report_blocks(self, model: str, scheduler: Scheduler, before: BlockTotals) -> BlockTotals:
+        """What the blocks of a paged scheduler are used for, and what was counted since `before`. Blocks of cached
+        prefixes that no request uses are not part of the usage: they are evicted when blocks are needed."""
+        assert scheduler.blocks is not None
+        pool, prefixes = scheduler.blocks.pool, scheduler.blocks.prefixes
+        used = pool.used - pool.evictable
+        for state, count in (("used", used), ("cached", pool.evictable), ("free", len(pool.free))):
+            self.blocks.labels(model, state).set(count)
+        self.cache_usage.labels(model).set(used / max(1, pool.blocks))
+        self.cache_config.labels(model, str(pool.size), str(pool.blocks)).set(1)
+        now = BlockTotals(scheduler.preemptions, prefixes.prompt_tokens, prefixes.hits)
+        for counter, old, new in zip(
+            (self.preemptions, self.prefix_queries, self.prefix_hits), before, now, strict=True
+        ):
+            if new > old:
+                counter.labels(model).inc(new - old)
+        return now
+
+    def answered(self, method: str, status: int, seconds: float) -> None:
+        known = method if method in ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH") else "other"
+        self.requests.labels(known, str(status or "left")).inc()
+        self.request_seconds.observe(seconds)
+
+    def text(self) -> bytes:
+        registry = self.registry
+        if FOLDER_VARIABLE in os.environ:
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry)
+        return generate_latest(registry)

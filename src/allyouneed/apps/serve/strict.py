@@ -1,0 +1,37 @@
+"""Types of request fields: a number is a number, finite and in range; `true` and "5" are not numbers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from allyouneed.apps.serve.unknown_fields import check_fields
+
+INT64 = 1 << 63
+
+Int = Annotated[int, Field(strict=True, ge=-INT64, lt=INT64)]
+Float = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=-1e9, le=1e9)]
+Bool = Annotated[bool, Field(strict=True)]
+Text = Annotated[str, StringConstraints(strict=True)]
+TokenId = Annotated[int, Field(strict=True, ge=0, lt=1 << 31)]
+Count = Annotated[int, Field(strict=True, ge=1, lt=1 << 31)]
+Probability = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
+
+
+IGNORED = "accepted and ignored"
+Ignored = Annotated[Any, Field(default=None, description=IGNORED)]
+
+
+class RequestBody(BaseModel):
+    """A request of an API. Unknown fields are ignored; those that look misspelt are refused (unknown_fields.py)."""
+
+    model_config = ConfigDict(extra="ignore", protected_namespaces=(), regex_engine="rust-regex")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_fields(cls, given: Any) -> Any:
+        if isinstance(given, dict) and all(isinstance(name, str) for name in given):
+            unused = [name for name, field in cls.model_fields.items() if field.description == IGNORED]
+            check_fields(given, cls.model_fields, unused)
+        return given

@@ -1,5 +1,0 @@
-"""Inside a model: every value by name, changed runs, mixing matrices, attributions (docs/inside.md)."""
-
-from allyouneed.infer.inside.run import Run, inside
-
-__all__ = ["Run", "inside"]

@@ -1,0 +1,122 @@
+"""The page in a real browser: every view opens, answers clicks and keys, asks nobody else, and is accessible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allyouneed.apps.inspect.offline import collect, save, view_model
+from allyouneed.models import shipped
+from browser import Tab, chromium
+from served import Running, serving
+
+VIEWS = ("use", "walk", "truth", "mixing", "why", "what_if", "anatomy", "compare", "lessons")
+HOSTILE = "<img src=x onerror=hit=1>\u202egnp 机器 👩‍👧"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def running(browser: Any) -> Iterator[Running]:
+    with serving({"translator": shipped(), "another": shipped()}) as found:  # two, so that compare is offered
+        yield found
+
+
+@pytest.fixture
+def tab(browser: Any, running: Running) -> Iterator[Tab]:
+    found = Tab(browser, running.url)
+    yield found
+    found.context.close()
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_opens_without_errors_and_is_accessible(tab: Tab, running: Running, view: str) -> None:
+    page = tab.open(f"{running.url}/#/{view}?theme=dark&lang=zh" if view == "mixing" else f"{running.url}/#/{view}")
+    assert page.locator("#main h1").first.inner_text().strip()
+    assert page.locator("nav a[aria-current='page']").get_attribute("data-name") == view
+    tab.check()
+    assert tab.violations() == []
+
+
+def test_clicks_and_keys(tab: Tab, running: Running) -> None:
+    page = tab.open(f"{running.url}/#/walk?lang=en")
+    page.get_by_role("button", name="Next token").click()
+    assert "Step 2 of" in page.locator("#main").inner_text()
+    page.keyboard.press("Tab")
+    page.locator("nav a[data-name='mixing']").press("Enter")
+    tab.wait()
+    page.locator(".grid button").nth(2).click()
+    tab.wait()
+    assert "shown=head+2" in page.url
+    cursor = page.locator("canvas[tabindex='0'], [role='application'][tabindex='0'], .heatmap [tabindex='0']").last
+    cursor.focus()
+    before = page.locator("#live").inner_text()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    assert page.locator("#live").inner_text() != before  # the value of the cell is announced
+    page.locator("nav a[data-name='what_if']").click()
+    tab.wait()
+    page.get_by_role("button", name="encoder.0.channel", exact=True).click()
+    tab.wait()
+    assert "ablate=encoder.0.channel" in page.url and "ablate" in page.locator("#main").inner_text()
+    page.get_by_role("button", name="切换到中文").click()
+    tab.wait()
+    assert page.locator("html").get_attribute("lang") == "zh-Hans" and "编码器" in page.locator("#main").inner_text()
+    tab.check()
+
+
+def test_lessons_lead_through_the_views(tab: Tab, running: Running) -> None:
+    page = tab.open(f"{running.url}/#/lessons?lang=en")
+    titles = []
+    for _ in range(11):
+        tab.wait()
+        titles.append(page.locator("#main h1").first.inner_text())
+        tab.check()
+        following = page.get_by_role("button", name="Next lesson")
+        if following.is_disabled():
+            break
+        following.click()
+    assert len(set(titles)) == 11
+
+
+def test_hostile_text_is_shown_and_never_executed(tab: Tab, running: Running) -> None:
+    page = tab.open(f"{running.url}/#/walk?lang=en")
+    page.locator("textarea[name='text']").fill(HOSTILE)
+    page.get_by_role("button", name="Run").click()
+    tab.wait()
+    assert page.evaluate("window.hit") is None and page.locator("#main img, #main script").count() == 0
+    shown = page.locator("#main").inner_text()
+    assert "\u202e" not in shown and "onerror" in shown.replace("·", "").replace("\n", "")
+    tab.check()
+
+
+def test_the_offline_file_opens_from_disk(browser: Any, running: Running, tmp_path: Path) -> None:
+    import allyouneed as ayn
+
+    model = view_model(ayn.load("translator"))
+    path = save(
+        collect(model, ("lessons", "walk", "mixing", "why"), {"text": "机器学习很有趣"}), tmp_path / "page.html"
+    )
+    tab = Tab(browser, path.as_uri(), offline=True)
+    for view in ("walk", "mixing", "why", "lessons"):
+        page = tab.open(f"{path.as_uri()}#/{view}?lang=zh")
+        assert page.locator("#main h1").first.inner_text().strip() and page.locator(".panel.error").count() == 0
+    tab.check()
+    assert tab.violations() == []
+    tab.context.close()
+
+
+def test_a_narrow_screen_does_not_scroll_sideways(browser: Any, running: Running) -> None:
+    tab = Tab(browser, running.url, viewport={"width": 360, "height": 740}, has_touch=True)
+    for view in ("use", "walk", "mixing", "lessons"):
+        page = tab.open(f"{running.url}/#/{view}")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360, view
+    tab.check()
+    tab.context.close()

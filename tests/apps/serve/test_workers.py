@@ -1,0 +1,166 @@
+"""Several workers behind one port: dead ones are started again, and a stop loses nothing that was accepted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from allyouneed.apps.serve.settings import Settings
+from allyouneed.apps.serve.workers.supervisor import Supervisor, Task
+from allyouneed.errors import UserError
+from served import until
+
+# A worker without a model: it publishes its phase and answers every connection with its pid, after `delay` seconds.
+FAKE = """\
+import json, os, signal, socket, sys, threading, time
+from pathlib import Path
+task = json.loads(sys.stdin.buffer.readline())
+stopping, busy = [], []
+signal.signal(signal.SIGTERM, lambda *_: stopping.append(1))
+name = Path(os.environ["PROMETHEUS_MULTIPROC_DIR"], f"worker-{task['worker']}")
+name.write_text(json.dumps({"pid": os.getpid(), "status": "ready"}))
+listener = socket.socket(fileno=task["listener"])
+listener.settimeout(0.02)
+def answer(connection):
+    connection.recv(100)
+    time.sleep(task["settings"]["limits"]["template_seconds"])
+    connection.sendall(f"{os.getpid()} {os.environ['OMP_NUM_THREADS']} {task['settings']['device']}".encode())
+    connection.close()
+    busy.pop()
+while not stopping or busy:
+    try:
+        connection, _ = listener.accept()
+    except TimeoutError:
+        continue
+    connection.settimeout(10)
+    busy.append(1)
+    threading.Thread(target=answer, args=[connection]).start()
+"""
+
+
+def ask_fake(address: tuple[str, int]) -> list[str]:
+    import socket
+
+    with socket.create_connection(address, timeout=20) as connection:
+        connection.sendall(b"?")
+        return connection.recv(100).decode().split()
+
+
+def test_the_supervisor_keeps_its_workers_alive_and_lets_them_finish(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    settings = Settings(port=0, limits={"template_seconds": 0.2})
+    supervisor = Supervisor(Task({}, settings), 2, ["cuda:0", "cuda:1"], [sys.executable, "-c", FAKE])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # not in the main thread
+    thread = threading.Thread(target=supervisor.run)
+    thread.start()
+    until(lambda: all(worker.process is not None for worker in supervisor.workers))
+
+    def ready() -> list[int]:
+        found = supervisor.phases.read()
+        return [one["pid"] for one in found] if all(one["status"] == "ready" for one in found) else []
+
+    until(lambda: bool(ready()))
+    with ThreadPoolExecutor(24) as pool:
+        answers = list(pool.map(lambda _: ask_fake(supervisor.address), range(24)))
+        assert {int(pid) for pid, _, _ in answers} == set(ready())  # both of them answer
+        assert {device for _, _, device in answers} == {"cuda:0", "cuda:1"}
+        threads = max(1, len(os.sched_getaffinity(0)) // 2)
+        assert {int(count) for _, count, _ in answers} == {threads}
+        dead, alive = ready()
+        os.kill(dead, signal.SIGKILL)
+        waiting = [pool.submit(ask_fake, supervisor.address) for _ in range(12)]  # some wait for the new worker
+        assert all(int(one.result()[0]) != dead for one in waiting)
+        until(lambda: bool(ready()) and ready() != [dead, alive])
+        assert ready()[1] == alive
+        workers = set(ready())
+        accepted = [pool.submit(ask_fake, supervisor.address) for _ in range(8)]
+        time.sleep(0.1)  # accepted, and not yet answered
+        supervisor._on_signal(signal.SIGTERM, None)
+        assert {int(one.result()[0]) for one in accepted} <= workers
+    thread.join(20)
+    assert not thread.is_alive() and [worker.process.returncode for worker in supervisor.workers] == [0, 0]  # type: ignore[union-attr]
+    with pytest.raises(OSError):
+        ask_fake(supervisor.address)
+
+
+def test_a_worker_that_keeps_dying_is_started_again_later_each_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    supervisor = Supervisor(Task({}, Settings(port=0)), 1, ["cpu"], [sys.executable, "-c", "raise SystemExit(3)"])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    thread = threading.Thread(target=supervisor.run)
+    thread.start()
+    (worker,) = supervisor.workers
+    until(lambda: worker.failures >= 3)
+    messages = [record.getMessage() for record in caplog.records]
+    assert [text.partition(" again")[2] for text in messages[:3]] == ["", " in 0.5 s", " in 1 s"]
+    supervisor._on_signal(signal.SIGTERM, None)
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_a_port_that_is_taken_is_refused() -> None:
+    first = Supervisor(Task({}, Settings(port=0)), 2)
+    with pytest.raises(UserError, match="cannot listen"):
+        Supervisor(Task({}, Settings(port=first.address[1])), 2)
+    first._kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("option", "count"), [("--workers", 2), ("--api-processes", 3)])
+def test_real_workers(folders: dict[str, Path], option: str, count: int) -> None:
+    """Metrics are sums, a killed worker (or engine process) comes back, and SIGTERM under load loses nothing."""
+    command = [sys.executable, "-m", "allyouneed", "serve", f"lm={folders['lm']}", "--port", "0", option, "2"]
+    process = subprocess.Popen([*command, "--device", "cpu"], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    url = process.stderr.readline().split()[3]
+    threading.Thread(target=process.stderr.read, daemon=True).start()
+    body = {"prompt": "x", "temperature": 0, "max_tokens": 200}
+
+    def get(path: str) -> httpx.Response:
+        return httpx.get(url + path, timeout=60)
+
+    def pids() -> list[int]:
+        found = get("/readyz")
+        return [one["pid"] for one in found.json()["workers"]] if found.status_code == 200 else []
+
+    def ask(_: Any = None) -> Any:
+        return httpx.post(url + "/v1/completions", json=body, timeout=60).json()["choices"]
+
+    try:
+        until(lambda: len(pids()) == count, 120)
+        with ThreadPoolExecutor(16) as pool:
+            expected = ask()
+            assert list(pool.map(ask, range(31))) == [expected] * 31
+            counted = [line for line in get("/metrics").text.splitlines() if line.startswith("vllm:request_success")]
+            assert sum(float(line.rsplit(" ", 1)[1]) for line in counted) == 32
+            dead, *alive = pids()
+            os.kill(dead, signal.SIGKILL)
+            until(lambda: pids()[1:] == alive and dead not in pids(), 120)
+            until(lambda: len(pids()) == count)
+            assert ask() == expected
+            streams = [httpx.stream("POST", url + "/v1/completions", json=body | {"stream": True}) for _ in range(8)]
+            opened = [one.__enter__() for one in streams]
+            lines = [answer.iter_lines() for answer in opened]
+            firsts = [next(one) for one in lines]
+            process.send_signal(signal.SIGTERM)
+            for first, rest, one in zip(firsts, lines, streams, strict=True):
+                data = [json.loads(line[6:]) for line in [first, *rest] if line.startswith("data: {")]
+                assert "".join(part["choices"][0]["text"] for part in data) == expected[0]["text"]
+                one.__exit__(None, None, None)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()

@@ -1,0 +1,74 @@
+"""Numbers of a translation: what a model garbled is put right, and written as the target language does."""
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allyouneed.apps.translate.numbers.figures import localized, put_right, readings
+from allyouneed.apps.translate.spans.spans import protect
+
+RIGHT = [  # source, translation, languages, what it becomes
+    ("There were 313 people.", "Es waren 31 Personen.", "en-de", "Es waren 313 Personen."),
+    ("The value is 142,511.92.", "La valeur est 142,511.92.", "en-fr", "La valeur est 142\u202f511,92."),
+    ("Das Ergebnis war 1.234,5.", "The result was 1.234,5.", "de-en", "The result was 1,234.5."),
+    ("1.500 Leute", "1.500 people", "de-en", "1,500 people"),
+    ("We sold 4,975,421 tickets.", "On a vendu 4975,421 billets.", "en-fr", "On a vendu 4\u202f975\u202f421 billets."),
+    ("Er kam um 5:13 Uhr an.", "He arrived at 5:30.", "de-en", "He arrived at 5:13."),
+    ("Il part à 15 h 14.", "He leaves at 15 h 14.", "fr-en", "He leaves at 15:14."),
+    ("It begins at 20:33.", "Cela commence à 20 h 30.", "en-fr", "Cela commence à 20 h 33."),
+    ("火车2:13开。", "The train leaves at 2:130.", "zh-en", "The train leaves at 2:13."),
+    ("It takes 60-66 days.", "Es dauert 60-6 Tage.", "en-de", "Es dauert 60-66 Tage."),
+    ("Read pages 89–121.", "Lies die Seiten 8912.", "en-de", "Lies die Seiten 89–121."),
+    ("Call +33 1 91 90 89 25 now.", "Ruf jetzt 3191909825 an.", "en-de", "Ruf jetzt +33 1 91 90 89 25 an."),
+    ("It costs 3.5 million dollars.", "Es kostet 35 Millionen Dollar.", "en-de", "Es kostet 3,5 Millionen Dollar."),
+    ("There were 806 people.", "有八十六个人。", "en-zh", "有806个人。"),
+    ("5 dogs and 313 cats", "fünf Hunde und 31 Katzen", "en-de", "fünf Hunde und 313 Katzen"),
+]
+FINE = [
+    ("It costs 3.5 million dollars.", "它花费350万美元。", "en-zh"),
+    ("He came at 2:30 p.m.", "Er kam um 14:30 Uhr.", "en-de"),
+    ("She was born on March 15, 2024.", "她出生于2024年3月15日。", "en-zh"),
+    ("她出生于1955年10月9日。", "She was born on October 9, 1955.", "zh-en"),
+    ("In the 1990s there were 5.", "In den 90er Jahren waren es 5.", "en-de"),
+    ("Python 3.11 came in 2022.", "Python 3.11 kam 2022.", "en-de"),
+    ("We use Windows 8.1 here.", "Wir nutzen hier Windows 8.1.", "en-de"),
+    ("the 21st century", "das 21. Jahrhundert", "en-de"),
+    ("I have 2 dogs.", "Ich habe zwei Hunde.", "en-de"),
+    ("He had 3 of 10.", "Er hatte etwas davon.", "en-de"),  # nothing says where they belong
+    ("Numbers: 1.5", "Numeri: 15", "en-it"),  # unknown notation
+]
+
+
+@pytest.mark.parametrize(("source", "target", "languages", "wanted"), RIGHT)
+def test_numbers_are_put_right(source, target, languages, wanted):
+    assert put_right(source, target, *languages.split("-")) == wanted
+    assert put_right(source, wanted, *languages.split("-")) == wanted
+
+
+@pytest.mark.parametrize(("source", "target", "languages"), FINE)
+def test_what_is_right_or_unclear_stays(source, target, languages):
+    assert put_right(source, target, *languages.split("-")) == target
+
+
+@given(st.integers(0, 10**12), st.text("0123456789", max_size=3), st.sampled_from(["en", "de", "fr", "zh"]))
+@settings(max_examples=60, deadline=None)
+def test_notation_keeps_the_value(whole, decimals, there):
+    english = f"{whole:,}" + (f".{decimals}" if decimals else "")
+    made = localized(english, "en", there)
+    assert readings(made, there) == readings(english, "en") == {float(english.replace(",", ""))}
+    assert localized(made, there, "en") == english
+
+
+@given(st.text("a1250.,: 万十-+()h点%", max_size=25), st.text("b1250.,: 万十-+()h点%", max_size=25))
+@settings(max_examples=60, deadline=None)
+def test_any_text_is_accepted_and_words_stay(source, target):
+    for languages in (("en", "de"), ("zh", "en"), ("fr", "zh")):
+        found = put_right(source, target, *languages)
+        assert re.sub("[^b%]", "", found) == re.sub("[^b%]", "", target)
+
+
+def test_digits_are_no_smiley():
+    assert not protect("The result was 83.").spans and not protect("It is 83.77.").spans
+    assert [span.text for span in protect("Fine :3 and 8)").spans.values()] == [":3", "8)"]
