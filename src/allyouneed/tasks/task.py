@@ -61,6 +61,7 @@ class Task(Part, slot="task", default="translation"):
     default_steps: ClassVar[int] = 100_000  # of the paper's base model
     required_keys: ClassVar[tuple[str, ...]] = ()  # of its own, which a recipe must set
     unused_keys: ClassVar[tuple[str, ...]] = ()  # fields of a recipe without effect on it
+    free_keys: ClassVar[tuple[str, ...]] = ()  # of its own, which may differ when a run is resumed
     fills_rows: ClassVar[bool] = False  # an example may be as long as a row of the batch, by default
 
     @property
@@ -84,6 +85,10 @@ class Task(Part, slot="task", default="translation"):
     @classmethod
     def defaults_from(cls, start: Path) -> dict[str, Any]:
         """Options that default to those of the model folder to start from."""
+        return {}
+
+    def learnt(self, start: Mapping[str, Any]) -> dict[str, Any]:
+        """Options that the model to start from, trained for the task `start`, has learnt and keeps."""
         return {}
 
     def for_model(self, model: Mapping[str, Any]) -> Self:

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from allyouneed.config import tree_of
-from allyouneed.data.files.pairs import PairFiles
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder, read_body
 from allyouneed.interop.load import load
@@ -74,8 +73,7 @@ class Trainer:
                 raise UserError(f"{recipe.start}: {error}") from None
             fresh = read_body(self.model, weights, recipe.start, start.labels == prepared.labels)
             self.origin, self.originals, self.directions = start.origin, start.originals, start.directions
-            if start.task.get("marked_terms") and hasattr(recipe.task, "marked_terms"):
-                self.learnt = {"marked_terms": True}
+            self.learnt = recipe.task.learnt(start.task)
             if fresh:
                 reporter.print(f"{recipe.start}: weights loaded; newly initialised: {', '.join(fresh)}")
         if recipe.checkpoint_activations:
@@ -349,8 +347,7 @@ class Trainer:
     def folder(self, card: str = "") -> Folder:
         recipe = self.recipe
         assert self.full_model is not None
-        pairs = [files for files in recipe.data.train if isinstance(files, PairFiles)]
-        trained = [(files.from_, files.to) for files in pairs if files.to is not None]
+        trained = [files.direction for files in recipe.data.train if files.direction is not None]
         return Folder(
             self.full_model,
             self.prepared.vocabularies,

@@ -38,7 +38,7 @@ from allyouneed.infer.retrieval.retriever import Retriever
 from allyouneed.interop.load import about, load, vocabularies, weight_files
 from allyouneed.tasks.feedback.dpo import DPO, Reference, reference_path
 from allyouneed.tasks.language.causal_lm import DocumentItems
-from allyouneed.tasks.task import VALIDATION_SEED
+from allyouneed.tasks.task import VALIDATION_SEED, Task
 from allyouneed.training.backend import choose_backend
 from allyouneed.training.optim.schedule import PAPER_WARMUP
 from allyouneed.training.recipe.recipe import Recipe
@@ -180,10 +180,9 @@ def _fixed_keys(tree: dict[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in tree.items() if key not in FREE_KEYS | {"start", "retrieval"}}
     if isinstance(tree.get("model"), dict):
         kept["model"] = {key: value for key, value in tree["model"].items() if key != "vocab"}
-    if isinstance(tree.get("task"), dict):  # what the data has, and what inference does with it
-        kept["task"] = {
-            k: value for k, value in tree["task"].items() if k not in ("marked_terms", "reference", "reward")
-        }
+    if isinstance(tree.get("task"), dict):
+        task: Any = Task.registry[tree["task"]["kind"]]
+        kept["task"] = {key: value for key, value in tree["task"].items() if key not in task.free_keys}
     kept["data"] = {key: value for key, value in tree["data"].items() if key in ("filters", "max_tokens", "sha256")}
     return kept
 

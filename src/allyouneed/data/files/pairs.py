@@ -86,6 +86,10 @@ class PairFiles(TableFiles):
     document: Column | None = None
     """Column with the document of each pair; default: a blank line ends a document, and so does the end of a file."""
 
+    @property
+    def direction(self) -> tuple[str | None, str] | None:
+        return None if self.to is None else (self.from_, self.to)
+
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         together, apart = self.path is not None, (self.source is not None, self.target is not None)

@@ -126,6 +126,11 @@ class Files(Part, slot="kind of files"):
     def files(self) -> list[Path]:
         """All files, in reading order."""
 
+    @property
+    def direction(self) -> tuple[str | None, str] | None:
+        """Source and target language of examples for multilingual translators."""
+        return None
+
     def other_inputs(self) -> dict[str, Any]:
         """What the examples depend on besides these files and the keys: files that they name."""
         return {}

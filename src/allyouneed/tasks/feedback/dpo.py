@@ -30,6 +30,7 @@ class DPO(ComparisonTask):
     kind: Literal["dpo"] = "dpo"
     beta: Annotated[float, Field(gt=0)] = 0.1
     """β: how strongly the policy is held to the reference; lower allows it to move further."""
+    free_keys: ClassVar[tuple[str, ...]] = ("reference",)
     reference: Path | None = None
     """Model folder of π_ref; default: the model to start from."""
 

@@ -58,6 +58,7 @@ class PPOTask(Task, PPOSettings):
     needs_start: ClassVar[bool] = True
     fills_rows: ClassVar[bool] = True
     required_keys: ClassVar[tuple[str, ...]] = ("reward",)
+    free_keys: ClassVar[tuple[str, ...]] = ("reference", "reward")
     default_steps: ClassVar[int] = 100
     unused_keys: ClassVar[tuple[str, ...]] = (
         "batch", "optimiser", "schedule", "epochs", "accumulate", "clip", "precision", "compile", "parallel",

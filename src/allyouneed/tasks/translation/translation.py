@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -72,6 +72,11 @@ class Translation(PairTask):
     """The training data marks terms with their translations: glossaries are offered to the model in this form."""
     context: DocumentContext | None = None
     """Sentences of the same document that are read with each sentence (docs/family/document.md); default: none."""
+
+    free_keys: ClassVar[tuple[str, ...]] = ("marked_terms",)  # the data has the marks, or not
+
+    def learnt(self, start: Mapping[str, Any]) -> dict[str, Any]:
+        return {"marked_terms": True} if start.get("marked_terms") else {}
 
     def specials(self) -> tuple[str, ...]:
         return () if self.context is None else (BREAK,)
