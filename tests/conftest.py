@@ -26,9 +26,11 @@ def pytest_configure(config: pytest.Config) -> None:
         import torch
 
         import infer_fixtures
+        from allyouneed import plugins
 
         torch.set_num_threads(1)  # xdist runs a worker per core; the sizes here are too small to share out
         config.pluginmanager.register(infer_fixtures)
+        plugins.import_all_parts()  # tests are parametrized over every part there is
         gc.disable()  # until all tests are collected
 
 

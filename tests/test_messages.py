@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import allyouneed.nn  # noqa: F401  # registers every part
 from allyouneed.config import Config, ConfigError, parse
 from allyouneed.config.messages import FOREIGN_NAMES, unknown_key
 from allyouneed.errors import UserError

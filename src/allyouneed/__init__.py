@@ -166,7 +166,6 @@ def load(
 def model_config(model: str | Path | dict[str, Any], changes: list[str] | None = None, **values: Any) -> Model:
     """The config of a preset, a YAML file, a model folder or a tree. `changes` are dotted:
     `encoder[0].mixer.heads=4`."""
-    from allyouneed import nn as parts  # noqa: F401  # registers every part before a config is read
     from allyouneed.config import override, parse, preset_tree
     from allyouneed.nn.models.base import Model
 

@@ -12,7 +12,6 @@ import torch
 from pydantic import ConfigDict, Field, StrictInt, StrictStr
 from torch import Tensor, nn
 
-import allyouneed.nn as parts  # registers every part before a config is read
 from allyouneed import plugins
 from allyouneed.config import Config, iter_parts, parse, tree_of
 from allyouneed.data.files.mapped import MappedFile, release_pages
@@ -41,7 +40,6 @@ CARD = "README.md"
 MAX_LAYERS = 1024  # a config may declare this many layers with fewer tensors: layers may share weights
 MAX_TOKENS = 1 << 31
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-__all__ = ["Folder", "parts", "read_weights"]
 
 
 class RequiredPart(Config):

@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 GROUP = "allyouneed.parts"  # entry points; the name of each is the `kind` it provides
 PACKAGE = "allyouneed"
+ROOT = Path(__file__).parent
+HOMES = ("nn", "tasks", "data", "training")  # where this package defines parts
 PREFIX = "allyouneed_plugin_"  # module names of plugins that are files
 
 
@@ -57,7 +60,7 @@ _importing: list[Plugin] = []
 def register(slot: str, kind: str, module: str) -> None:
     """Record where a part was defined. `Part` calls this for every subclass."""
     _parts[slot, kind] = module
-    if _importing and not _is_builtin(module):
+    if _importing and not is_builtin(module):
         _importing[-1].parts.add((slot, kind))
 
 
@@ -144,11 +147,43 @@ def _reason(error: Exception, plugin: Plugin) -> str:
 
 
 def provide(kind: str) -> bool:
-    """Import the installed entry point that provides this kind, if there is one."""
+    """Import what defines parts of this kind: modules of this package, and an installed entry point."""
+    own = provide_own(kind)
     for point in _entry_points(kind):
         _load_module(point.module)
         return True
-    return False
+    return own
+
+
+def provide_own(kind: str) -> bool:
+    """Import the modules of this package that define parts of this kind: most programs use few of them."""
+    modules = _own_modules().get(kind, ())
+    for module in modules:
+        importlib.import_module(module)
+    return bool(modules)
+
+
+def import_all_parts() -> None:
+    """Import every part of this package, for those who list them."""
+    for module in dict.fromkeys(module for modules in _own_modules().values() for module in modules):
+        importlib.import_module(module)
+
+
+@cache
+def _own_modules() -> dict[str, list[str]]:
+    """Modules of this package by the kinds of the parts they define."""
+    return named_in_sources([ROOT / home for home in HOMES], r'^    kind: Literal\["([^"]+)"\]')
+
+
+def named_in_sources(folders: Iterable[Path], pattern: str) -> dict[str, list[str]]:
+    """Modules of this package by the names that a pattern finds in their sources, which are not imported."""
+    found: dict[str, list[str]] = {}
+    for path in (path for folder in folders for path in sorted(folder.rglob("*.py"))):
+        module = ".".join((PACKAGE, *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
+        for names in re.findall(pattern, path.read_text("utf-8"), re.MULTILINE):
+            for name in names.split(", "):
+                found.setdefault(name, []).append(module)
+    return found
 
 
 def _entry_points(kind: str) -> Iterable[EntryPoint]:
@@ -163,7 +198,7 @@ def required_by(parts: Iterable[Any]) -> list[dict[str, Any]]:
     records: dict[str, dict[str, Any]] = {}
     for part in parts:
         slot, kind, module = getattr(part, "slot", ""), getattr(part, "kind", None), type(part).__module__
-        if not slot or kind is None or _is_builtin(module):
+        if not slot or kind is None or is_builtin(module):
             continue
         plugin = next((p for p in _plugins.values() if (slot, kind) in p.parts), None)
         if plugin is None and (defined := sys.modules.get(module)) is not None and _file(defined) is not None:
@@ -193,7 +228,7 @@ def check_required(records: Iterable[Mapping[str, Any]], where: str) -> list[str
     return notes
 
 
-def _is_builtin(module: str) -> bool:
+def is_builtin(module: str) -> bool:
     return module == PACKAGE or module.startswith(PACKAGE + ".")
 
 

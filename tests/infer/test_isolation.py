@@ -24,6 +24,7 @@ from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
 from allyouneed.infer.decoding.base import RequestState
 from allyouneed.infer.decoding.options import MAX_TOKENS, Decoding
 from allyouneed.infer.engine import Engine
+from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
 from allyouneed.infer.scheduling.admission import LargestFirst
@@ -380,6 +381,7 @@ def check_offline(kind: str, count: int, monkeypatch: pytest.MonkeyPatch) -> Non
     """Every call either is interrupted or gives the answer it gives undisturbed."""
     sources, dice = kind == "encoder-decoder", Random(3)
     if kind == "slots":
+        monkeypatch.setattr(ModelRunner, "captures", True)
         monkeypatch.setattr(GraphRunnerCache, "admits", lambda self, some: self.suits(some[0].spec))
     model = random_model() if sources else decoder_model()
     engine = Engine(model, BOS, EOS, PAD, forbidden=[PAD, BOS])

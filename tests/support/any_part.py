@@ -16,7 +16,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-import allyouneed.nn as registers_every_part
+from allyouneed import plugins
 from allyouneed.config import ConfigError, Part, parse, tree_of
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.linear.dense import Linear
@@ -30,7 +30,7 @@ from allyouneed.nn.positions.relative import Relative
 from allyouneed.nn.sublayer import Channel, Mixer
 from allyouneed.nn.wiring.residual import Wiring
 
-assert registers_every_part.__path__
+plugins.import_all_parts()
 
 WIDTH, HEADS, VOCAB, LONGEST = 12, 3, 11, 9
 COMBINATORS = ("and", "or", "not")

@@ -17,6 +17,7 @@ from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
 from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
+from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.request import Request
 from allyouneed.infer.speculative.drafts import Draft, DraftModel, PromptLookup
 from allyouneed.nn.models.base import Model
@@ -188,6 +189,7 @@ def few_slots(patch: pytest.MonkeyPatch, rows: int = 8) -> None:
 
 def admit_as_on_a_gpu(patch: pytest.MonkeyPatch) -> None:
     """Graph runners take every request that suits them, though the device is a CPU."""
+    patch.setattr(ModelRunner, "captures", True)
     patch.setattr(
         GraphRunnerCache, "admits", lambda self, some: self.suits(some[0].spec, [state.request for state in some])
     )

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import yaml
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, ValidatorFunctionWrapHandler
@@ -88,6 +88,8 @@ class Part(Config):
             cls.slot, cls.default_kind, cls.registry = slot, default, {}
         elif "kind" in cls.model_fields:
             kind = cls.model_fields["kind"].default
+            if not plugins.is_builtin(cls.__module__):
+                plugins.provide_own(kind)  # a plugin must not take the kind of a part that is not imported yet
             known = cls.registry.get(kind)
             if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
                 raise plugins.PartCollision(
@@ -115,7 +117,7 @@ class Part(Config):
 
     @classmethod
     def choose(cls, value: Any) -> Any:
-        """Turn the value of a slot into the part it names. An unknown kind may come from an installed entry point."""
+        """Turn the value of a slot into the part it names."""
         if isinstance(value, cls):
             return value
         if isinstance(value, str):
@@ -125,12 +127,24 @@ class Part(Config):
         if not isinstance(value, Mapping):
             raise PydanticCustomError("slot", "expected the name of a {slot} or keys with 'kind'", {"slot": cls.slot})
         kind = value.get("kind", cls.default_kind)
+        part = cls.find(kind)
+        if part is None:
+            message = "'kind' is missing" if kind is None else f"unknown {cls.slot} {kind!r}"
+            raise _problem(cls.__name__, ("kind",), message + suggest(kind, cls.kinds()), value)
+        return part.model_validate(value)
+
+    @classmethod
+    def find(cls, kind: Any) -> type[Self] | None:
+        """The part of this kind for this slot. Its module is imported when it is first asked for."""
         if isinstance(kind, str) and kind not in cls.registry:
             plugins.provide(kind)
-        if not isinstance(kind, str) or kind not in cls.registry:
-            message = "'kind' is missing" if kind is None else f"unknown {cls.slot} {kind!r}"
-            raise _problem(cls.__name__, ("kind",), message + suggest(kind, cls.registry), value)
-        return cls.registry[kind].model_validate(value)
+        return cast("type[Self] | None", cls.registry.get(kind)) if isinstance(kind, str) else None
+
+    @classmethod
+    def kinds(cls) -> dict[str, type[Self]]:
+        """Every part for this slot by its kind, in the order of their modules; imports them all."""
+        plugins.import_all_parts()
+        return cast("dict[str, type[Self]]", dict(sorted(cls.registry.items(), key=lambda one: one[1].__module__)))
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

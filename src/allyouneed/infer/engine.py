@@ -7,20 +7,22 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import nullcontext
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
 from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
 from allyouneed.infer.decoding.observe import current_observer
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.request import Medium, Request, StopCondition
-from allyouneed.infer.scheduler import Scheduler
+from allyouneed.infer.scheduler import Scheduler, new_graphs
 from allyouneed.infer.scheduling.admission import LargestFirst
 from allyouneed.infer.speculative.decode import check_draft_options
 from allyouneed.infer.speculative.drafts import Draft
 from allyouneed.infer.validation import RequestValidator
 from allyouneed.runtime.process import pause_gc
+
+if TYPE_CHECKING:
+    from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
 
 Progress = Callable[[int, int], None]
 Forward = Callable[[list[Any]], Sequence[Any]]  # one output per input
@@ -37,9 +39,13 @@ class Engine(ModelRunner):
     shared: Callable[[Sequence[Request], DecodingSpec, Progress | None], list[list[Hypothesis]]] | None = None
     shared_compute: Callable[[Hashable, Sequence[Any], Forward], list[Any]] | None = None
 
-    @cached_property
-    def graphs(self) -> GraphRunnerCache:
-        return GraphRunnerCache(self)
+    _graphs: GraphRunnerCache | None = None
+
+    @property
+    def graphs(self) -> GraphRunnerCache | None:
+        """Captured CUDA graphs of this engine; None on a CPU."""
+        self._graphs = self._graphs or new_graphs(self)
+        return self._graphs
 
     @cached_property
     def validator(self) -> RequestValidator:
@@ -159,8 +165,8 @@ class Engine(ModelRunner):
         scheduler = self._offline()
         states = [scheduler.submit(request, spec) for request, spec in requests]
         report = None if on_progress is None else _reporter(states, on_progress)
-        captures = self.device.type == "cuda" and bool(requests)
-        captures = captures and self.graphs.suits(requests[0][1], [request for request, _ in requests])
+        graphs = self.graphs if self.captures and requests else None
+        captures = graphs is not None and graphs.suits(requests[0][1], [request for request, _ in requests])
         try:
             # garbage collection would stall a GPU that is kept busy by captured graphs
             with pause_gc() if captures else nullcontext():

@@ -33,7 +33,7 @@ def evaluate(
     `to`, `from_`: the languages of pairs, for multilingual models; `options`: how the user sets them, for errors.
     `layout`: keys of the files that differ from the training data, such as `columns`."""
     kind = model.folder.task.get("kind")
-    if kind not in Task.registry:
+    if Task.find(kind) is None:
         raise UserError(
             f"{model.folder.path}: {kind} cannot be scored on a file of examples; save its results (--output) and "
             "score them with `allyouneed evaluate --hypotheses FILE --target FILE`"

@@ -50,6 +50,11 @@ class ModelRunner:
         self.retrieve: Callable[..., Any] | None = None  # finds neighbours for a retrieval model
 
     @property
+    def captures(self) -> bool:
+        """Whether its steps are captured as CUDA graphs: on a GPU."""
+        return self.device.type == "cuda"
+
+    @property
     def decoder(self) -> Any:
         """What decodes: the model, or its program where it has one (runtime/cpu/executor.py)."""
         return cpu_executor(self.model)

@@ -18,7 +18,7 @@ from allyouneed.nn.states.base import States
 
 
 class ActiveBatch(Protocol):
-    """Requests that are decoded together: `RunningBatch`, `Speculation`, `GraphBatch`."""
+    """Requests that are decoded together: `RunningBatch`, `SpeculativeDecoder`, `GraphBatch`."""
 
     @property
     def active(self) -> bool: ...

@@ -20,15 +20,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from allyouneed.errors import UserError
 from allyouneed.infer.block_manager import BlockManager
-from allyouneed.infer.cuda_graph.paged_prefill import PagedPrefill
-from allyouneed.infer.cuda_graph.runner import WORTH, GraphBatch, GraphRunnerCache
-from allyouneed.infer.cuda_graph.scheduler_slots import SchedulerSlots
 from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.isolation import isolate
@@ -42,6 +39,20 @@ from allyouneed.infer.scheduling.preemption import Preemption
 from allyouneed.infer.validation import RequestValidator
 from allyouneed.nn.states.paged import BlockPool
 from allyouneed.runtime.process import refuse_after_fork
+
+if TYPE_CHECKING:
+    from allyouneed.infer.cuda_graph.paged_prefill import PagedPrefill
+    from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
+    from allyouneed.infer.cuda_graph.scheduler_slots import SchedulerSlots
+
+
+def new_graphs(engine: ModelRunner) -> GraphRunnerCache | None:
+    """A cache of captured CUDA graphs for this engine; None on a CPU, which loads nothing of them."""
+    if not engine.captures:
+        return None
+    from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
+
+    return GraphRunnerCache(engine)
 
 
 class Scheduler:
@@ -83,11 +94,16 @@ class Scheduler:
         self.preemption = None if self.blocks is None else Preemption(self, self.blocks)
         self.graphs: GraphRunnerCache | None = None
         if memory is None and not engine.exact:
-            self.graphs = graphs or (GraphRunnerCache(engine) if pool is None else None)
-        self.slots = SchedulerSlots(self.graphs, rows) if self.graphs is not None and queue is None else None
+            self.graphs = graphs or (new_graphs(engine) if pool is None else None)
+        self.slots: SchedulerSlots | None = None
         captured: PagedPrefill | None = None
-        if pool is not None and self.slots is not None and not engine.bidirectional_prompt and engine.retrieve is None:
-            captured = PagedPrefill(engine, pool, rows)
+        if self.graphs is not None and queue is None:
+            from allyouneed.infer.cuda_graph.paged_prefill import PagedPrefill
+            from allyouneed.infer.cuda_graph.scheduler_slots import SchedulerSlots
+
+            self.slots = SchedulerSlots(self.graphs, rows)
+            if pool is not None and not engine.bidirectional_prompt and engine.retrieve is None:
+                captured = PagedPrefill(engine, pool, rows)
         self.prefill = ChunkedPrefill(self, engine, queue is not None, self.blocks, self.slots, captured)
 
     # --- submitting --------------------------------------------------------------------------------------------------
@@ -150,7 +166,7 @@ class Scheduler:
             if self.prefill.captured is not None:
                 self.prefill.captured.warm_up(self.budget)
         if self.graphs is not None:
-            self.graphs.requested = max(self.graphs.requested, WORTH)
+            self.graphs.capture_now()
         self.submit_all(requests)
         self.run()
         if self.blocks is not None:
@@ -311,9 +327,8 @@ class Scheduler:
 
     def _clear(self) -> None:
         """No request is running."""
-        for batch in self.running:
-            if isinstance(batch, GraphBatch):
-                batch.close()
+        if self.graphs is not None:
+            self.graphs.release(self.running)
         if self.slots is not None:
             self.slots.close()
         self.running, self.prefill.batches = [], []

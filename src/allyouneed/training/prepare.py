@@ -181,7 +181,7 @@ def _fixed_keys(tree: dict[str, Any]) -> dict[str, Any]:
     if isinstance(tree.get("model"), dict):
         kept["model"] = {key: value for key, value in tree["model"].items() if key != "vocab"}
     if isinstance(tree.get("task"), dict):
-        task: Any = Task.registry[tree["task"]["kind"]]
+        task: Any = Task.find(tree["task"]["kind"])
         kept["task"] = {key: value for key, value in tree["task"].items() if key not in task.free_keys}
     kept["data"] = {key: value for key, value in tree["data"].items() if key in ("filters", "max_tokens", "sha256")}
     return kept

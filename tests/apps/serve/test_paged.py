@@ -19,6 +19,7 @@ from allyouneed.infer.cuda_graph import paged_prefill
 from allyouneed.infer.cuda_graph.paged_prefill import PagedPrefill
 from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
 from allyouneed.infer.decoding.options import Decoding
+from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
 from served import Running, served_client, until
@@ -68,6 +69,7 @@ def test_graphs_are_captured_before_the_first_request(
 ) -> None:
     """As on a GPU, but for the graphs themselves."""
     monkeypatch.setattr(ServedModel, "captures", True)
+    monkeypatch.setattr(ModelRunner, "captures", True)
     monkeypatch.setattr(PagedPrefill, "enabled", True)
     monkeypatch.setattr(paged_prefill, "WARM_LENGTHS", (32, 64))
     monkeypatch.setattr(

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from allyouneed.config import parse, preset_tree
-from allyouneed.infer.cuda_graph.prefilled import decode_prefilled
 from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
 from allyouneed.infer.decoding.base import DecodingSpec, RequestState
 from allyouneed.infer.decoding.options import Decoding
@@ -41,9 +40,9 @@ def test_encoded_sounds(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> 
             states = States(model.decoder.new_states(), len(prompts), memory.hidden.device, memory)
             hidden = model.advance(Rows.of(prompts), states)
             if captured:
-                assert not decode_prefilled(graphs, states, requests), "no GPU here"
+                assert not graphs.decode_prefilled(states, requests), "no GPU here"
                 monkeypatch.setattr(GraphRunnerCache, "admits", lambda self, some: self.suits(some[0].spec))
-                assert decode_prefilled(graphs, states, requests) and len(graphs.kept) == 1
+                assert graphs.decode_prefilled(states, requests) and len(graphs.kept) == 1
             else:
                 lasts = torch.tensor([len(prompt) - 1 for prompt in prompts])
                 RunningBatch(model, states, [(spec, requests)]).run(hidden[torch.arange(len(prompts)), lasts])

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -41,6 +41,9 @@ from allyouneed.nn.states.paged import PagedStates
 from allyouneed.runtime.cuda.decode_step import DecodeStep
 from allyouneed.runtime.cuda.multi_token import MultiTokenStep
 from allyouneed.runtime.cuda.static_cache import StaticStates
+
+if TYPE_CHECKING:
+    from allyouneed.infer.running_batch import ActiveBatch
 
 MAX_ROWS = 512  # rows decoded at once
 MIN_CAPACITY = 64  # positions of a row
@@ -292,17 +295,22 @@ class GraphRunnerCache:
         self.limits: tuple[int, ModelLimits] | None = None  # of a model with weights at these addresses
         self.kept: OrderedDict[Shape, GraphRunner] = OrderedDict()
 
-    @property
-    def captures(self) -> bool:
-        """Whether there are graphs here: on a GPU."""
-        return self.engine.device.type == "cuda"
-
     def admits(self, requests: Sequence[RequestState]) -> bool:
         """Whether these are decoded by graphs: on a GPU, after the first `WORTH` tokens, where `suits` allows it."""
-        if not self.captures or not self.suits(requests[0].spec, [s.request for s in requests]):
+        if not self.engine.captures or not self.suits(requests[0].spec, [s.request for s in requests]):
             return False
         self.requested += requests[0].spec.decoding.rows * sum(state.limit for state in requests)
         return self.requested >= WORTH
+
+    def capture_now(self) -> None:
+        """Capture for the next requests, however few tokens were asked for."""
+        self.requested = max(self.requested, WORTH)
+
+    def release(self, batches: Iterable[ActiveBatch]) -> None:
+        """Close those of these batches that run here."""
+        for batch in batches:
+            if isinstance(batch, GraphBatch):
+                batch.close()
 
     def suits(self, spec: DecodingSpec, requests: Sequence[Request] = ()) -> bool:
         """Whether model and specification have steps of a fixed shape that do not depend on the host."""
@@ -313,7 +321,7 @@ class GraphRunnerCache:
     def ask_model_once(self) -> Iterator[None]:
         """Inside, `suits` knows its limits. It is asked, which takes longer than all the rest, when its weights have
         been replaced."""
-        if self.captures:
+        if self.engine.captures:
             weights = weight_addresses(self.engine.model)
             if self.limits is None or self.limits[0] != weights:
                 self.limits = weights, model_limits(self.engine.model)
@@ -360,6 +368,30 @@ class GraphRunnerCache:
         key = self.shape(requests)
         self.drop_stale(key)
         return GraphBatch(self.runner(key), self.engine, requests, self, key)
+
+    def decode_prefilled(self, states: States, requests: Sequence[RequestState]) -> bool:
+        """Decode requests of one specification to their ends; `states` have read their whole prompts, a row each, as
+        those of encoded sounds. False: graphs do not suit them, and nothing has changed."""
+        if not self.admits(requests):
+            return False
+        key = self.shape(requests, 0 if states.memory is None else states.memory.hidden.shape[1])
+        if key.slots < len(requests):
+            return False
+        self.drop_stale(key)
+        try:
+            runner = self.runner(key)
+        except Exception as error:
+            self.refuse(error, key.kind)
+            return False
+        batch = GraphBatch(runner, self.engine, cache=self, key=key)
+        batch.add(states, range(len(requests)), requests)
+        while batch.active:
+            batch.step()
+        batch.close()
+        for state in requests:
+            if state.error is not None:
+                raise state.error
+        return True
 
     def shape(self, requests: Sequence[RequestState], source: int = 0) -> Shape:
         """`source`: positions of the sources, where the requests do not have them."""

@@ -14,7 +14,6 @@ from allyouneed.errors import UserError
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.predictors.base import Predictor
-from allyouneed.infer.retrieval.unlimited import UnlimitedModel
 from allyouneed.infer.speculative.decode import check_draft_options
 from allyouneed.infer.speculative.drafts import Draft, draft_for
 
@@ -83,6 +82,8 @@ class GeneratingPredictor(Predictor):
             raise UserError("a draft reads sources within its limit only; remove draft or unlimited")
 
         def build() -> Engine:
+            from allyouneed.infer.retrieval.unlimited import UnlimitedModel
+
             engine = self.build_engine()
             engine.model = UnlimitedModel(self.model, options, self.folder.max_tokens)
             return engine

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,14 +19,13 @@ from allyouneed.data.media.sound_files import read_samples
 from allyouneed.data.media.speech import TASKS, TICK, Speech
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
-from allyouneed.infer.cuda_graph.prefilled import decode_prefilled
-from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
 from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.predictors.base import EvaluationResult, Predictor, evenly_spaced
 from allyouneed.infer.request import Request
 from allyouneed.infer.running_batch import RunningBatch
+from allyouneed.infer.scheduler import new_graphs
 from allyouneed.infer.speech.fallback import TranscriptionOptions, WindowResult
 from allyouneed.infer.speech.timestamp_rules import TimestampRules
 from allyouneed.infer.speech.timestamps import split_segments
@@ -36,6 +35,9 @@ from allyouneed.nn.batch import Batch, Rows, Signal
 from allyouneed.nn.context import Memory
 from allyouneed.nn.states.base import States
 from allyouneed.runtime.process import refuse_after_fork
+
+if TYPE_CHECKING:
+    from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
 
 BATCH = 8  # sounds per batch
 LOUDEST = 2.0  # samples should be within -1 and 1
@@ -114,11 +116,11 @@ class Transcriber(Predictor):
         return speech
 
     @property
-    def graphs(self) -> GraphRunnerCache:
-        """Captured CUDA graphs of the current model."""
+    def graphs(self) -> GraphRunnerCache | None:
+        """Captured CUDA graphs of the current model; None on a CPU."""
         if self._graphs is None or self._graphs.engine.model is not self.model:
             start, end = self.speech.start, self.speech.end
-            self._graphs = GraphRunnerCache(ModelRunner(self.model, start, end, end, limit=self.limit))
+            self._graphs = new_graphs(ModelRunner(self.model, start, end, end, limit=self.limit))
         return self._graphs
 
     @property
@@ -306,7 +308,7 @@ class Transcriber(Predictor):
             RequestState(Request(prompt, limit, (track.number, track.at)), spec, limit)
             for prompt, limit, track in zip(prompts, limits, tracks, strict=True)
         ]
-        if not decode_prefilled(self.graphs, states, requests):
+        if self.graphs is None or not self.graphs.decode_prefilled(states, requests):
             RunningBatch(self.model, states, [(spec, requests)]).run(hidden[rows, lasts])
         return [
             self._result(options.best(request.hypotheses), probability, temperature)

@@ -6,21 +6,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 from allyouneed.infer.block_manager import BlockManager
-from allyouneed.infer.cuda_graph.paged_prefill import PagedPrefill
-from allyouneed.infer.cuda_graph.scheduler_slots import SchedulerSlots
 from allyouneed.infer.decoding.base import DecodingSpec, RequestState
 from allyouneed.infer.isolation import isolate
 from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.prefill import PrefillBatch, share_rows
 from allyouneed.infer.running_batch import ActiveBatch, RunningBatch
-from allyouneed.infer.speculative.decode import SpeculativeDecoder
 from allyouneed.nn.states.base import States
 from allyouneed.nn.states.paged import PagedStates
+
+if TYPE_CHECKING:
+    from allyouneed.infer.cuda_graph.paged_prefill import PagedPrefill
+    from allyouneed.infer.cuda_graph.scheduler_slots import SchedulerSlots
 
 ReadPrompt = tuple[int, RequestState]  # a request whose prompt has been read, and its row in the prefill batch
 
@@ -138,6 +139,8 @@ class ChunkedPrefill:
                 kinds[id(spec)] = spec.batch_key
             groups.setdefault(kinds[id(spec)], []).append(one)
         for kind in [kind for kind in groups if kind.draft is not None]:
+            from allyouneed.infer.speculative.decode import SpeculativeDecoder
+
             drafted = groups.pop(kind)
             requests = [state for _, state in drafted]
             with isolate(partial(self.scheduler.fail, requests)):

@@ -23,7 +23,7 @@ from allyouneed.nn.sublayer import Channel, Mixer, SubLayer
 
 def _mixer_or_channel(value: Any, _: Any) -> Any:
     kind = value.get("kind") if isinstance(value, dict) else value
-    known = isinstance(kind, str) and kind in Channel.registry and kind not in Mixer.registry
+    known = Channel.find(kind) is not None and Mixer.find(kind) is None
     return Channel.choose(value) if known or isinstance(value, Channel) else Mixer.choose(value)
 
 

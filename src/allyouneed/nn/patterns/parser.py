@@ -76,8 +76,9 @@ class PatternParser:
         if self.index == len(self.tokens):
             raise self._error("missing pattern at the end")
         word = self.tokens[self.index]
-        names = {kind: part for kind, part in Pattern.registry.items() if kind not in COMBINATORS}
-        if word not in names:
+        part = None if word in COMBINATORS else Pattern.find(word)
+        if part is None:
+            names = [kind for kind in Pattern.kinds() if kind not in COMBINATORS]
             close = difflib.get_close_matches(word, names, n=1)
             near = f"; did you mean {close[0]!r}?" if close else ""
             raise self._error(f"unknown pattern {word!r}{near} (allowed: {', '.join(sorted(names))})")
@@ -91,7 +92,7 @@ class PatternParser:
                 values.append(int(value))
                 self.index += 1
                 self._take(",")
-        fields = [name for name in names[word].__pydantic_fields__ if name != "kind"]
+        fields = [name for name in part.__pydantic_fields__ if name != "kind"]
         if len(values) != len(fields):
             wanted = f"({', '.join(fields)})" if fields else "no arguments"
             raise self._error(f"{word} takes {wanted}, got {len(values)}")

@@ -24,7 +24,6 @@ from allyouneed.nn.states.kv_cache import KVCache
 from allyouneed.nn.states.paged import PagedKVCache, PagedStates
 from allyouneed.nn.states.recurrent import Recurrent
 from allyouneed.nn.states.window import WindowKVCache
-from allyouneed.runtime.cpu import lower_linear_attention, lower_mixers, lower_recurrent, lower_state_space
 from allyouneed.runtime.cpu.bindings import StateBinding, grow_cache, grow_window, leaf_states, replace_cache
 from allyouneed.runtime.cpu.instructions import FORMATS, Instructions, PartCall, Register
 from allyouneed.runtime.cpu.lower import lower, lower_embed, lower_program
@@ -33,8 +32,6 @@ from allyouneed.runtime.cpu.native_program import NativeProgram, PassInputs, are
 from allyouneed.runtime.eager import apply
 from allyouneed.runtime.program import Call, Unsupported
 from allyouneed.runtime.trace import require_traced_model, trace
-
-assert lower_linear_attention and lower_mixers and lower_recurrent and lower_state_space  # register their rules
 
 
 @dataclass

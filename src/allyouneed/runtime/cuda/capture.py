@@ -26,15 +26,12 @@ from allyouneed.nn.positions.t5_bias import BucketsModule
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.kv_cache import CrossKVCache, KVCache
 from allyouneed.nn.sublayer import SubLayer
-from allyouneed.runtime.cuda import constant_states, window_cache
 from allyouneed.runtime.cuda.static_cache import make_static_state, plain_state, step_layers, step_stacks
 from allyouneed.runtime.program import Unsupported
 from allyouneed.runtime.rules import Blocker, Rules
 from allyouneed.runtime.trace import TRACED_MODELS, require_traced_model, trace
 
-REGISTERED = (constant_states, window_cache)  # fixed-shape forms of states
-
-check_capture = Rules("rule for CUDA graphs")
+check_capture = Rules("rule for CUDA graphs", __file__)
 
 
 def can_capture(model: Any) -> bool:

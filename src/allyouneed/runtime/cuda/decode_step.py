@@ -12,17 +12,6 @@ from torch import Tensor
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.models.decoder_decoder import DecoderDecoderModel
 from allyouneed.nn.models.stack import Stack
-from allyouneed.runtime.cuda import (
-    attention_kernels,
-    constant_states,
-    convolution_kernels,
-    expert_kernels,
-    gated_kernels,
-    mixer_kernels,
-    nested_kernels,
-    state_space_kernels,
-    window_cache,
-)
 from allyouneed.runtime.cuda.kernels import (
     NORMS,
     Kernel,
@@ -41,17 +30,6 @@ from allyouneed.runtime.eager import apply, find_states
 from allyouneed.runtime.fuse import AddNorm, FusedOp, fuse_add_norm, summands
 from allyouneed.runtime.program import Add, Call, Op
 from allyouneed.runtime.trace import trace
-
-STATES = (constant_states, window_cache)  # imported for their rules, as are these
-KERNELS = (
-    attention_kernels,
-    mixer_kernels,
-    gated_kernels,
-    state_space_kernels,
-    convolution_kernels,
-    nested_kernels,
-    expert_kernels,
-)
 
 Values = dict[int, Tensor]  # (rows, width), or partial sums (parts, rows, width) where only an addition reads them
 Step = Callable[[Values, Tensor, Context], None]  # values, positions (rows,), context

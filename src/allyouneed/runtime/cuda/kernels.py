@@ -60,7 +60,8 @@ class StepSetup:
         return self.states.static_layout.positions
 
 
-make_kernel = Rules("kernel")  # rule(part, setup, state, partial) -> Kernel; `partial`: may return partial sums
+# rule(part, setup, state, partial) -> Kernel; `partial`: may return partial sums
+make_kernel = Rules("kernel", __file__)
 
 
 def kernel(part: Any, setup: StepSetup, state: Any, partial: bool) -> Kernel:

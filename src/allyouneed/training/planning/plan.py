@@ -9,11 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import allyouneed.nn as parts  # every part is registered before a config is read
 from allyouneed.config import override, parse, preset_tree
 from allyouneed.nn.models.base import Model
-
-__all__ = ["TrainingPlan", "parts", "plan"]
 
 LENGTH = 4096  # tokens per row
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models", table 3

@@ -9,8 +9,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 from pydantic_core import PydanticCustomError
 
-import allyouneed.nn as parts  # every part is registered before a config is read
-import allyouneed.tasks as tasks
 from allyouneed import plugins
 from allyouneed.config import Config, ConfigError, model_validator, override, parse, preset_tree, tree_of
 from allyouneed.data.batches.context import BREAK
@@ -34,8 +32,6 @@ from allyouneed.training.recipe.sections import (
     ValidationConfig,
     as_tuple,
 )
-
-__all__ = ["Recipe", "parts", "tasks"]
 
 
 def _parse_switch(value: Any) -> Any:

@@ -9,7 +9,6 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-import allyouneed.nn  # noqa: F401  # registers every pattern
 from allyouneed.apps.inspect.pictures.canvas import Panel
 from allyouneed.config.messages import describe
 from allyouneed.errors import UserError

@@ -15,7 +15,6 @@ import torch
 import yaml
 from torch import nn
 
-import allyouneed.nn  # noqa: F401  # registers every part
 from allyouneed.apps.inspect.pictures.canvas import Panel
 from allyouneed.apps.inspect.reference.describe import summary
 from allyouneed.config import Config, Part, parse, tree_of
@@ -74,18 +73,18 @@ def read(text: str, sizes: Sizes) -> list[Any]:
     slots = [
         (slot, holder)
         for slot, holder in ((Positions, _AbsoluteHolder), (Relative, _RelativeHolder))
-        if kind in slot.registry
+        if slot.find(kind) is not None
     ]
     if not slots:
-        known = sorted({*Positions.registry, *Relative.registry} - {"none"})
+        known = sorted({*Positions.kinds(), *Relative.kinds()} - {"none"})
         raise UserError(f"unknown positions {text!r} (allowed: {', '.join(known)})")
-    trees = [(holder, {"part": _with_required(tree, slot.registry[kind], sizes)}) for slot, holder in slots]
+    trees = [(holder, {"part": _with_required(tree, slot.kinds()[kind], sizes)}) for slot, holder in slots]
     return [parse(holder, tree, text).part for holder, tree in trees]  # type: ignore[attr-defined]
 
 
 def all_parts(sizes: Sizes) -> Iterator[Any]:
     for slot in (Positions, Relative):
-        for kind in slot.registry:
+        for kind in slot.kinds():
             yield from (part for part in read(kind, sizes) if isinstance(part, slot))
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 
-import allyouneed.nn  # imports every part, which registers it
+from allyouneed import plugins
 from allyouneed.apps.inspect.reference.reference_text import LAYERS, PATTERNS
 from allyouneed.config import Config, Part, tree_of
 from allyouneed.config.messages import suggest, type_text
@@ -76,6 +76,7 @@ class Slot:
 
 def slot_classes() -> list[type[Part]]:
     """Every slot of nn, then those of a recipe."""
+    plugins.import_all_parts()
     found: list[type[Part]] = []
     classes: list[type[Part]] = [Part]
     while classes:
@@ -93,7 +94,7 @@ def slot_classes() -> list[type[Part]]:
 
 def parts_of(cls: type[Part], own: bool = False) -> list[type[Part]]:
     """The parts of a slot, by module; `own`: without those of plugins."""
-    found = [part for part in cls.registry.values() if not own or part.__module__.startswith("allyouneed.")]
+    found = [part for part in cls.kinds().values() if not own or part.__module__.startswith("allyouneed.")]
     return sorted(found, key=lambda part: part.__module__)
 
 
@@ -232,7 +233,7 @@ def _default(field: FieldInfo) -> str:
 
 def source_file(cls: type[Config]) -> str:
     path = Path(inspect.getsourcefile(cls) or "")
-    root = Path(allyouneed.__file__).parents[1]
+    root = plugins.ROOT.parent
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix()
 
 
