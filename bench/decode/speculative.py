@@ -31,8 +31,8 @@ from allyouneed.config import override, preset_tree
 from allyouneed.data.tokenizers.base import Tokenizer, TokenizerConfig, train
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
-from allyouneed.infer.speculative.decode import DraftStats, total_stats
 from allyouneed.infer.speculative.drafts import Draft, DraftModel, PromptLookup
+from allyouneed.infer.speculative.stats import DraftStats, total_stats
 from allyouneed.nn.batch import Rows
 
 PAGE = Path(__file__).parents[2] / "docs/results/speculative.md"

@@ -19,8 +19,8 @@ import torch
 from allyouneed.config import override, parse, preset_tree
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
-from allyouneed.infer.speculative.decode import total_stats
 from allyouneed.infer.speculative.drafts import Draft, DraftModel, PromptLookup
+from allyouneed.infer.speculative.stats import total_stats
 from allyouneed.nn.models.base import Model
 
 MIXERS = {

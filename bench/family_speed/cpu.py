@@ -34,11 +34,11 @@ from allyouneed.kernels.cpu import build as native
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.mixers.attention.infini import CompressiveMemory
 from allyouneed.nn.mixers.attention.lsh import HashedKeyValues
-from allyouneed.nn.mixers.branches import NestedStates
 from allyouneed.nn.mixers.convolution import RecentTokens
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.precision import quantize
 from allyouneed.nn.states.kv_cache import KVCache
+from allyouneed.nn.states.nested import NestedStates
 from allyouneed.nn.states.recurrent import Recurrent
 from allyouneed.nn.states.window import WindowKVCache
 from allyouneed.runtime.cpu.executor import CpuExecutor, cpu_executor

@@ -180,6 +180,7 @@ def every_command(group, path=()):
 
 
 def test_flags_take_no_value(ask, refused, model):
+    app.load()
     found = dict(every_command(get_command(app)))
     assert len(found) > 20
     for path in ((), *found):
@@ -218,6 +219,7 @@ def test_the_shell_completes(ask, monkeypatch, tmp_path, words, expected):
 
 def test_shared_options_have_one_default(ask):
     """The device is chosen alike everywhere, and whatever reports progress can be silenced."""
+    app.load()
     for path, command in every_command(get_command(app)):
         options = {name: param for param in command.params for name in param.opts}
         if "--device" in options:

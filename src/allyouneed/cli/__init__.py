@@ -7,26 +7,17 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, TextIO
 
 import typer
 
 from allyouneed import __version__
-from allyouneed.cli import analysis, completion, generation, media
-from allyouneed.cli.bench import bench
+from allyouneed.cli import completion
 from allyouneed.cli.commands import App, accept_plugins, accept_quiet, expand_groups, record_options
-from allyouneed.cli.doctor import doctor
-from allyouneed.cli.evaluate import evaluate
-from allyouneed.cli.import_export import export, import_
-from allyouneed.cli.index import index
-from allyouneed.cli.look import WIDE, look_app, models, parts
-from allyouneed.cli.look import inside as look_inside
-from allyouneed.cli.look import views as look_views
 from allyouneed.cli.options import EXCHANGE, LOOK, TRAIN, USE, PluginOption, QuietOption, SetOption, option
-from allyouneed.cli.quantize import quantize
-from allyouneed.cli.serve import serve
 from allyouneed.errors import UserError, printable
 from allyouneed.infer.predictors.registry import commands
 from allyouneed.runtime.process import use_passive_openmp
@@ -53,22 +44,6 @@ def _root(
     pass
 
 
-def _function(command: str) -> Callable[..., None]:
-    """The function of a command of the task registry, by its name."""
-    name = command.replace("-", "_")
-    return next(getattr(module, name) for module in (generation, analysis, media) if hasattr(module, name))
-
-
-for _command in commands():
-    _recording = record_options(_command, expand_groups(_function(_command)))
-    app.command(_command, rich_help_panel=USE)(accept_quiet(accept_plugins(_recording)))
-
-
-app.command(rich_help_panel=USE)(accept_quiet(accept_plugins(expand_groups(generation.browse))))
-app.command(rich_help_panel=USE)(accept_quiet(accept_plugins(serve)))
-
-
-@app.command(rich_help_panel=TRAIN)
 def train(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="a YAML file that describes the run")],
     changes: SetOption = None,
@@ -85,11 +60,6 @@ def train(
     run(load_recipe(recipe, changes or [], plugin or []), fresh=restart, console=Console(quiet=True) if quiet else None)
 
 
-app.command(rich_help_panel=TRAIN)(accept_quiet(accept_plugins(evaluate)))
-
-
-@app.command(rich_help_panel=LOOK)
-@accept_plugins
 def describe(
     model: Annotated[
         str,
@@ -107,11 +77,11 @@ def describe(
 
     from allyouneed import model_config
     from allyouneed.apps.inspect.reference.describe import describe as look
+    from allyouneed.cli.look import WIDE
 
     Console(width=WIDE, highlight=False).print(look(model_config(model, changes), length))
 
 
-@app.command(rich_help_panel=TRAIN)
 def demo(
     folder: Annotated[Path, option(show_default=True, help="folder for the data and the model")] = Path("runs/demo"),
     ask: Annotated[bool, option(help="translate what you type afterwards")] = True,
@@ -124,16 +94,51 @@ def demo(
     run(folder, ask)
 
 
-app.command(rich_help_panel=TRAIN)(accept_quiet(accept_plugins(bench)))
-app.command(rich_help_panel=TRAIN)(accept_quiet(accept_plugins(index)))
-app.command(rich_help_panel=LOOK)(models)
-app.command(rich_help_panel=LOOK)(accept_plugins(parts))
-app.command(rich_help_panel=LOOK)(doctor)
-assert look_views and look_inside  # they register themselves
-app.add_typer(look_app, name="look", rich_help_panel=LOOK)
-app.command("import", rich_help_panel=EXCHANGE)(accept_quiet(import_))
-app.command(rich_help_panel=EXCHANGE)(accept_quiet(accept_plugins(export)))
-app.command(rich_help_panel=EXCHANGE)(accept_quiet(accept_plugins(quantize)))
+def _declare(
+    name: str, module: str, panel: str, *, plugins: bool = True, quiet: bool = True, recorded: bool = False
+) -> None:
+    """A command: the function of its name in a module of this package. `plugins`, `quiet`: it has the options of these
+    names; `recorded`: its options are kept with the output that it resumes."""
+
+    def register() -> None:
+        defined = vars(import_module(f"{__name__}.{module}" if module else __name__))
+        plain = name.replace("-", "_")
+        function = expand_groups(defined[plain] if plain in defined else defined[f"{plain}_"])
+        function = record_options(name, function) if recorded else function
+        function = accept_plugins(function) if plugins else function
+        app.command(name, rich_help_panel=panel)(accept_quiet(function) if quiet else function)
+
+    app.declare(name, register)
+
+
+def _register_look() -> None:
+    from allyouneed.cli.look import inside, look_app, views
+
+    assert inside and views  # their commands register themselves
+    app.add_typer(look_app, name="look", rich_help_panel=LOOK)
+
+
+MODULES = {
+    "generation": ("translate", "generate", "chat", "seq2seq"),
+    "media": ("transcribe", "classify-image", "match-image"),
+}  # others: analysis
+for _name in commands():
+    _declare(_name, next((m for m, names in MODULES.items() if _name in names), "analysis"), USE, recorded=True)
+_declare("browse", "generation", USE)
+_declare("serve", "serve", USE)
+_declare("train", "", TRAIN, plugins=False, quiet=False)
+_declare("evaluate", "evaluate", TRAIN)
+_declare("describe", "", LOOK, quiet=False)
+_declare("demo", "", TRAIN, plugins=False, quiet=False)
+_declare("bench", "bench", TRAIN)
+_declare("index", "index", TRAIN)
+_declare("models", "look", LOOK, plugins=False, quiet=False)
+_declare("parts", "look", LOOK, quiet=False)
+_declare("doctor", "doctor", LOOK, plugins=False, quiet=False)
+app.declare("look", _register_look)
+_declare("import", "import_export", EXCHANGE, plugins=False)
+_declare("export", "import_export", EXCHANGE)
+_declare("quantize", "quantize", EXCHANGE)
 
 
 def _broken_pipe() -> TextIO:

@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import MISSING, fields, is_dataclass
@@ -95,13 +96,36 @@ class Group(TyperGroup):
 
 
 class App(typer.Typer):
-    """An application of such commands."""
+    """An application of such commands. One that is only declared is imported when it is called, or when all are."""
 
     def __init__(self, **options: Any) -> None:
+        self._declared: dict[str, Callable[[], None] | None] = {}  # what registers a command; None: it has
         super().__init__(cls=Group, no_args_is_help=True, rich_markup_mode="markdown", **options)
 
+    def declare(self, name: str, register: Callable[[], None]) -> None:
+        """A command or group of this name; `register` imports and registers it."""
+        self._declared[name] = register
+
+    def load(self, name: str | None = None) -> None:
+        """Register this command; all that are declared, in their order, if there is none of this name."""
+        order = list(self._declared)
+        for one in [name] if name in self._declared else order:
+            if (register := self._declared[one]) is not None:
+                register()
+                self._declared[one] = None
+        self.registered_commands.sort(key=lambda info: order.index(info.name) if info.name in order else -1)
+
+    def __call__(self, args: Sequence[str] | None = None, **options: Any) -> Any:
+        words = sys.argv[1:] if args is None else args
+        self.load(next((word for word in words if not word.startswith("-")), None))
+        return super().__call__(args, **options)
+
     def command(self, name: str | None = None, **options: Any) -> Callable[[Function], Function]:  # type: ignore[override]
-        return super().command(name, cls=Command, **options)
+        def register(function: Function) -> Function:
+            own = name or function.__name__.replace("_", "-")
+            return super(App, self).command(own, cls=Command, **options)(function)
+
+        return register
 
 
 # --- options --------------------------------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ class Part(Config):
         part = cls.find(kind)
         if part is None:
             message = "'kind' is missing" if kind is None else f"unknown {cls.slot} {kind!r}"
-            raise _problem(cls.__name__, ("kind",), message + suggest(kind, cls.kinds()), value)
+            raise _problem(cls.__name__, ("kind",), message + suggest(kind, cls.known()), value)
         return part.model_validate(value)
 
     @classmethod
@@ -141,7 +141,7 @@ class Part(Config):
         return cast("type[Self] | None", cls.registry.get(kind)) if isinstance(kind, str) else None
 
     @classmethod
-    def kinds(cls) -> dict[str, type[Self]]:
+    def known(cls) -> dict[str, type[Self]]:
         """Every part for this slot by its kind, in the order of their modules; imports them all."""
         plugins.import_all_parts()
         return cast("dict[str, type[Self]]", dict(sorted(cls.registry.items(), key=lambda one: one[1].__module__)))

@@ -15,15 +15,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from allyouneed.data.files.pairs import PairFiles
-from allyouneed.data.files.readers import Files, Report
 from allyouneed.errors import UserError
 from allyouneed.files import write_text
 from allyouneed.files.reading import read_text
+
+if TYPE_CHECKING:
+    from allyouneed.data.files.readers import Files
 
 SAMPLED = 20_000  # training sentences per language
 KEPT = 2000  # n-grams kept per language
@@ -116,12 +117,15 @@ class LanguageDetector:
     @classmethod
     def from_files(cls, files: Sequence[Files]) -> LanguageDetector | None:
         """From a sample of training pairs with language tags; None if they have fewer than two languages."""
+        from allyouneed.data.files.readers import Report
+
         rng, drawn, seen = random.Random(0), dict[str, list[str]](), Counter[str]()
         for entry in files:
-            if not isinstance(entry, PairFiles):
+            names = getattr(entry, "from_", None), getattr(entry, "to", None)
+            if names == (None, None):
                 continue
             for pair in entry.read(Report()):
-                for name, text in ((entry.from_, pair.source), (entry.to, pair.target)):
+                for name, text in zip(names, pair.texts, strict=True):
                     if name is None:
                         continue
                     held = drawn.setdefault(name, [])

@@ -16,13 +16,13 @@ from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.request import Medium, Request, StopCondition
 from allyouneed.infer.scheduler import Scheduler, new_graphs
 from allyouneed.infer.scheduling.admission import LargestFirst
-from allyouneed.infer.speculative.decode import check_draft_options
-from allyouneed.infer.speculative.drafts import Draft
+from allyouneed.infer.speculative.stats import check_draft_options
 from allyouneed.infer.validation import RequestValidator
 from allyouneed.runtime.process import pause_gc
 
 if TYPE_CHECKING:
     from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
+    from allyouneed.infer.speculative.drafts import Draft
 
 Progress = Callable[[int, int], None]
 Forward = Callable[[list[Any]], Sequence[Any]]  # one output per input

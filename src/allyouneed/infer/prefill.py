@@ -13,7 +13,6 @@ from torch import Tensor
 from allyouneed.infer.decoding.base import RequestState
 from allyouneed.infer.request import Request
 from allyouneed.nn.batch import MEDIA, Rows
-from allyouneed.nn.models.interleaved import slot_vectors
 from allyouneed.nn.states.base import States
 
 
@@ -57,6 +56,8 @@ def encode_media(model: Any, requests: Sequence[Request]) -> list[list[EncodedMe
     given = [(row, medium) for row, request in enumerate(requests) for medium in request.media]
     found: list[list[EncodedMedium]] = [[] for _ in requests]
     if given and hasattr(model, "encode_media"):
+        from allyouneed.nn.models.interleaved import slot_vectors
+
         vectors = slot_vectors(model, [(medium.kind, medium.values) for _, medium in given])
         for (row, medium), some in zip(given, vectors, strict=True):
             found[row].append(EncodedMedium(medium.at, medium.kind, some))

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from allyouneed.errors import UserError
-from allyouneed.infer.block_manager import BlockManager
 from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.isolation import isolate
@@ -35,15 +34,16 @@ from allyouneed.infer.request import Request
 from allyouneed.infer.running_batch import ActiveBatch, RunningBatch
 from allyouneed.infer.scheduling.admission import FairQueue, LargestFirst, Postponement
 from allyouneed.infer.scheduling.chunked_prefill import ChunkedPrefill
-from allyouneed.infer.scheduling.preemption import Preemption
 from allyouneed.infer.validation import RequestValidator
 from allyouneed.nn.states.paged import BlockPool
 from allyouneed.runtime.process import refuse_after_fork
 
 if TYPE_CHECKING:
+    from allyouneed.infer.block_manager import BlockManager
     from allyouneed.infer.cuda_graph.paged_prefill import PagedPrefill
     from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
     from allyouneed.infer.cuda_graph.scheduler_slots import SchedulerSlots
+    from allyouneed.infer.scheduling.preemption import Preemption
 
 
 def new_graphs(engine: ModelRunner) -> GraphRunnerCache | None:
@@ -90,8 +90,14 @@ class Scheduler:
         self.is_stepping = False  # also between steps if the last one was interrupted
         self.validator = validator or RequestValidator(engine)
         self.steps, self._numbers = 0, count()
-        self.blocks = None if pool is None else BlockManager(engine, pool)
-        self.preemption = None if self.blocks is None else Preemption(self, self.blocks)
+        self.blocks: BlockManager | None = None
+        self.preemption: Preemption | None = None
+        if pool is not None:
+            from allyouneed.infer.block_manager import BlockManager
+            from allyouneed.infer.scheduling.preemption import Preemption
+
+            self.blocks = BlockManager(engine, pool)
+            self.preemption = Preemption(self, self.blocks)
         self.graphs: GraphRunnerCache | None = None
         if memory is None and not engine.exact:
             self.graphs = graphs or (new_graphs(engine) if pool is None else None)

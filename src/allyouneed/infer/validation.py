@@ -13,8 +13,7 @@ from allyouneed.infer.decoding.base import DecodingSpec
 from allyouneed.infer.decoding.options import MAX_TOKENS, Decoding
 from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.request import Medium, Request
-from allyouneed.infer.speculative.decode import check_draft_options
-from allyouneed.infer.speculative.drafts import Draft
+from allyouneed.infer.speculative.stats import check_draft_options
 from allyouneed.nn.models.base import GenerativeModel
 from allyouneed.nn.models.encoder_decoder import EncoderDecoder
 
@@ -54,6 +53,8 @@ class RequestValidator:
         if given.decoding.unlimited is not None and not self.unlimited:
             raise UserError("unlimited: only for encoder-decoder models that rewrite or translate texts; remove it")
         if given.draft is not None:
+            from allyouneed.infer.speculative.drafts import Draft
+
             if not isinstance(given.draft, Draft):
                 raise UserError(f"draft: must be a Draft, not {type(given.draft).__name__}")
             check_draft_options(given.decoding)

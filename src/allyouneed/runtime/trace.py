@@ -7,15 +7,9 @@ from typing import Any
 import torch
 
 from allyouneed.nn.context import Context
-from allyouneed.nn.models.decoder import DecoderModel
-from allyouneed.nn.models.encoder_decoder import EncoderDecoderModel
-from allyouneed.nn.models.interleaved import InterleavedModel
 from allyouneed.nn.models.stack import Stack
 from allyouneed.runtime.process import run_eagerly
 from allyouneed.runtime.program import Program, StateSlot, Unsupported, Value
-
-# advance: embed → decoder stack → head
-TRACED_MODELS: tuple[type, ...] = (DecoderModel, EncoderDecoderModel, InterleavedModel)
 
 
 class TraceContext(Context):
@@ -47,13 +41,14 @@ def trace(stack: Stack, width: int, states: bool, dtype: torch.dtype = torch.flo
     return program
 
 
-def require_traced_model(model: Any, kinds: tuple[type, ...] = TRACED_MODELS) -> None:
-    """Raises `Unsupported` where a model is none of these or does not decode token by token."""
+def require_traced_model(model: Any, *others: type) -> None:
+    """Raises `Unsupported` where a model does not decode token by token, or a step of it is not its embedding, decoder
+    stack and head (`ModelModule.steps_by_stack`); `others`: models with another step that the caller knows."""
     config = getattr(model, "config", None)
     head: Any = getattr(config, "head", None)
     if not getattr(head, "causal", True):
         raise Unsupported(f"{head.kind} does not decode token by token")
-    if type(model) in kinds:
+    if "steps_by_stack" in vars(type(model)) or type(model) in others:
         return
     if not getattr(config, "generates", False):
         raise Unsupported(f"{getattr(config, 'kind', type(model).__name__)} models do not decode")

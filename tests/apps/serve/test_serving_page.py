@@ -21,6 +21,7 @@ def test_commands_can_be_parsed() -> None:
     pattern = re.compile(r"^(?:\$ |ExecStart=\S*/)allyouneed (serve.*)$", re.MULTILINE)
     lines, chinese = pattern.findall(PAGE), pattern.findall(CHINESE)
     assert len(lines) == 8 and set(chinese) <= set(lines) and len(chinese) == 7
+    app.load()
     command = get_command(app).commands["serve"]  # type: ignore[attr-defined]
     for line in lines:
         command.make_context("serve", shlex.split(line)[1:])

@@ -13,8 +13,8 @@ from allyouneed.infer.cuda_graph.refusal import refusal
 from allyouneed.infer.decoding.base import RequestState
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.request import Request
-from allyouneed.infer.speculative.decode import total_stats
 from allyouneed.infer.speculative.drafts import Draft, DraftModel, PromptLookup
+from allyouneed.infer.speculative.stats import total_stats
 from graph_runner import (
     DECODINGS,
     DRAFTED,

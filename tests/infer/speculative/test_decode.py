@@ -24,8 +24,8 @@ from allyouneed.infer.engine import Engine
 from allyouneed.infer.predictors.generator import Generator
 from allyouneed.infer.predictors.seq2seq import Seq2Seq
 from allyouneed.infer.speculative.acceptance import is_accepted, resample
-from allyouneed.infer.speculative.decode import DraftStats, SpeculativeHypothesis, total_stats
 from allyouneed.infer.speculative.drafts import Draft, DraftModel, LookupIndex, PromptLookup
+from allyouneed.infer.speculative.stats import DraftStats, SpeculativeHypothesis, total_stats
 from allyouneed.nn.batch import Batch, Rows
 from property_tests import THOROUGH
 from toy_models import BOS, EOS, PAD, VOCAB, random_model

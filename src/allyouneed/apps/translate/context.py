@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from allyouneed.apps.translate.splitting.split import Splitter, SplitText
 from allyouneed.config import parse
-from allyouneed.data.batches.context import BREAK, count_fitting, join_context
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.infer.decoding.base import Hypothesis
 from allyouneed.infer.predictors.base import check_texts
-from allyouneed.tasks.translation.translation import DocumentContext
+
+if TYPE_CHECKING:
+    from allyouneed.tasks.translation.translation import DocumentContext
 
 # how many of the texts before each are read with it; a text before each of them; or a list of sentences for each
 ContextOption = int | str | Sequence[Sequence[str]] | None
@@ -58,19 +59,27 @@ class ContextReader:
         texts = list(dict.fromkeys(text for some in sentences.values() for text in some))
         ids = dict(zip(texts, tokenizer.encode_batch(texts), strict=True))
         self.contexts = {key: [ids[text] for text in some] for key, some in sentences.items()}
-        self.max_tokens, self.mark = max_tokens, tokenizer.special(BREAK) if texts else 0
+        self.max_tokens, self.tokenizer = max_tokens, tokenizer
 
     def before(self, key: tuple[int, ...], tokens: int) -> list[int]:
         """The tokens before a chunk of so many tokens; `key`: of the chunk, or of a part of it."""
-        context = self.contexts.get((key[0], key[1]), [])
+        context = self.contexts.get((key[0], key[1]))
+        if not context:
+            return []
+        from allyouneed.data.batches.context import BREAK, count_fitting, join_context
+
         count = count_fitting(context, self.max_tokens - tokens)
-        return join_context(context[len(context) - count :], self.mark)
+        return join_context(context[len(context) - count :], self.tokenizer.special(BREAK))
 
 
 def trained_context(task: Mapping[str, Any]) -> DocumentContext | None:
     """How a model was trained, from the task in its folder."""
     given = task.get("context") if task.get("kind") == "translation" else None
-    return None if given is None else parse(DocumentContext, given, "task.context")
+    if given is None:
+        return None
+    from allyouneed.tasks.translation.translation import DocumentContext
+
+    return parse(DocumentContext, given, "task.context")
 
 
 def find_contexts(
@@ -105,6 +114,8 @@ def after_blank(texts: Sequence[str]) -> list[str]:
 
 def last_sentence(found: Hypothesis, vocabularies: Vocabularies) -> Hypothesis:
     """What follows the last break, of a model that writes the sentences before as well; the score is that of all."""
+    from allyouneed.data.batches.context import BREAK
+
     mark = vocabularies.target.special(BREAK)
     begin = max((n for n, token in enumerate(found.tokens, 1) if token == mark), default=0)
     log_probs = found.log_probs[begin:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from allyouneed.apps.translate.confidence import WordConfidence
-from allyouneed.infer.speculative.decode import DraftStats
+from allyouneed.infer.speculative.stats import DraftStats
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from allyouneed.apps.translate.alignment import Aligner
 from allyouneed.apps.translate.context import (
@@ -16,14 +16,12 @@ from allyouneed.apps.translate.context import (
     last_sentence,
     trained_context,
 )
-from allyouneed.apps.translate.direction import find_direction
 from allyouneed.apps.translate.documents.translate import DocumentTranslation, translate_documents
 from allyouneed.apps.translate.glossary import Glossary
 from allyouneed.apps.translate.languages import LanguageFrames
 from allyouneed.apps.translate.numbers.figures import put_right
 from allyouneed.apps.translate.result import AlignmentLink, Candidate, Translation
 from allyouneed.apps.translate.routes import Route, Routes
-from allyouneed.apps.translate.scoring import score_targets
 from allyouneed.apps.translate.spans.carry import Carrier
 from allyouneed.apps.translate.spans.forced_phrases import force_phrases
 from allyouneed.apps.translate.spans.spans import same_spans, without_spans
@@ -37,7 +35,6 @@ from allyouneed.apps.translate.splitting.assemble import (
     untranslated,
 )
 from allyouneed.apps.translate.splitting.split import Splitter, in_capitals
-from allyouneed.data.files.pairs import Pair
 from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.errors import UserError, quote
 from allyouneed.folder import Folder
@@ -48,7 +45,9 @@ from allyouneed.infer.engine import Engine
 from allyouneed.infer.frames import Frame, draft_engine, generate_targets, sequence_engine
 from allyouneed.infer.predictors.base import EvaluationResult, check_texts, evenly_spaced
 from allyouneed.infer.predictors.generating import GeneratingPredictor
-from allyouneed.metrics.translation import TranslationScores, evaluate
+
+if TYPE_CHECKING:
+    from allyouneed.data.files.pairs import Pair
 
 __all__ = ["AlignmentLink", "Candidate", "Translation", "Translator", "copied", "ends_in_loop", "one_line"]
 WHOLE = 64  # tokens of a line that is not split into sentences
@@ -365,11 +364,16 @@ class Translator(GeneratingPredictor):
         """The log-probability of each target given its source, as they are, end mark included: which of two
         translations the model prefers. `context`: the sentences before each source, of a model trained with them;
         `target_context`: those before each target, if it writes them as well."""
+        from allyouneed.apps.translate.scoring import score_targets
+
         return score_targets(self, sources, targets, self.frame(to, from_), context, target_context)
 
     def with_languages(
         self, examples: Sequence[Any], to: str | None, from_: str | None, options: str
     ) -> tuple[Sequence[Any], str]:
+        from allyouneed.apps.translate.direction import find_direction
+        from allyouneed.data.files.pairs import Pair
+
         if not isinstance(examples[0], Pair):
             return examples, ""
         sides = [pair.source for pair in examples], [pair.target for pair in examples]
@@ -380,6 +384,8 @@ class Translator(GeneratingPredictor):
         self, examples: Sequence[Pair], decoding: Decoding | None = None, show: int = 0, resamples: int = 0
     ) -> EvaluationResult:
         """BLEU and chrF from 0 to 100, and the percentage of exact matches; with several directions, their mean."""
+        from allyouneed.metrics.translation import TranslationScores, evaluate
+
         found = [""] * len(examples)
         several: dict[str, TranslationScores] = {}
         for direction in dict.fromkeys((pair.from_, pair.to) for pair in examples):

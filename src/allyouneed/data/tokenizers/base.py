@@ -15,14 +15,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, StringConstraints, model_validator
 
 from allyouneed.config import Config, parse
-from allyouneed.data.files.filters import Filters
-from allyouneed.data.files.pairs import PairFiles
-from allyouneed.data.files.readers import Files, Report
 from allyouneed.data.languages import find as find_language
 from allyouneed.data.tokenizers.bounds import MAX_BYTES, parse_tokenizer
 from allyouneed.data.tokenizers.bpe_dropout import BPEDropout
@@ -33,6 +30,10 @@ from allyouneed.data.tokenizers.special_tokens import Id, Template
 from allyouneed.data.tokenizers.subwords import train_subwords
 from allyouneed.errors import UserError, near
 from allyouneed.files.reading import file_in, has_file, read_json, read_text
+
+if TYPE_CHECKING:
+    from allyouneed.data.files.filters import Filters
+    from allyouneed.data.files.readers import Files, Report
 
 PAD, BOS, EOS, MASK = "<pad>", "<s>", "</s>", "<mask>"
 LANGUAGE = re.compile(r"<2(.+)>")
@@ -422,7 +423,9 @@ class Vocabularies:
 
         `specials`: tokens the task needs. `joint: false`: one vocabulary per side, for examples with two texts.
         """
-        languages = sorted({entry.to for entry in files if isinstance(entry, PairFiles) and entry.to is not None})
+        from allyouneed.data.files.readers import Report
+
+        languages = sorted({entry.direction[1] for entry in files if entry.direction is not None})
         config = config.model_copy(update={"specials": tuple(dict.fromkeys([*specials, *config.specials]))})
 
         report = Report()  # for the error below; the store reads the same examples and reports them

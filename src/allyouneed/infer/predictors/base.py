@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MethodType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from allyouneed.config import tree_of
-from allyouneed.data.batches.packing import Items
 from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.errors import UserError, quote
 from allyouneed.folder import DTYPES, Folder, as_dtype
@@ -23,11 +22,13 @@ from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.predictors.forward import NamedForward
 from allyouneed.infer.predictors.registry import provided
 from allyouneed.interop.load import check_device
-from allyouneed.interop.save import save_folder
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.models.precision import stored_as
 from allyouneed.nn.models.weights import cast_weights, named_tensors
 from allyouneed.runtime.process import refuse_after_fork
+
+if TYPE_CHECKING:
+    from allyouneed.data.batches.packing import Items
 
 BUDGET = 8192  # tokens per forward pass, padding included
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -101,6 +102,8 @@ class Predictor(ABC):
 
     def save(self, folder: Path | str) -> Path:
         """Write a model folder that `allyouneed.load` reads. An earlier model folder there is replaced."""
+        from allyouneed.interop.save import save_folder
+
         return save_folder(self.folder, folder)
 
     @property

@@ -14,7 +14,6 @@ from allyouneed.config import iter_parts
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import Batch, Input, Rows, Signal
 from allyouneed.nn.embed.tokens import Embed
-from allyouneed.nn.models.two_stream import append_query_stream
 from allyouneed.runtime.process import refuse_after_fork
 
 # in the order in which they are listed; a part names those it reads (`Part.inputs`)
@@ -152,6 +151,8 @@ class NamedForward:
         entry = self._source(given)
         if queried is not None:
             assert isinstance(entry, Rows)
+            from allyouneed.nn.models.two_stream import append_query_stream
+
             entry = append_query_stream(entry, queried, self.pad)
         return Batch(entry)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,8 +14,10 @@ from allyouneed.errors import UserError
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.predictors.base import Predictor
-from allyouneed.infer.speculative.decode import check_draft_options
-from allyouneed.infer.speculative.drafts import Draft, draft_for
+from allyouneed.infer.speculative.stats import check_draft_options
+
+if TYPE_CHECKING:
+    from allyouneed.infer.speculative.drafts import Draft
 
 Progress = Callable[[int, int], None]
 
@@ -46,7 +48,11 @@ class GeneratingPredictor(Predictor):
         the index of the first text in a longer request; samples depend on it and on the seed alone. `draft`: a smaller
         model, or "lookup", that drafts `ahead` tokens per step (speculative decoding)."""
         options = self._decoding(decoding, changes)
-        drafter = draft_for(self, draft, ahead, lambda other: other.draft_engine)
+        drafter: Draft | None = None
+        if draft is not None or ahead is not None:
+            from allyouneed.infer.speculative.drafts import draft_for
+
+            drafter = draft_for(self, draft, ahead, lambda other: other.draft_engine)
         if drafter is not None:
             check_draft_options(options)
         return CallOptions(options, on_progress, first, drafter)

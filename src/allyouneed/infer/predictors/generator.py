@@ -22,7 +22,7 @@ from allyouneed.infer.predictors.generating import CallOptions
 from allyouneed.infer.predictors.reward import RewardModel
 from allyouneed.infer.request import Medium
 from allyouneed.infer.retrieval.predictor import RetrievalPredictor
-from allyouneed.infer.speculative.decode import DraftStats, total_stats
+from allyouneed.infer.speculative.stats import DraftStats, total_stats
 from allyouneed.nn.batch import Neighbours
 
 SHOWN = 16  # tokens of a document that prompt a sample

@@ -15,7 +15,7 @@ from allyouneed.infer.engine import Engine
 from allyouneed.infer.frames import default_frame, draft_engine, generate_targets, sequence_engine
 from allyouneed.infer.predictors.base import EvaluationResult, check_texts, evenly_spaced
 from allyouneed.infer.predictors.generating import GeneratingPredictor
-from allyouneed.infer.speculative.decode import DraftStats, total_stats
+from allyouneed.infer.speculative.stats import DraftStats, total_stats
 from allyouneed.metrics.translation import evaluate
 
 

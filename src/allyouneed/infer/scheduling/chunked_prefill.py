@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
-from allyouneed.infer.block_manager import BlockManager
 from allyouneed.infer.decoding.base import DecodingSpec, RequestState
 from allyouneed.infer.isolation import isolate
 from allyouneed.infer.model_runner import ModelRunner
@@ -20,6 +19,7 @@ from allyouneed.nn.states.base import States
 from allyouneed.nn.states.paged import PagedStates
 
 if TYPE_CHECKING:
+    from allyouneed.infer.block_manager import BlockManager
     from allyouneed.infer.cuda_graph.paged_prefill import PagedPrefill
     from allyouneed.infer.cuda_graph.scheduler_slots import SchedulerSlots
 

@@ -14,9 +14,7 @@ from dataclasses import dataclass, field, fields
 import torch
 from torch import Tensor
 
-from allyouneed.errors import UserError
-from allyouneed.infer.decoding.base import Hypothesis, RequestState, make_hypothesis, matches_stop
-from allyouneed.infer.decoding.options import Decoding
+from allyouneed.infer.decoding.base import RequestState, make_hypothesis, matches_stop
 from allyouneed.infer.decoding.repetition import is_looping
 from allyouneed.infer.decoding.rules import choose_tokens
 from allyouneed.infer.decoding.sample import DROP_SHARE
@@ -25,35 +23,9 @@ from allyouneed.infer.decoding.topk import token_log_probs
 from allyouneed.infer.prefill import DecodableModel
 from allyouneed.infer.speculative.acceptance import PositionRules, is_accepted, resample
 from allyouneed.infer.speculative.drafts import Draft, DraftRow, DraftTokens
+from allyouneed.infer.speculative.stats import DraftStats, SpeculativeHypothesis
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.states.base import States
-
-
-@dataclass(frozen=True)
-class DraftStats:
-    """`passes` of the model, draft tokens (`guessed`), and how many of them were accepted (`right`)."""
-
-    passes: int = 0
-    guessed: int = 0
-    right: int = 0
-
-    def __str__(self) -> str:
-        rate = (self.passes + self.right) / max(1, self.passes)
-        return f"{self.right} of {self.guessed} draft tokens accepted, {rate:.1f} tokens per pass"
-
-    def __add__(self, other: DraftStats) -> DraftStats:
-        return DraftStats(self.passes + other.passes, self.guessed + other.guessed, self.right + other.right)
-
-
-@dataclass(frozen=True, slots=True)
-class SpeculativeHypothesis(Hypothesis):
-    stats: DraftStats = DraftStats()
-
-
-def total_stats(answers: Sequence[Sequence[Hypothesis]]) -> DraftStats | None:
-    """Of all answers; None: decoded without a draft."""
-    found = [one.stats for answer in answers for one in answer if isinstance(one, SpeculativeHypothesis)]
-    return sum(found, DraftStats()) if found else None
 
 
 @dataclass(eq=False)
@@ -63,7 +35,7 @@ class SpeculativeRow(DraftRow):
     state: RequestState = field(kw_only=True)
     log_probs: list[float] = field(default_factory=list)
     finished: bool = False
-    stats: DraftStats = DraftStats()
+    stats: DraftStats = field(default_factory=DraftStats)
 
     def extend(self, tokens: Sequence[int], log_probs: Sequence[float], guessed: int, group: int) -> None:
         """Append the tokens that one pass has accepted, of so many draft tokens, and the model's own. `group`: texts of
@@ -99,11 +71,6 @@ def draft_uniforms(state: RequestState, line: int) -> Tensor:
     key = (state.seed, line, *state.request.sample_key)
     more = uniform_stream((*key, 1), 2 * state.limit).view(-1, 2)
     return torch.cat((more, uniform_stream(key, state.limit)[:, None]), 1)
-
-
-def check_draft_options(decoding: Decoding) -> None:
-    if decoding.method == "beam" and decoding.beam > 1:
-        raise UserError(f"draft: not supported with a beam of {decoding.beam}; use method 'greedy' or 'sample'")
 
 
 class SpeculativeDecoder:

@@ -78,10 +78,12 @@ class VocabularyHead(Head):
     """Generate a token or copy one of the source (See et al. 2017); in an encoder-decoder with one vocabulary."""
 
     def build(self, common: Common, vocab: int | None, tied: Tensor | None) -> HeadModule:
-        from allyouneed.nn.heads.copying import CopyHeadModule  # a circular import at module level
-
         assert vocab is not None
-        return (CopyHeadModule if self.copy_ else VocabularyHeadModule)(self, common, vocab, tied)
+        if not self.copy_:
+            return VocabularyHeadModule(self, common, vocab, tied)
+        from allyouneed.nn.heads.copying import CopyHeadModule
+
+        return CopyHeadModule(self, common, vocab, tied)
 
     def cost(self, common: Common, vocab: int | None, inner: int, tied: bool) -> Cost:
         assert vocab is not None

@@ -18,6 +18,7 @@ from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.dropout import Dropout
 from allyouneed.nn.states.base import State
+from allyouneed.nn.states.nested import NestedStates
 from allyouneed.nn.sublayer import Channel, Mixer, SubLayer
 
 
@@ -149,22 +150,3 @@ class BranchesModule(SubLayer):
         parts = {name: part.new_state() for name, part in self.pieces.items() if isinstance(part, SubLayer)}
         kept = {name: state for name, state in parts.items() if state is not None}
         return NestedStates(kept) if kept else None
-
-
-class NestedStates(State):
-    """The states of nested parts, by name."""
-
-    def __init__(self, parts: dict[str, State]) -> None:
-        self.parts = parts
-
-    def select(self, rows: Tensor) -> None:
-        for state in self.parts.values():
-            state.select(rows)
-
-    def trim(self, length: int, each: Tensor | None = None) -> None:
-        for state in self.parts.values():
-            state.trim(length, each)
-
-    @property
-    def bytes(self) -> int:
-        return sum(state.bytes for state in self.parts.values())

@@ -15,9 +15,9 @@ from torch import Tensor
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.mixers.branches import NestedStates
 from allyouneed.nn.mixers.convolution import Convolution
 from allyouneed.nn.states.base import State
+from allyouneed.nn.states.nested import NestedStates
 from allyouneed.nn.sublayer import Channel, SubLayer
 
 Size = Annotated[int, Field(gt=0)]

@@ -17,10 +17,10 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.attention import Attention
-from allyouneed.nn.mixers.branches import NestedStates
 from allyouneed.nn.mixers.lightweight import DynamicConvolution, LightweightConvolution
 from allyouneed.nn.patterns.core import Full, Pattern
 from allyouneed.nn.states.base import State
+from allyouneed.nn.states.nested import NestedStates
 from allyouneed.nn.sublayer import AttendsByPattern, Mixer, SubLayer
 
 Size = Annotated[int, Field(gt=0)]

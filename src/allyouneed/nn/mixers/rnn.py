@@ -121,6 +121,10 @@ class RNNModule(SubLayer):
         """The network with float weights."""
         return self.rnn.dequantized if isinstance(self.rnn, Int8RNN) else self.rnn
 
+    def rnn_to_int8(self) -> None:
+        """Store the weights in int8 (nn/models/precision.py)."""
+        self.rnn = Int8RNN(self.float_rnn)
+
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         if isinstance(state, Recurrent):
             return state.advance(self.run, x, context)

@@ -265,6 +265,7 @@ class ModelModule(nn.Module):
     """`model(source, target)` or `model(tokens)`, of tensors, gives the output of the head: logits of tokens or
     classes, or vectors. `model(batch)` gives hidden states, `logits(batch)` the output of the head."""
 
+    steps_by_stack: ClassVar[bool]  # set by a class whose decode step is its embedding, decoder stack and head
     config: Model
     head: Any
 

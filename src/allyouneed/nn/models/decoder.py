@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -56,6 +56,8 @@ class Decoder(DecoderStack):
 
 class DecoderModel(ModelModule):
     """Runs whole texts (training) or new tokens over `States` (decoding)."""
+
+    steps_by_stack: ClassVar[bool] = True
 
     def __init__(self, config: DecoderStack) -> None:
         super().__init__()

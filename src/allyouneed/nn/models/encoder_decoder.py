@@ -14,7 +14,6 @@ from allyouneed.nn.cost import Cost
 from allyouneed.nn.depth import Depth
 from allyouneed.nn.embed.tokens import Embed, TokenEmbed
 from allyouneed.nn.heads.vocabulary import Head, VocabularyHead
-from allyouneed.nn.mixers.attention.context_attention import ContextAttention
 from allyouneed.nn.models.base import (
     STACKS,
     Layers,
@@ -30,7 +29,6 @@ from allyouneed.nn.models.base import (
     request_weights,
     stack_problems,
 )
-from allyouneed.nn.models.context_encoder import split_context
 from allyouneed.nn.models.stack import Stack, stack_cost
 from allyouneed.nn.observe import rename
 from allyouneed.nn.states.base import State, States
@@ -118,14 +116,14 @@ class EncoderDecoder(Model):
         reads = bool(self.context)
         yield from stack_problems("encoder", self.encoder, self, has_source=reads, decodes=False)
         for number, layer in enumerate(self.encoder):
-            if reads and layer.cross is not None and not isinstance(layer.cross, ContextAttention):
+            if reads and layer.cross is not None and not reads_context(layer.cross):
                 yield ("encoder", number, "cross", "kind"), "must be context-attention: an encoder reads no other text"
         if reads:
             yield from stack_problems("context", self.context, self, has_source=False, decodes=False)
             if self.separator is None:
                 yield ("separator",), "missing: the id of the token after each sentence of the context"
             layers = (*self.encoder, *self.decoder)
-            if not any(isinstance(layer.cross, ContextAttention) for layer in layers):
+            if not any(reads_context(layer.cross) for layer in layers):
                 yield ("context",), "no layer has a cross of kind context-attention, so it would be ignored; add one"
             if (self.source_embed or self.embed).reads is not Rows:
                 yield ("context",), "needs a source that is a text"
@@ -134,7 +132,7 @@ class EncoderDecoder(Model):
         if not self.head.causal and all(mixer.causal for mixer in mixers):
             text = "no layer attends to later tokens, which this head needs; remove pattern: causal"
             yield ("decoder",), text
-        if self.decoder and all(isinstance(layer.cross, ContextAttention | None) for layer in self.decoder):
+        if self.decoder and all(layer.cross is None or reads_context(layer.cross) for layer in self.decoder):
             yield ("decoder",), "no layer has a cross, so the decoder would ignore the source; add one"
         copies = self.joint and (self.source_embed or self.embed).reads is Rows
         yield from outer_problems(self.embed, self.head, self, self.vocabs.target, copies=copies)
@@ -145,10 +143,17 @@ class EncoderDecoder(Model):
             yield from ((("source_embed", key), text) for key, text in found)
 
 
+def reads_context(cross: Any) -> bool:
+    """Whether a cross mixer reads the sentences before the source, not the source."""
+    return getattr(cross, "reads_context", False)
+
+
 class EncoderDecoderModel(ModelModule):
     """`encode` the source, then run whole targets (training) or new tokens over `States` (decoding)."""
 
     config: EncoderDecoder
+
+    steps_by_stack: ClassVar[bool] = True
 
     def __init__(self, config: EncoderDecoder) -> None:
         super().__init__()
@@ -174,6 +179,8 @@ class EncoderDecoderModel(ModelModule):
         preceding = None
         if self.context is not None:
             assert isinstance(source, Rows) and self.config.separator is not None
+            from allyouneed.nn.models.context_encoder import split_context
+
             before, source = split_context(source, embed.layout(source), self.config.separator)
             preceding = self.encode_context(before, embed, losses)
         layout: TokenLayout = embed.layout(source)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -113,6 +113,8 @@ class InterleavedModel(DecoderModel):
 
     config: Interleaved
     may_skip_parameters = True  # texts without images do not use their tower
+
+    steps_by_stack: ClassVar[bool] = True
 
     def __init__(self, config: Interleaved) -> None:
         super().__init__(config)

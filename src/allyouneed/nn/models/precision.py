@@ -15,7 +15,6 @@ from allyouneed.nn.linear.bitlinear import BitLinear
 from allyouneed.nn.linear.dense import MergedLinear
 from allyouneed.nn.linear.int8 import Int8Codes, Int8Linear, Int8Table, Int8Weight
 from allyouneed.nn.linear.ternary import PackedBitLinear, pack_model
-from allyouneed.nn.mixers.rnn import Int8RNN, RNNModule
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.weights import assign_weights, cast_weights, meta_model, named_tensors
 
@@ -38,8 +37,8 @@ def to_int8(model: nn.Module, floats: Container[str] = ()) -> nn.Module:
 
     made: dict[nn.Module, nn.Module] = {}
     for path, parent in list(model.named_modules()):
-        if isinstance(parent, RNNModule) and f"{path}.rnn.weight_ih_l0" not in floats:
-            parent.rnn = Int8RNN(parent.float_rnn)
+        if hasattr(parent, "rnn_to_int8") and f"{path}.rnn.weight_ih_l0" not in floats:
+            parent.rnn_to_int8()
         if isinstance(parent, VocabularyHeadModule) and parent.product is None:
             parent.set_product(Int8Linear(codes(parent.weight), parent.bias))
         if isinstance(parent, EmbedModule) and type(getattr(parent, "tokens", None)) is nn.Embedding:

@@ -78,7 +78,7 @@ class PatternParser:
         word = self.tokens[self.index]
         part = None if word in COMBINATORS else Pattern.find(word)
         if part is None:
-            names = [kind for kind in Pattern.kinds() if kind not in COMBINATORS]
+            names = [kind for kind in Pattern.known() if kind not in COMBINATORS]
             close = difflib.get_close_matches(word, names, n=1)
             near = f"; did you mean {close[0]!r}?" if close else ""
             raise self._error(f"unknown pattern {word!r}{near} (allowed: {', '.join(sorted(names))})")

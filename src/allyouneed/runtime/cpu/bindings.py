@@ -16,21 +16,19 @@ import torch
 from torch import Tensor
 
 from allyouneed.kernels.cpu.abi import Cache, Mask, Memory
-from allyouneed.nn.mixers.attention.infini import CompressiveMemory
-from allyouneed.nn.mixers.attention.lsh import HashedKeyValues
-from allyouneed.nn.mixers.branches import NestedStates
-from allyouneed.nn.mixers.convolution import RecentTokens
 from allyouneed.nn.patterns.core import Pattern, TokenFields
-from allyouneed.nn.positions.rotary import RotaryModule
 from allyouneed.nn.states.base import State, States
 from allyouneed.nn.states.kv_cache import CrossKVCache, KVCache
+from allyouneed.nn.states.nested import NestedStates
 from allyouneed.nn.states.paged import PagedKVCache, PagedStates
 from allyouneed.nn.states.recurrent import TAIL, Recurrent
 from allyouneed.nn.states.window import MAX_TRIM, WindowKVCache
 from allyouneed.runtime.cpu.instructions import FORMATS, CacheSlot, MemorySlot
+from allyouneed.runtime.rules import Rules
 
 HUGE = LARGE = 2 << 20  # bytes of a huge page, and of a carry that is moved to some
 SETTLED = 16  # passes after which it is
+bind_state = Rules("native binding", __file__)  # of states of constant size: rule(state, features, memory)
 AHEAD = 64  # positions whose masks are computed together, and tokens that recent ones are moved after
 
 
@@ -51,10 +49,10 @@ class StateBinding:
         self.memories = (Memory * max(1, len(memories)))()
         self.masks = (Mask * max(1, len(masks)))()
         self.mask_tables = [MaskTable(pattern) for pattern in masks]
-        self.bound: list[RecurrentBinding | RecentBinding | CompressiveBinding] = []
+        self.bound: list[Any] = []
         for number, memory in enumerate(memories):
             state = find_state(memory, states)
-            kind = BINDINGS.get(type(state))
+            kind = bind_state.get(state)
             if kind is None:
                 self.supported = False
             else:
@@ -136,6 +134,8 @@ def kind_of_cache(slot: CacheSlot, paged: bool) -> type:
     if slot.window:
         return WindowKVCache
     if slot.rounds:
+        from allyouneed.nn.mixers.attention.lsh import HashedKeyValues
+
         return HashedKeyValues
     return PagedKVCache if paged and "/" not in slot.state.name else KVCache
 
@@ -150,7 +150,7 @@ def grow_window(state: WindowKVCache, slot: CacheSlot, rows: int, end: int) -> N
         state.lengths = state.written = torch.zeros(rows, dtype=torch.long)
 
 
-def replace_cache(state: KVCache | WindowKVCache | CompressiveMemory, keys: Tensor, values: Tensor) -> None:
+def replace_cache(state: Any, keys: Tensor, values: Tensor) -> None:
     """By tensors of another type, which have no spare rows."""
     state.keys, state.values = keys, values
     if isinstance(state, KVCache):
@@ -226,6 +226,7 @@ def huge_pages(like: Tensor) -> Tensor:
     return pages.narrow(0, -pages.data_ptr() % HUGE // 4, like.numel()).view(like.shape)
 
 
+@bind_state.register(Recurrent)
 class RecurrentBinding:
     """Carry, inputs and lengths of a `Recurrent`; the carry consists of numbers of four bytes. A new state's carry is
     copied to huge pages, since most stay where they are. Rows that are reordered in every step are copied in every
@@ -290,140 +291,3 @@ class RecurrentBinding:
     def finish(self, end: int) -> None:
         self.state.most += 1
         self.passes += 1
-
-
-class RecentBinding:
-    """The tokens of `RecentTokens`, in a buffer in which they advance by one in every pass."""
-
-    def __init__(self, state: RecentTokens, features: int, memory: Any) -> None:
-        self.state, self.features, self.memory = state, features, memory
-        self.known: tuple[Any, ...] = ()
-        self.buffer = torch.empty(0)
-        self.offset = 0
-
-    def prepare(self, rows: int, like: Tensor) -> bool:
-        state = self.state
-        if state.tokens is not None and len(state.tokens) != rows:
-            return False
-        if self.offset == AHEAD or not unchanged(self.known, self.tensors()):
-            self.bind(rows)
-        self.memory.inputs = self.buffer.data_ptr() + (self.offset + state.size) * self.features * 4
-        return True
-
-    def tensors(self) -> tuple[Any, ...]:
-        return self.state.tokens, self.state.lengths, self.state.oldest
-
-    def bind(self, rows: int) -> None:
-        state = self.state
-        self.buffer, self.offset = torch.zeros(rows, state.size + AHEAD, self.features), 0
-        if state.tokens is not None:
-            self.buffer[:, : state.size] = state.tokens
-        state.tokens = self.buffer[:, : state.size]
-        zeros = torch.zeros(rows, dtype=torch.long)
-        state.lengths = (zeros if state.lengths is None else state.lengths).clone()
-        state.oldest = (zeros if state.oldest is None else state.oldest).clone()
-        self.memory.row = self.buffer.stride(0)
-        self.memory.lengths, self.memory.since = state.lengths.data_ptr(), state.oldest.data_ptr()
-        self.known = self.tensors()
-
-    def finish(self, end: int) -> None:
-        state = self.state
-        self.offset += 1
-        state.tokens, state.end = self.buffer.narrow(1, self.offset, state.size), min(end, state.size)
-        self.known = (state.tokens, *self.known[1:])
-
-
-class CompressiveBinding:
-    """Keys and values of a `CompressiveMemory`, and two things that follow from them: the memory of all segments before
-    a row's current one, and that segment's keys and values, with positions, by their position in it. A pass appends to
-    the keys; a segment is added to the memory when it is complete, between two passes."""
-
-    def __init__(self, state: CompressiveMemory, features: int, memory: Any) -> None:
-        self.state, self.memory = state, memory
-        self.known: tuple[Any, ...] = ()
-        self.counts: list[int] = []  # cached tokens of each row, `passes` passes ago
-        self.passes = self.left = 0  # since then, and until a segment is complete or a cache full
-
-    def prepare(self, rows: int, like: Tensor) -> bool:
-        if self.state.lengths is not None and len(self.state.lengths) != rows:
-            return False
-        if not unchanged(self.known, self.tensors()):
-            self.bind(rows)
-        elif not self.left:
-            self.counts = [count + self.passes for count in self.counts]
-            complete = [row for row, count in enumerate(self.counts) if count % self.state.module.segment == 0]
-            self.add_segments(self.before, complete, [self.counts[row] for row in complete])
-            self.make_room()
-        return True
-
-    def tensors(self) -> tuple[Any, ...]:
-        state = self.state
-        return state.memory, state.keys, state.values, state.lengths, state.since
-
-    def bind(self, rows: int) -> None:
-        state, module = self.state, self.state.module
-        heads, width, segment = module.heads, module.head_width, module.segment
-        if state.memory is None or state.lengths is None or state.since is None:
-            state.memory = module.initial_memory(torch.empty(rows, heads, 0, width))
-            state.keys, state.values = torch.zeros(2, rows, heads, state.kept + 1, width)
-            state.lengths = state.since = torch.zeros(rows, dtype=torch.long)
-        assert state.keys is not None and state.values is not None
-        state.memory, state.lengths, state.since = state.memory.clone(), state.lengths.clone(), state.since.clone()
-        state.keys, state.values = (
-            cache.detach().to(torch.float32, copy=True).contiguous() for cache in (state.keys, state.values)
-        )
-        self.counts = (state.lengths - state.since).tolist()
-        self.before = state.memory.clone()
-        for end in range(segment, max(self.counts) + 1, segment):
-            complete = [row for row, count in enumerate(self.counts) if count >= end]
-            self.add_segments(self.before, complete, [end] * len(complete))
-        starts = torch.tensor([count // segment * segment for count in self.counts])
-        slots = (starts[:, None] + torch.arange(segment)).clamp(max=state.kept)  # (rows, segment)
-        slots = slots[:, None, :, None].expand(-1, heads, -1, width)
-        self.segment = [cache.gather(2, slots) for cache in (state.keys, state.values)]
-        if isinstance(module.rotary, RotaryModule):
-            tables = module.rotary.tables(torch.arange(segment)[None], torch.float32)
-            self.segment[0] = module.rotary.rotate(self.segment[0], tables[1]).contiguous()
-        self.make_room()
-        parts = [self.before, *self.segment, state.keys, state.values]
-        self.held = (
-            (ctypes.c_void_p * len(parts))(*(part.data_ptr() for part in parts)),
-            (ctypes.c_int32 * len(parts))(*(part[0].numel() for part in parts)),
-        )
-        self.memory.carry, self.memory.sizes = (ctypes.addressof(array) for array in self.held)
-        self.memory.lengths, self.memory.since = state.lengths.data_ptr(), state.since.data_ptr()
-        self.known = self.tensors()
-
-    def add_segments(self, memory: Tensor, rows: list[int], ends: list[int]) -> None:
-        """Update the memory of these rows by the segments that end before these slots."""
-        state, size = self.state, self.state.module.segment
-        assert state.keys is not None and state.values is not None
-        for row, end in zip(rows, ends, strict=True):
-            one, slots = slice(row, row + 1), slice(end - size, end)
-            keys, values = state.keys[one, :, slots], state.values[one, :, slots]
-            memory[one] = state.module.update_memory(memory[one], keys, values, None)
-
-    def make_room(self) -> None:
-        """Move a segment of each full cache into the memory; then count the passes until the next change."""
-        state, size = self.state, self.state.module.segment
-        assert state.memory is not None and state.since is not None
-        full = [row for row, count in enumerate(self.counts) if count == state.kept]
-        self.add_segments(state.memory, full, [size] * len(full))
-        for row in full:
-            for cache in (state.keys, state.values):
-                assert cache is not None
-                cache[row, :, : state.kept - size] = cache[row, :, size : state.kept].clone()
-            state.since[row] += size
-            self.counts[row] -= size
-        self.passes, self.left = 0, min(min(size - count % size, state.kept - count) for count in self.counts)
-
-    def finish(self, end: int) -> None:
-        self.state.end = min(end, self.state.kept)
-        self.passes, self.left = self.passes + 1, self.left - 1
-
-
-BINDINGS: dict[type, Any] = {
-    Recurrent: RecurrentBinding,
-    RecentTokens: RecentBinding,
-    CompressiveMemory: CompressiveBinding,
-}

@@ -17,13 +17,9 @@ from allyouneed.kernels.cpu.build import native_library, wait_for_build
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.context import Context, Memory, TokenLayout
 from allyouneed.nn.linear import int8 as quantized
-from allyouneed.nn.mixers.attention.infini import CompressiveMemory
-from allyouneed.nn.mixers.convolution import RecentTokens
 from allyouneed.nn.states.base import States
-from allyouneed.nn.states.kv_cache import KVCache
 from allyouneed.nn.states.paged import PagedKVCache, PagedStates
 from allyouneed.nn.states.recurrent import Recurrent
-from allyouneed.nn.states.window import WindowKVCache
 from allyouneed.runtime.cpu.bindings import StateBinding, grow_cache, grow_window, leaf_states, replace_cache
 from allyouneed.runtime.cpu.instructions import FORMATS, Instructions, PartCall, Register
 from allyouneed.runtime.cpu.lower import lower, lower_embed, lower_program
@@ -221,11 +217,11 @@ class CpuExecutor:
             return states
         for layer in states.layers:
             for state in leaf_states(layer.values()):
-                if isinstance(state, KVCache | WindowKVCache | CompressiveMemory):
-                    if state.keys is not None and state.values is not None:
-                        replace_cache(state, state.keys.to(self.dtype), state.values.to(self.dtype))
-                elif isinstance(state, RecentTokens) and state.tokens is not None:
-                    state.tokens = state.tokens.to(self.dtype)
+                held: Any = state  # keys and values, or the tokens before a convolution
+                if getattr(held, "keys", None) is not None:
+                    replace_cache(held, held.keys.to(self.dtype), held.values.to(self.dtype))
+                elif getattr(held, "tokens", None) is not None:
+                    held.tokens = held.tokens.to(self.dtype)
                 elif isinstance(state, Recurrent) and state.now is not None:
                     types = [part.dtype for part in state.snapshot]
                     state.now = tuple(part.to(dtype) for part, dtype in zip(state.now, types, strict=True))

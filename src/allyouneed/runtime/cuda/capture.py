@@ -14,7 +14,6 @@ from allyouneed.nn.embed.tokens import TokenEmbedModule
 from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttention
 from allyouneed.nn.mixers.attention.mla import LatentAttentionModule
 from allyouneed.nn.mixers.attention.synchronous import SynchronousAttention
-from allyouneed.nn.mixers.branches import NestedStates
 from allyouneed.nn.models.decoder_decoder import DecoderDecoderModel
 from allyouneed.nn.models.stack import Stack
 from allyouneed.nn.patterns.core import And, Causal, Full, Or, Pattern, Prefix, Window
@@ -25,11 +24,12 @@ from allyouneed.nn.positions.rotary import RotaryModule
 from allyouneed.nn.positions.t5_bias import BucketsModule
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.kv_cache import CrossKVCache, KVCache
+from allyouneed.nn.states.nested import NestedStates
 from allyouneed.nn.sublayer import SubLayer
 from allyouneed.runtime.cuda.static_cache import make_static_state, plain_state, step_layers, step_stacks
 from allyouneed.runtime.program import Unsupported
 from allyouneed.runtime.rules import Blocker, Rules
-from allyouneed.runtime.trace import TRACED_MODELS, require_traced_model, trace
+from allyouneed.runtime.trace import require_traced_model, trace
 
 check_capture = Rules("rule for CUDA graphs", __file__)
 
@@ -47,7 +47,7 @@ def can_capture_prefill(model: Any) -> bool:
 
 def step_blockers(model: Any) -> Iterator[Blocker]:
     try:
-        require_traced_model(model, (*TRACED_MODELS, DecoderDecoderModel))
+        require_traced_model(model, DecoderDecoderModel)
         check_capture_of(model.embed)
     except Unsupported as reason:
         yield Blocker("", str(reason))

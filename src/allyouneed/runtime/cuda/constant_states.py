@@ -19,11 +19,11 @@ from allyouneed.nn.mixers.attention.chunked_cross import ChunkedCrossAttention, 
 from allyouneed.nn.mixers.attention.infini import CompressiveMemory, InfiniModule
 from allyouneed.nn.mixers.attention.lsh import HashedKeyValues
 from allyouneed.nn.mixers.attentive_gru import AttentiveGRUModule, AttentiveGRUState
-from allyouneed.nn.mixers.branches import NestedStates
 from allyouneed.nn.mixers.convolution import RecentTokens
 from allyouneed.nn.mixers.performer import PerformerCross, SourceFeatureSums
 from allyouneed.nn.ops.deferred import Deferred, Recent
 from allyouneed.nn.states.base import State
+from allyouneed.nn.states.nested import NestedStates
 from allyouneed.nn.states.recurrent import Carry, Recurrent
 from allyouneed.runtime.cuda.static_cache import (
     OWN_SOURCE,

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from allyouneed.nn.context import Context
-from allyouneed.nn.mixers.branches import BranchesModule, NestedStates
+from allyouneed.nn.mixers.branches import BranchesModule
 from allyouneed.nn.mixers.conv_ffn import ConvolutionalFFNModule
 from allyouneed.nn.mixers.lsra import LSRAModule
+from allyouneed.nn.states.nested import NestedStates
 from allyouneed.runtime.cuda.kernels import NORMS, Kernel, StepSetup, add_norm, kernel, make_kernel
 
 

@@ -76,15 +76,15 @@ def read(text: str, sizes: Sizes) -> list[Any]:
         if slot.find(kind) is not None
     ]
     if not slots:
-        known = sorted({*Positions.kinds(), *Relative.kinds()} - {"none"})
+        known = sorted({*Positions.known(), *Relative.known()} - {"none"})
         raise UserError(f"unknown positions {text!r} (allowed: {', '.join(known)})")
-    trees = [(holder, {"part": _with_required(tree, slot.kinds()[kind], sizes)}) for slot, holder in slots]
+    trees = [(holder, {"part": _with_required(tree, slot.known()[kind], sizes)}) for slot, holder in slots]
     return [parse(holder, tree, text).part for holder, tree in trees]  # type: ignore[attr-defined]
 
 
 def all_parts(sizes: Sizes) -> Iterator[Any]:
     for slot in (Positions, Relative):
-        for kind in slot.kinds():
+        for kind in slot.known():
             yield from (part for part in read(kind, sizes) if isinstance(part, slot))
 
 

@@ -94,7 +94,7 @@ def slot_classes() -> list[type[Part]]:
 
 def parts_of(cls: type[Part], own: bool = False) -> list[type[Part]]:
     """The parts of a slot, by module; `own`: without those of plugins."""
-    found = [part for part in cls.kinds().values() if not own or part.__module__.startswith("allyouneed.")]
+    found = [part for part in cls.known().values() if not own or part.__module__.startswith("allyouneed.")]
     return sorted(found, key=lambda part: part.__module__)
 
 

@@ -22,7 +22,7 @@ from allyouneed.errors import quote
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.base import Hypothesis
 from allyouneed.infer.decoding.notes import invalid_notes, loop_note
-from allyouneed.infer.speculative.decode import total_stats
+from allyouneed.infer.speculative.stats import total_stats
 
 if TYPE_CHECKING:
     from allyouneed.infer.predictors.generating import CallOptions

@@ -32,6 +32,7 @@ class ContextAttention(Mixer):
 
     supports_cross: ClassVar[bool] = True
     supports_self: ClassVar[bool] = False
+    reads_context: ClassVar[bool] = True
 
     kind: Literal["context-attention"] = "context-attention"
     heads: Annotated[int, Field(gt=0)]
