@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 import allyouneed as ayn
-from allyouneed.cli.demo import dates
+from allyouneed.cli.tour import dates
 from allyouneed.config import override, preset_tree
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.options import Decoding

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from allyouneed.cli.demo import dates
+from allyouneed.cli.tour import dates
 from allyouneed.data.files.pairs import PairFiles
 from allyouneed.data.files.readers import Report
 

@@ -69,7 +69,7 @@ DRAFTED = ("greedy", "draws", "sample", "least", "penalties")  # of these, with 
 def engine_of(name: str, **more: Any) -> Engine:
     """Sharp random weights, so that no two tokens are nearly equal, and answers of many lengths."""
     if name == "translation":
-        return Engine(random_model(ends=5.0), BOS, EOS, PAD, [PAD, BOS], **more)
+        return with_graphs(Engine(random_model(ends=5.0), BOS, EOS, PAD, [PAD, BOS], **more))
     preset, changes = SEEN_PROMPT if name == "seen-prompt" else MODELS[name]
     torch.manual_seed(3)
     model: Any = parse(Model, override(preset_tree(preset), [*changes, "dropout=0"])).build().eval()  # type: ignore[type-abstract]
@@ -79,7 +79,13 @@ def engine_of(name: str, **more: Any) -> Engine:
                 weight.mul_(4.0 if name != "t5" else 1.5)
         model.embed.tokens.weight[EOS] *= 1.5
     limit = model.config.limit
-    return Engine(model, BOS, EOS, PAD, [PAD, BOS], limit=limit, **more)
+    return with_graphs(Engine(model, BOS, EOS, PAD, [PAD, BOS], limit=limit, **more))
+
+
+def with_graphs(engine: Engine) -> Engine:
+    """The engine with a cache of graph runners, which it has by itself on a GPU only."""
+    engine._graphs = GraphRunnerCache(engine)
+    return engine
 
 
 def draft_engine(engine: Engine, noise: float = 0.02, limit: int | None = None) -> Engine:

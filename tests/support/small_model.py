@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from allyouneed.cli.demo import dates
+from allyouneed.cli.tour import dates
 from allyouneed.training import load_recipe, train
 
 HEADS = {"kind": "attention", "heads": 2}

@@ -111,6 +111,7 @@ def test_it_learns_to_answer_and_every_way_of_asking_gives_the_same(folder, trai
 
     place = str(folder / "run" / "model")
     files = ["--image", str(folder / "red.png"), "--image", str(folder / "green.png"), "--model", place]
+    app.load()
     found = CliRunner().invoke(app, ["generate", "<image><image>Second?", *files])
     assert (found.exit_code, found.stdout.strip()) == (0, "green")
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from allyouneed.cli.demo import dates
+from allyouneed.cli.tour import dates
 from allyouneed.training import Recipe, load_recipe
 from micro_run import RECIPE, Listener, Make
 

@@ -249,7 +249,7 @@ def test_the_demo_shows_it_first(
 ) -> None:
     from rich.console import Console
 
-    import allyouneed.cli.demo as demo
+    import allyouneed.cli.tour as demo
 
     monkeypatch.setattr(demo, "SENTENCES", [("bad", None), ("бад", "gr")])
     demo.show_translator(packaged, Console(width=200))

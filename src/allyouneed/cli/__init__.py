@@ -87,7 +87,7 @@ def demo(
     ask: Annotated[bool, option(help="translate what you type afterwards")] = True,
 ) -> None:
     """Train a small Transformer to read written dates, score it, and try it."""
-    from allyouneed.cli.demo import run
+    from allyouneed.cli.tour import run
 
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; name a folder for the demo")

@@ -56,7 +56,8 @@ def test_missing_matplotlib_names_the_extra(tmp_path, monkeypatch):
 def test_matplotlib_is_loaded_when_there_is_something_to_draw():
     program = (
         "import sys\n"
-        "from allyouneed.apps.inspect import canvas, figure, models, pages, pattern, positions\n"
+        "from allyouneed.apps.inspect.pictures import canvas, figure, pattern, positions\n"
+        "from allyouneed.apps.inspect.reference import models, pages\n"
         "canvas.draw(pattern.panels(['causal']) + positions.panels(['alibi'], positions.Sizes()), 80)\n"
         "assert 'matplotlib' not in sys.modules"
     )

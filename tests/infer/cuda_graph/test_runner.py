@@ -33,6 +33,7 @@ from graph_runner import (
     few_slots,
     make_requests,
     token_lists,
+    with_graphs,
 )
 from shrink import shrink
 from toy_models import BOS, EOS, random_model
@@ -147,7 +148,7 @@ def test_a_processor_that_raises_fails_its_own_request() -> None:
 
 
 def test_forced_phrases_of_each_request_in_one_runner(tokenizer: Tokenizer) -> None:
-    engine = Engine(random_model(vocab=tokenizer.size, ends=1.0), 1, 2, 0, forbidden=[0, 1])
+    engine = with_graphs(Engine(random_model(vocab=tokenizer.size, ends=1.0), 1, 2, 0, forbidden=[0, 1]))
     phrases = [{"lazy dog": 1, "fox": 2}, {"公园": 1}, {}, {"Xylophon": 1, "3 D": 2}]
     for decoding in (Decoding(beam=3, best=2, extra=20), Decoding(method="greedy", extra=20)):
         base = engine.spec(decoding)

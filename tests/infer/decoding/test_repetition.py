@@ -39,7 +39,7 @@ from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
 from allyouneed.infer.speculative.drafts import PromptLookup
 from allyouneed.nn.states.paged import BlockPool
-from graph_runner import decode_in_slots
+from graph_runner import decode_in_slots, with_graphs
 from graph_runner import engine_of as seated_engine
 from toy_models import BOS, EOS, PAD
 
@@ -53,7 +53,7 @@ WAYS = {
 
 @pytest.fixture(scope="module")
 def speaker() -> Engine:
-    return Engine(decoder_model(vocab=17), BOS, EOS, PAD, forbidden=[PAD, BOS, EOS])
+    return with_graphs(Engine(decoder_model(vocab=17), BOS, EOS, PAD, forbidden=[PAD, BOS, EOS]))
 
 
 def few(count: int = 8) -> list[list[int]]:

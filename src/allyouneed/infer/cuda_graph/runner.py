@@ -12,7 +12,7 @@ import warnings
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,9 +41,6 @@ from allyouneed.nn.states.paged import PagedStates
 from allyouneed.runtime.cuda.decode_step import DecodeStep
 from allyouneed.runtime.cuda.multi_token import MultiTokenStep
 from allyouneed.runtime.cuda.static_cache import StaticStates
-
-if TYPE_CHECKING:
-    from allyouneed.infer.running_batch import ActiveBatch
 
 MAX_ROWS = 512  # rows decoded at once
 MIN_CAPACITY = 64  # positions of a row
@@ -306,7 +303,7 @@ class GraphRunnerCache:
         """Capture for the next requests, however few tokens were asked for."""
         self.requested = max(self.requested, WORTH)
 
-    def release(self, batches: Iterable[ActiveBatch]) -> None:
+    def release(self, batches: Iterable[Any]) -> None:
         """Close those of these batches that run here."""
         for batch in batches:
             if isinstance(batch, GraphBatch):

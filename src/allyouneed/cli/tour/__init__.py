@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from allyouneed.apps.translate.translator import Translator
-from allyouneed.cli.demo import dates
+from allyouneed.cli.tour import dates
 from allyouneed.config import parse
 from allyouneed.files import missing_folder
 from allyouneed.folder import Folder

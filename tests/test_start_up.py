@@ -1,0 +1,66 @@
+"""A command loads the modules it needs: none of another device, another app or another kind of model."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import allyouneed as ayn
+from allyouneed.plugins import ROOT
+
+sys.path.append(str(ROOT.parents[1]))
+from bench.house import modules_loaded
+
+MOST = 200
+MODELS = {
+    "generate": ("gpt2", ["embed.positions.length=32"]),
+    "classify": ("bert-base", ["embed.positions.length=32", "head={kind: classes, labels: 2}"]),
+}
+
+
+def tiny_folder(command: str, folder: Path) -> Path:
+    preset, changes = MODELS[command]
+    stack = "encoder" if command == "classify" else "decoder"
+    tokenizer = ayn.train_tokenizer(["the cat", "a dog"], vocab=300)
+    sizes = ["width=16", f"{stack}[0].repeat=1", f"{stack}[0].mixer.heads=2", f"{stack}[0].channel.hidden=16"]
+    module = ayn.build(preset, [*sizes, *changes], vocab=tokenizer.size)
+    return ayn.save(module, tokenizer, folder, labels=("no", "yes") if command == "classify" else ())
+
+
+@pytest.fixture(scope="module", params=["--help", "translate", "generate", "classify"])
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    command, work = str(request.param), tmp_path_factory.mktemp("start")
+    arguments = [command]
+    if command == "translate":
+        arguments += ["机器学习很有趣"]
+    elif command in MODELS:
+        arguments += ["--model", str(tiny_folder(command, work / "model")), "the cat"]
+    return modules_loaded(arguments, work, ROOT)
+
+
+def test_a_command_loads_few_modules(loaded: list[str]) -> None:
+    assert 10 < len(loaded) <= MOST
+
+
+def test_a_command_on_a_cpu_loads_nothing_of_a_gpu(loaded: list[str]) -> None:
+    assert not [name for name in loaded if "cuda" in name or "triton" in name]
+
+
+def test_a_command_loads_no_other_app(loaded: list[str]) -> None:
+    others = ("serve", "inspect", "browse", "translate.documents")
+    assert not [name for name in loaded if name.startswith(tuple(f"allyouneed.apps.{app}" for app in others))]
+
+
+def test_parts_are_found_by_their_kind_in_a_process_that_has_imported_none(tmp_path: Path) -> None:
+    """Every preset is read where nothing has imported all parts."""
+    program = (
+        "import allyouneed as ayn\n"
+        "from allyouneed.config import preset_names\n"
+        "for name in preset_names():\n"
+        "    ayn.model_config(name)\n"
+    )
+    import subprocess
+
+    subprocess.run([sys.executable, "-c", program], check=True)
