@@ -116,12 +116,13 @@ class Block(nn.Module):
         wiring, states = self.wiring, states or {}
         if not isinstance(wiring, ChainedModule):  # its sub-layers run in parallel, or again for their gradients
             return wiring(stream, [(part, states.get(name)) for name, part in self.sublayers.items()], context)
+        norms = wiring.norm_calls(context)
         for number, (name, part) in enumerate(self.sublayers.items()):
-            if context.memory_builder is not None:
+            if context.memory_builder is not None:  # it may read the stream (models/retro.py)
                 context.memo[Block, "stream"] = stream
-            x, stream = wiring.before(stream, number, context)
+            x, stream = wiring.before(stream, number, norms[number])
             y = context.call(part, x, states.get(name))
-            stream = wiring.after(stream, y, number, context)
+            stream = wiring.after(stream, y, number, norms[number])
         return stream
 
     def new_states(self, segments: bool = False) -> dict[str, State]:

@@ -102,7 +102,7 @@ class ResidualModule(nn.Module):
     def __init__(self, config: Residual, common: Common, sublayers: int, depth: Depth) -> None:
         super().__init__()
         self.config: Any = config
-        self.depth, self.scale_start = depth, config.scale_start()
+        self.sublayer_count, self.depth, self.scale_start = sublayers, depth, config.scale_start()
         self.norms = nn.ModuleList(common.norm.build(common.width) for _ in range(config.norm_count(sublayers)))
         self.dropout = Dropout(common.dropout)
         self.scales = nn.ParameterList(
@@ -123,17 +123,19 @@ class ResidualModule(nn.Module):
 class ChainedModule(ResidualModule):
     """Called by the block around each sub-layer (models/block.py)."""
 
-    def before(self, stream: Any, number: int, context: Context) -> tuple[Any, Any]:
-        """What sub-layer `number` reads, and the stream."""
-        return self.config.before(stream, *self.norms_of(number, context)), stream
-
-    def after(self, stream: Any, y: Any, number: int, context: Context) -> Any:
-        """The stream after sub-layer `number`, given its output."""
-        return self.config.after(stream, self.scale(y, number), *self.norms_of(number, context))
-
-    def norms_of(self, number: int, context: Context) -> list[Call]:
+    def norm_calls(self, context: Context) -> list[list[Call]]:
+        """The norms of each sub-layer."""
+        calls: list[Call] = [partial(context.call, norm) for norm in self.norms]
         each = self.config.norms_each
-        return [partial(context.call, norm) for norm in list(self.norms)[number * each : (number + 1) * each]]
+        return [calls[number * each : (number + 1) * each] for number in range(self.sublayer_count)]
+
+    def before(self, stream: Any, number: int, norms: list[Call]) -> tuple[Any, Any]:
+        """What sub-layer `number` reads, and the stream."""
+        return self.config.before(stream, *norms), stream
+
+    def after(self, stream: Any, y: Any, number: int, norms: list[Call]) -> Any:
+        """The stream after sub-layer `number`, given its output."""
+        return self.config.after(stream, self.scale(y, number), *norms)
 
 
 class JointModule(ResidualModule):

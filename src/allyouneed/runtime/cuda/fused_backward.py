@@ -29,7 +29,7 @@ from allyouneed.nn.observe import is_observed
 from allyouneed.nn.ops.attention.short_rows import ShortRows, attend, attend_qkv_backward, fits_tile, split_heads
 from allyouneed.nn.positions.relative import RelativeModule
 from allyouneed.nn.states.base import State
-from allyouneed.nn.wiring.residual import ChainedModule, PostNorm, PreNorm
+from allyouneed.nn.wiring.residual import Call, ChainedModule, PostNorm, PreNorm
 from allyouneed.runtime.cuda.bias_gradients import (
     ACTIVATIONS,
     activation_backward,
@@ -169,17 +169,17 @@ class ForkedPreNorm(Fused, ChainedModule):
 
     deferred: Sequence[nn.Linear | None] = ()  # by sub-layer: the map that is applied here
 
-    def before(self, stream: Any, number: int, context: Context) -> tuple[Any, Any]:
+    def before(self, stream: Any, number: int, norms: list[Call]) -> tuple[Any, Any]:
         if not isinstance(stream, Tensor):  # a symbolic value: trace the plain formula
-            return super().before(stream, number, context)
+            return super().before(stream, number, norms)
         norm: Any = self.norms[number]
         last = self.deferred_map(number)
         return fork_norm(stream, norm.weight, norm.bias, norm.eps, None if last is None else last.bias)
 
-    def after(self, stream: Any, y: Any, number: int, context: Context) -> Any:
+    def after(self, stream: Any, y: Any, number: int, norms: list[Call]) -> Any:
         last = self.deferred_map(number) if isinstance(stream, Tensor) else None
         if last is None:
-            return super().after(stream, y, number, context)
+            return super().after(stream, y, number, norms)
         return linear_add(y, last, last.bias.detach(), stream)
 
     def deferred_map(self, number: int) -> nn.Linear | None:
@@ -193,12 +193,12 @@ class FusedPostNorm(Fused, ChainedModule):
 
     deferred: Sequence[nn.Linear | None] = ()  # by sub-layer: the map whose bias is added here
 
-    def before(self, stream: Any, number: int, context: Context) -> tuple[Any, Any]:
+    def before(self, stream: Any, number: int, norms: list[Call]) -> tuple[Any, Any]:
         return stream if isinstance(stream, tuple) else (stream, stream)
 
-    def after(self, stream: Any, y: Any, number: int, context: Context) -> Any:
+    def after(self, stream: Any, y: Any, number: int, norms: list[Call]) -> Any:
         if not isinstance(stream, Tensor) or not self.training:
-            return super().after(stream, y, number, context)
+            return super().after(stream, y, number, norms)
         bias = None if not self.deferred or (last := self.deferred[number]) is None else last.bias
         seed = torch.randint(1 << 40, (1,), device=y.device) if self.dropout.p else None
         more = number < len(self.norms) - 1
