@@ -55,7 +55,7 @@ class Wiring(Part, slot="wiring"):
 
 
 class Residual(Wiring):
-    """Sub-layers, their norms, dropout and LayerScale."""
+    """A wiring with norms, dropout on what sub-layers give, and LayerScale."""
 
     @abstractmethod
     def build(self, common: Common, sublayers: int, depth: Depth) -> ResidualModule: ...
@@ -86,14 +86,14 @@ class Chained(Residual):
         return ChainedModule(self, common, sublayers, depth)
 
 
-class Joint(Residual):
-    """All sub-layers in one formula, over the stream, the sub-layers and the norms."""
+class BlockFormula(Residual):
+    """A wiring given by one formula, `run`, over the stream, all sub-layers of a block and their norms."""
 
     @abstractmethod
     def run(self, stream: Any, sublayers: Sequence[Call], norms: Sequence[Call]) -> Any: ...
 
     def build(self, common: Common, sublayers: int, depth: Depth) -> ResidualModule:
-        return JointModule(self, common, sublayers, depth)
+        return BlockFormulaModule(self, common, sublayers, depth)
 
 
 class ResidualModule(nn.Module):
@@ -138,7 +138,7 @@ class ChainedModule(ResidualModule):
         return self.config.after(stream, self.scale(y, number), *norms)
 
 
-class JointModule(ResidualModule):
+class BlockFormulaModule(ResidualModule):
     def forward(self, stream: Any, parts: Sequence[tuple[nn.Module, Any]], context: Context) -> Any:
         sublayers = [partial(self.branch, number, *part, context) for number, part in enumerate(parts)]
         return self.config.run(stream, sublayers, [partial(context.call, norm) for norm in self.norms])
@@ -225,7 +225,7 @@ class Sandwich(Chained, FinalNorm):
         return x + second(y)
 
 
-class ParallelResidual(Joint, LayerScaled, FinalNorm):
+class ParallelResidual(BlockFormula, LayerScaled, FinalNorm):
     """x + Attention(LayerNorm(x)) + FFN(LayerNorm(x)): all sub-layers of a block see the same x (Wang, Komatsuzaki
     2021, "GPT-J-6B"; Chowdhery et al. 2022, "PaLM", 2), after `one` norm or one `each` (GPT-NeoX)."""
 

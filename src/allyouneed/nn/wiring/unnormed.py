@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
-from allyouneed.nn.wiring.residual import Call, Chained, Joint
+from allyouneed.nn.wiring.residual import BlockFormula, Call, Chained
 
 
 class Plain(Chained):
@@ -21,7 +21,7 @@ class Plain(Chained):
         return y
 
 
-class ScaledResidual(Joint):
+class ScaledResidual(BlockFormula):
     """Gehring et al. 2017, "Convolutional Sequence to Sequence Learning", 3.2–3.4: y = Mixer(x), plus the
     cross-attention of y; the layer gives (x + y) · √½, which preserves the variance."""
 
