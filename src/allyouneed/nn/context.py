@@ -260,7 +260,7 @@ class Context:
     # decoding with a query stream: the leading queries, which are cached (models/two_stream.py)
     content: TokenLayout | None = None
     losses: list[Tensor] | None = None  # auxiliary losses (load balancing), each a mean over real tokens
-    memo: dict[Hashable, Any] = field(default_factory=dict)
+    memo: dict[tuple[type, Hashable], Any] = field(default_factory=dict)
     # builds the memory from the input of the first layer that needs it (RETRO)
     memory_builder: MemoryBuilder | None = None
     encoder_preceding: Memory | None = None  # for encoder layers: the encoded sentences before the source
@@ -268,8 +268,10 @@ class Context:
     # a step of fixed shape (runtime/cuda): nothing may wait for the device, positions are known to be within limits
     static: bool = False
 
-    def memoize(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Compute a value once per forward pass for all layers."""
+    def memoize(self, owner: type, name: Hashable, make: Callable[[], T]) -> T:
+        """Compute a value once per forward pass for all layers. `owner`: the class that asks, so that parts of others
+        may use the same names; `name` tells its values apart."""
+        key = owner, name
         if key not in self.memo:
             self.memo[key] = make()
         found: T = self.memo[key]
@@ -292,7 +294,7 @@ class Context:
         if self.content is None:
             return self
         content = self.content
-        return self.memoize("content", lambda: Context(content, self.slots))
+        return self.memoize(Context, "content", lambda: Context(content, self.slots))
 
     def decide(self, make: Callable[[], T]) -> T:
         """Compute a value without gradients that must be equal if this layer is recomputed."""
@@ -302,8 +304,3 @@ class Context:
     def is_recomputing(self) -> bool:
         """Whether this layer is being recomputed: it must not update statistics or collect losses again."""
         return self.replay is not None and self.replay.next is not None
-
-
-def call_part(part: Any, x: Any, context: Context, state: Any = None) -> Any:
-    """`context.call`, for partials: a wiring that recomputes a sub-layer replaces their `context`."""
-    return context.call(part, x, state)

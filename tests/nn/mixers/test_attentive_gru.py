@@ -5,9 +5,14 @@ import torch
 
 from allyouneed.config import ConfigError, parse
 from allyouneed.nn.batch import Batch, Rows
+from allyouneed.nn.common import Common
+from allyouneed.nn.context import Context, TokenLayout
+from allyouneed.nn.depth import Depth
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.states.window import MAX_TRIM
+from allyouneed.nn.wiring.residual import Wiring
 from any_part import WIDTH, build, tree
+from wired import wired
 
 LAYERS = {"decoder": [{"wiring": "plain", "cross": {"kind": "attentive-gru", "hidden": 7, "aligned": 5}}]}
 
@@ -72,15 +77,16 @@ def test_maxout_takes_the_larger_of_each_pair():
         parse(Model, tree(head={"kind": "vocabulary", "maxout": 12, "transform": {}}))
 
 
-def test_a_scaled_residual_is_the_formula():
-    """(x + y + cross(y)) √½, y = mixer(x); nothing is normalised."""
-    from functools import partial
-
-    from allyouneed.nn.depth import Depth
-    from allyouneed.nn.wiring.unnormed import Plain, ScaledResidual
-
-    x, depth = torch.randn(2, 3, 4), Depth(1, 1, "decoder")
-    double, square = partial(torch.mul, 2), torch.square
-    found = ScaledResidual().run(x, [double, square], [], depth)
-    torch.testing.assert_close(found, (x + 2 * x + (2 * x) ** 2) / 2**0.5)
-    torch.testing.assert_close(Plain().run(x, [double, square], [], depth), (2 * x) ** 2)
+@pytest.mark.parametrize(
+    ("wiring", "formula"),
+    [
+        ("scaled-residual", lambda x: (x + 2 * x + (2 * x) ** 2) / 2**0.5),
+        ("plain", lambda x: (2 * x) ** 2),
+    ],
+)
+def test_a_wiring_without_norms_is_its_formula(wiring, formula):
+    """(x + y + cross(y)) √½, y = mixer(x); or cross(mixer(x))."""
+    x, context = torch.randn(2, 3, 4), Context(TokenLayout(torch.arange(3)[None], start=0))
+    module = Wiring.registry[wiring]().build(Common(width=4), 2, Depth(1, 1, "decoder"))
+    found = wired(module, [lambda y: 2 * y, torch.square])(x, context)
+    torch.testing.assert_close(found, formula(x))

@@ -21,6 +21,7 @@ from allyouneed.nn.wiring.residual import (
     Wiring,
 )
 from any_part import build, tree
+from wired import wired
 
 WIDTH, BLOCKS = 7, 3
 COMMON = Common(width=WIDTH)
@@ -48,7 +49,7 @@ class Run:
     def __call__(self, x):
         stream = self.wiring.begin(x)
         for block, calls in zip(self.blocks, self.calls, strict=True):
-            stream = block(stream, calls, CONTEXT)
+            stream = wired(block, calls)(stream, CONTEXT)
         return stream if self.end is None else self.end(stream, CONTEXT)
 
     def agrees_with(self, formula):
@@ -190,10 +191,10 @@ def test_dropout_applies_to_sub_layer_outputs(kind):
     said = [lambda x: x * 3 + 1, lambda x: x.flip(-1)]
     silent = [torch.zeros_like, torch.zeros_like]
     torch.manual_seed(0)
-    found, expected = (tensors(module(wiring.begin(X), calls, CONTEXT)) for calls in (said, silent))
+    found, expected = (tensors(wired(module, calls)(wiring.begin(X), CONTEXT)) for calls in (said, silent))
     torch.testing.assert_close(found, expected)
     module.eval()
-    found, expected = (tensors(module(wiring.begin(X), calls, CONTEXT)) for calls in (said, silent))
+    found, expected = (tensors(wired(module, calls)(wiring.begin(X), CONTEXT)) for calls in (said, silent))
     assert not torch.allclose(found[0], expected[0])
 
 

@@ -15,6 +15,7 @@ from allyouneed.nn.models.base import STACKS, Model
 from allyouneed.nn.wiring import reversible
 from allyouneed.nn.wiring.reversible import Reversible
 from any_part import CASES, WIDTH, build, pack, possible, tree
+from wired import wired
 
 COMMON = Common(width=WIDTH)
 TENSORS = (torch.Tensor, nn.Parameter)
@@ -48,7 +49,7 @@ def test_the_formula(join, sublayers):
     x = torch.randn(2, 5, WIDTH, dtype=torch.double, requires_grad=True)
     stream = wiring.begin(x)
     for block, row in zip(blocks, calls, strict=True):
-        stream = block(stream, row, context)
+        stream = wired(block, row)(stream, context)
     found = end(stream, context)
 
     streams, turn = [x, x], 0

@@ -112,9 +112,9 @@ class GLU(Channel):
 
 
 class GLUModule(SubLayer):
-    traceable = True
-
     """`gate_up` computes both factors in one matmul: gate W in its first half of rows, V in the second."""
+
+    traceable = True
 
     def __init__(self, config: GLU, common: Common) -> None:
         super().__init__()

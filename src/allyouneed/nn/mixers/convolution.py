@@ -178,7 +178,7 @@ def pad_sentences(x: Tensor, context: Context, reach: tuple[int, int]) -> tuple[
     if not layout.packed:
         return nn.functional.pad(x, (0, 0, *reach)), None
     # packed sentences are spread so that no filter spans two of them
-    starts, length = context.memoize(("spread segments", gap), lambda: spread_segments(layout, gap))
+    starts, length = context.memoize(ConvolutionModule, ("starts", gap), lambda: spread_segments(layout, gap))
     padded = x.new_zeros(len(x), length, x.shape[2]).scatter(1, starts.expand_as(x), x)
     return nn.functional.pad(padded, (0, 0, *reach)), starts
 

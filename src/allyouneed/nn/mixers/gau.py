@@ -216,7 +216,7 @@ class MixedChunkModule(_GatedModule):
 
     def pieces(self, starts: Tensor, context: Context) -> Pieces:
         """Chunks of the sentences of packed rows."""
-        return context.memoize(("chunks", self.chunk), lambda: Pieces.of(starts, self.chunk, context.queries))
+        return context.memoize(Pieces, self.chunk, lambda: Pieces.of(starts, self.chunk, context.queries))
 
     def mix_packed(self, z: Tensor, v: Tensor, pieces: Pieces, starts: Tensor, zeros: Tensor) -> Tensor:
         """`mix` of packed rows, whose sentences begin anywhere. Rows are cut into blocks of a chunk's size: a chunk

@@ -341,7 +341,7 @@ class PerformerCross(_Features):
             raise ValueError("one side is packed (segments), the other is not; pack both or neither")
         if here.packed:
             unpacked, theirs, match, known = context.memoize(
-                "sources", lambda: _match_sources(unpack_rows(context), here, there)
+                PerformerCross, "sources", lambda: _match_sources(unpack_rows(context), here, there)
             )
             each = self.source(theirs.gather(memory.hidden), theirs.real)
             y = self.attend(unpacked.gather(x), each.index_select(0, match) * known[:, None, None, None])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -12,14 +11,14 @@ from torch import Tensor, nn
 
 from allyouneed.config import Config
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, call_part
+from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.depth import Depth
 from allyouneed.nn.models.layer_text import MAX_LAYERS
 from allyouneed.nn.positions.absolute import NoPositions, Positions
 from allyouneed.nn.states.base import State
 from allyouneed.nn.sublayer import Channel, Mixer, SubLayer
-from allyouneed.nn.wiring.residual import PostNorm, ResidualModule, Wiring
+from allyouneed.nn.wiring.residual import ChainedModule, PostNorm, ResidualModule, Wiring
 from allyouneed.nn.wiring.universal import Halt, Recurrence
 
 
@@ -112,9 +111,19 @@ class Block(nn.Module):
             part.prepare(context, rows)  # type: ignore[operator]
 
     def forward(self, stream: Any, context: Context, states: dict[str, State] | None = None) -> Any:
-        states = states or {}
-        calls = [partial(call_part, p, context=context, state=states.get(name)) for name, p in self.sublayers.items()]
-        return self.wiring(stream, calls, context)
+        """Mixer, cross and channel, one after another; the formulas of the wirings are in wiring/residual.py. With
+        pre-norm, x is the norm of the stream, and y with dropout is added to it."""
+        wiring, states = self.wiring, states or {}
+        if not isinstance(wiring, ChainedModule):  # its sub-layers run in parallel, or again for their gradients
+            return wiring(stream, [(part, states.get(name)) for name, part in self.sublayers.items()], context)
+        norms = wiring.norm_calls(context)
+        for number, (name, part) in enumerate(self.sublayers.items()):
+            if context.memory_builder is not None:  # it may read the stream (models/retro.py)
+                context.memo[Block, "stream"] = stream
+            x, stream = wiring.before(stream, number, norms[number])
+            y = context.call(part, x, states.get(name))
+            stream = wiring.after(stream, y, number, norms[number])
+        return stream
 
     def new_states(self, segments: bool = False) -> dict[str, State]:
         """A fresh state for each sub-layer that keeps one; `segments`: to remember whole segments, not to decode."""

@@ -29,11 +29,12 @@ from allyouneed.nn.models.base import (
     request_weights,
     stack_problems,
 )
+from allyouneed.nn.models.block import Block
 from allyouneed.nn.models.stack import Stack, stack_cost
 from allyouneed.nn.observe import rename
 from allyouneed.nn.positions.rotary import Rotary
 from allyouneed.nn.states.base import States
-from allyouneed.nn.wiring.residual import BEFORE_NORM, PreNorm, Sandwich
+from allyouneed.nn.wiring.residual import PreNorm, Sandwich
 from allyouneed.nn.wiring.reversible import Reversible
 
 # tokens of some complete chunks -> for each the tokens of its neighbours, nearest first
@@ -229,7 +230,7 @@ class RetroModel(ModelModule):
         """What the encoder reads of the tokens whose first retrieving attention has the input x."""
         if self.config.querying == "normed":
             return x
-        read = context.memo[BEFORE_NORM] if self.config.querying == "hidden" else vectors
+        read = context.memo[Block, "stream"] if self.config.querying == "hidden" else vectors
         assert isinstance(read, Tensor)
         return read
 

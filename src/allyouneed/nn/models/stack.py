@@ -63,23 +63,22 @@ class Stack(nn.Module):
                 stream = context.call(partial(self.recur, number), stream, states)
                 continue
             for n in span:
-                stream = self.run_block(stream, n, context, None if states is None else states[n])
+                state = None if states is None else states[n]
+                stream = self.blocks[n](enter_block(self, n, stream), context=context, states=state)
+                stream = leave_block(self, n, stream)
         result: Tensor = stream if self.end is None else context.call(self.end, stream)
         return result
 
-    def run_block(self, stream: Any, number: int, context: Context, states: dict[str, State] | None) -> Any:
-        stream = self.blocks[number](enter_block(self, number, stream), context=context, states=states)
-        return leave_block(self, number, stream)
-
     def recur(self, number: int, x: Tensor, context: Context, state: list[dict[str, State]] | None = None) -> Tensor:
         """The blocks of entry `number`, as its recurrence in depth runs them."""
-        whole = (
-            state is not None or context.record is not None
-        )  # no block may be skipped: it has a state or is recorded
-        steps = [
-            partial(self.run_block, number=n, context=context, states=None if state is None else state[n])
-            for n in self.spans[number]
-        ]
+
+        def step(x: Tensor, n: int) -> Any:
+            y = self.blocks[n](enter_block(self, n, x), context=context, states=None if state is None else state[n])
+            return leave_block(self, n, y)
+
+        # no block may be skipped if it has a state or is recorded
+        whole = state is not None or context.record is not None
+        steps = [partial(step, n=n) for n in self.spans[number]]
         result: Tensor = self.recurrences[str(number)](x, steps, context, whole)
         return result
 

@@ -69,10 +69,10 @@ def unpack_rows(context: Context, restarts: bool = False) -> UnpackedRows:
     decoding step are left-aligned already."""
     layout = context.queries
     if context.slots is not None:
-        return context.memoize("sentences", lambda: UnpackedRows(layout.real))
+        return context.memoize(UnpackedRows, "sentences", lambda: UnpackedRows(layout.real))
     if restarts and layout.packed and layout.order is None and stays_packed(layout):
-        return context.memoize("starts", lambda: UnpackedRows(None, starts=sentence_starts(layout)))
-    return context.memoize("sentences", lambda: UnpackedRows.of(layout))
+        return context.memoize(UnpackedRows, "starts", lambda: UnpackedRows(None, starts=sentence_starts(layout)))
+    return context.memoize(UnpackedRows, "sentences", lambda: UnpackedRows.of(layout))
 
 
 def stays_packed(layout: TokenLayout) -> bool:
@@ -93,7 +93,7 @@ def window_mask(context: Context, reach: tuple[int, int]) -> Tensor | None:
         there = at[:, None] + torch.arange(-left, right + 1, device=starts.device)  # (time, size)
         return (there >= starts[..., None]) & (there <= ends[..., None])
 
-    return context.memoize(("window", *reach), make)
+    return context.memoize(UnpackedRows, ("window", *reach), make)
 
 
 def sentence_starts(layout: TokenLayout) -> Tensor:

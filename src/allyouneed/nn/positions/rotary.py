@@ -67,13 +67,13 @@ class RotaryModule(RelativeModule):
         self.config, self.width = config, width
         self.frequencies = config.scaling.frequencies(config.base, width)
         self.score_scale = config.scaling.score_scale
-        self.key = ("rotary", repr(config), width)  # a string: torch.compile cannot hash a config
+        self.key = (repr(config), width)  # a string: torch.compile cannot hash a config
 
     def prepare(self, context: Context) -> None:
         self.cached_tables(context, torch.float32)
 
     def cached_tables(self, context: Context, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        return context.memoize((*self.key, dtype), lambda: self.tables(context.queries.positions, dtype))
+        return context.memoize(type(self), (self.key, dtype), lambda: self.tables(context.queries.positions, dtype))
 
     def apply_positions(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         dtype = torch.promote_types(q.dtype, torch.float32)

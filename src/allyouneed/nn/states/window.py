@@ -49,8 +49,8 @@ class WindowKVCache(KVState):
         assert context.slots is not None
         self.end = min(context.slots.time, self.first + self.ring)
         self.keys, self.values = self._grow(self.keys, keys), self._grow(self.values, values)
-        key = ("ring", self.first, self.ring, self.keys.shape[2], len(keys))
-        update = context.memoize(key, lambda: self._update(context, len(keys)))
+        key = (self.first, self.ring, self.keys.shape[2], len(keys))
+        update = context.memoize(WindowKVCache, key, lambda: self._update(context, len(keys)))
         old = (self.keys, self.values) if update.copies else ()
         both = [torch.cat((was[:, :, :-1], new), 2) for was, new in zip(old, (keys, values), strict=False)]
         rows = torch.arange(len(keys), device=keys.device)[:, None]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from allyouneed.nn.depth import Depth
-from allyouneed.nn.wiring.residual import Chained, FinalNorm, Step
+from allyouneed.nn.wiring.residual import Call, Chained, FinalNorm
 
 
 class NoSkip(Chained, FinalNorm):
@@ -14,5 +13,8 @@ class NoSkip(Chained, FinalNorm):
 
     kind: Literal["no-skip"] = "no-skip"
 
-    def step(self, depth: Depth) -> Step:
-        return lambda x, f, norm: f(norm(x))
+    def before(self, x: Any, norm: Call) -> Any:
+        return norm(x)
+
+    def after(self, x: Any, y: Any, norm: Call) -> Any:
+        return y

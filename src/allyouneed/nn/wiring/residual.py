@@ -18,9 +18,7 @@ from allyouneed.nn.cost import Cost
 from allyouneed.nn.depth import Depth, deepnorm_factors
 from allyouneed.nn.dropout import Dropout
 
-Call = Callable[[Tensor], Tensor]  # a sub-layer with its context and state filled in, or a norm with its context
-BEFORE_NORM = "input of the last norm"  # in `Context.memo`
-Step = Callable[..., Any]  # (stream, sub-layer, its norms…) -> stream
+Call = Callable[[Any], Any]  # a norm with its context, or a sub-layer with its context, state and dropout
 
 
 class Wiring(Part, slot="wiring"):
@@ -32,7 +30,8 @@ class Wiring(Part, slot="wiring"):
 
     @abstractmethod
     def build(self, common: Common, sublayers: int, depth: Depth) -> nn.Module:
-        """A module called as `wiring(stream, calls, context)` with an attribute `depth`, used by inits."""
+        """A `ChainedModule`, or a module that runs the sub-layers of a block: `wiring(stream, parts, context)`, each of
+        `parts` a sub-layer and its state. Its attribute `depth` is used by inits."""
 
     @abstractmethod
     def cost(self, common: Common, sublayers: int) -> Cost: ...
@@ -56,10 +55,10 @@ class Wiring(Part, slot="wiring"):
 
 
 class Residual(Wiring):
-    """A wiring given by a formula, `run`, over the stream, the sub-layers and their norms."""
+    """A wiring with norms, dropout on what sub-layers give, and LayerScale."""
 
     @abstractmethod
-    def run(self, stream: Any, branches: Sequence[Call], norms: Sequence[Call], depth: Depth) -> Any: ...
+    def build(self, common: Common, sublayers: int, depth: Depth) -> ResidualModule: ...
 
     def norm_count(self, sublayers: int) -> int:
         return sublayers
@@ -67,35 +66,51 @@ class Residual(Wiring):
     def scale_start(self) -> float | None:
         return None
 
-    def build(self, common: Common, sublayers: int, depth: Depth) -> nn.Module:
-        return ResidualModule(self, common, sublayers, depth)
-
     def cost(self, common: Common, sublayers: int) -> Cost:
         scales = Cost(parameters=0 if self.scale_start() is None else common.width * sublayers)
         return common.norm.cost(common.width) * self.norm_count(sublayers) + scales
 
 
+class Chained(Residual):
+    """Sub-layers one after another: each reads `before(stream, *norms)`, and with its output y the stream becomes
+    `after(stream, y, *norms)`; a sub-layer has `norms_each` norms."""
+
+    norms_each: ClassVar[int] = 1
+    before: ClassVar[Callable[..., Any]]
+    after: ClassVar[Callable[..., Any]]
+
+    def norm_count(self, sublayers: int) -> int:
+        return self.norms_each * sublayers
+
+    def build(self, common: Common, sublayers: int, depth: Depth) -> ResidualModule:
+        return ChainedModule(self, common, sublayers, depth)
+
+
+class BlockFormula(Residual):
+    """A wiring given by one formula, `run`, over the stream, all sub-layers of a block and their norms."""
+
+    @abstractmethod
+    def run(self, stream: Any, sublayers: Sequence[Call], norms: Sequence[Call]) -> Any: ...
+
+    def build(self, common: Common, sublayers: int, depth: Depth) -> ResidualModule:
+        return BlockFormulaModule(self, common, sublayers, depth)
+
+
 class ResidualModule(nn.Module):
-    """Norms, dropout and scales of a formula. f includes dropout on its output (the paper, 5.4) and LayerScale."""
+    """Norms, dropout and scales of a formula."""
 
     def __init__(self, config: Residual, common: Common, sublayers: int, depth: Depth) -> None:
         super().__init__()
-        self.config, self.depth, self.scale_start = config, depth, config.scale_start()
+        self.config: Any = config
+        self.sublayer_count, self.depth, self.scale_start = sublayers, depth, config.scale_start()
         self.norms = nn.ModuleList(common.norm.build(common.width) for _ in range(config.norm_count(sublayers)))
         self.dropout = Dropout(common.dropout)
         self.scales = nn.ParameterList(
             torch.full((common.width,), self.scale_start) for _ in range(sublayers) if self.scale_start is not None
         )
 
-    def forward(self, stream: Any, calls: Sequence[Call], context: Context) -> Any:
-        branches: list[Call] = [partial(self.branch, number, call) for number, call in enumerate(calls)]
-        norms: list[Call] = [partial(context.call, norm) for norm in self.norms]
-        if context.memory_builder is not None:
-            norms = [partial(_keep_input, context, norm) for norm in self.norms]
-        return self.config.run(stream, branches, norms, self.depth)
-
-    def branch(self, number: int, call: Call, x: Tensor) -> Tensor:
-        y = call(x)
+    def scale(self, y: Any, number: int) -> Any:
+        """The output of sub-layer `number` with dropout (the paper, 5.4) and LayerScale."""
         y = self.dropout(y) if self.training else y
         return y if self.scale_start is None else y * self.scales[number]
 
@@ -105,11 +120,31 @@ class ResidualModule(nn.Module):
                 nn.init.constant_(scale, self.scale_start)
 
 
-def _keep_input(context: Context, norm: nn.Module, x: Tensor) -> Tensor:
-    """norm(x); a builder of memory may read x (models/retro.py)."""
-    context.memo[BEFORE_NORM] = x
-    normed: Tensor = context.call(norm, x)
-    return normed
+class ChainedModule(ResidualModule):
+    """Called by the block around each sub-layer (models/block.py)."""
+
+    def norm_calls(self, context: Context) -> list[list[Call]]:
+        """The norms of each sub-layer."""
+        calls: list[Call] = [partial(context.call, norm) for norm in self.norms]
+        each = self.config.norms_each
+        return [calls[number * each : (number + 1) * each] for number in range(self.sublayer_count)]
+
+    def before(self, stream: Any, number: int, norms: list[Call]) -> tuple[Any, Any]:
+        """What sub-layer `number` reads, and the stream."""
+        return self.config.before(stream, *norms), stream
+
+    def after(self, stream: Any, y: Any, number: int, norms: list[Call]) -> Any:
+        """The stream after sub-layer `number`, given its output."""
+        return self.config.after(stream, self.scale(y, number), *norms)
+
+
+class BlockFormulaModule(ResidualModule):
+    def forward(self, stream: Any, parts: Sequence[tuple[nn.Module, Any]], context: Context) -> Any:
+        sublayers = [partial(self.branch, number, *part, context) for number, part in enumerate(parts)]
+        return self.config.run(stream, sublayers, [partial(context.call, norm) for norm in self.norms])
+
+    def branch(self, number: int, part: nn.Module, state: Any, context: Context, x: Any) -> Any:
+        return self.scale(context.call(part, x, state), number)
 
 
 class LayerScaled(Residual):
@@ -133,32 +168,16 @@ class FinalNorm(Residual):
         return common.norm.cost(common.width)
 
 
-class Chained(Residual):
-    """Sub-layers in sequence: `step` is the formula of one. With two norms per sub-layer, those of sub-layer i are
-    norms[2i] and norms[2i + 1]."""
-
-    norms_each: ClassVar[int] = 1
-
-    @abstractmethod
-    def step(self, depth: Depth) -> Step: ...
-
-    def run(self, stream: Any, branches: Sequence[Call], norms: Sequence[Call], depth: Depth) -> Any:
-        step, each = self.step(depth), self.norms_each
-        for number, f in enumerate(branches):
-            stream = step(stream, f, *norms[number * each : (number + 1) * each])
-        return stream
-
-    def norm_count(self, sublayers: int) -> int:
-        return self.norms_each * sublayers
-
-
 class PostNorm(Chained, LayerScaled):
     """ "Attention Is All You Need", 3.1: LayerNorm(x + Sublayer(x)), dropout on the sub-layer's output (5.4)."""
 
     kind: Literal["post-norm"] = "post-norm"
 
-    def step(self, depth: Depth) -> Step:
-        return lambda x, f, norm: norm(x + f(x))
+    def before(self, x: Any, norm: Call) -> Any:
+        return x
+
+    def after(self, x: Any, y: Any, norm: Call) -> Any:
+        return norm(x + y)
 
 
 class PreNorm(Chained, LayerScaled, FinalNorm):
@@ -168,8 +187,11 @@ class PreNorm(Chained, LayerScaled, FinalNorm):
     final: bool = True
     """Normalise after the last block."""
 
-    def step(self, depth: Depth) -> Step:
-        return lambda x, f, norm: x + f(norm(x))
+    def before(self, x: Any, norm: Call) -> Any:
+        return norm(x)
+
+    def after(self, x: Any, y: Any, norm: Call) -> Any:
+        return x + y
 
     def end(self, common: Common) -> nn.Module | None:
         return super().end(common) if self.final else None
@@ -183,8 +205,11 @@ class ResPostNorm(Chained, FinalNorm):
 
     kind: Literal["res-post-norm"] = "res-post-norm"
 
-    def step(self, depth: Depth) -> Step:
-        return lambda x, f, norm: x + norm(f(x))
+    def before(self, x: Any, norm: Call) -> Any:
+        return x
+
+    def after(self, x: Any, y: Any, norm: Call) -> Any:
+        return x + norm(y)
 
 
 class Sandwich(Chained, FinalNorm):
@@ -193,11 +218,14 @@ class Sandwich(Chained, FinalNorm):
     norms_each: ClassVar[int] = 2
     kind: Literal["sandwich"] = "sandwich"
 
-    def step(self, depth: Depth) -> Step:
-        return lambda x, f, before, after: x + after(f(before(x)))
+    def before(self, x: Any, first: Call, second: Call) -> Any:
+        return first(x)
+
+    def after(self, x: Any, y: Any, first: Call, second: Call) -> Any:
+        return x + second(y)
 
 
-class ParallelResidual(LayerScaled, FinalNorm):
+class ParallelResidual(BlockFormula, LayerScaled, FinalNorm):
     """x + Attention(LayerNorm(x)) + FFN(LayerNorm(x)): all sub-layers of a block see the same x (Wang, Komatsuzaki
     2021, "GPT-J-6B"; Chowdhery et al. 2022, "PaLM", 2), after `one` norm or one `each` (GPT-NeoX)."""
 
@@ -208,9 +236,9 @@ class ParallelResidual(LayerScaled, FinalNorm):
     def norm_count(self, sublayers: int) -> int:
         return 1 if self.norms == "one" else sublayers
 
-    def run(self, stream: Any, branches: Sequence[Call], norms: Sequence[Call], depth: Depth) -> Any:
-        seen = [norm(stream) for norm in norms] * (len(branches) // len(norms))
-        return stream + sum(f(x) for f, x in zip(branches, seen, strict=True))
+    def run(self, stream: Any, sublayers: Sequence[Call], norms: Sequence[Call]) -> Any:
+        seen = [norm(stream) for norm in norms] * (len(sublayers) // len(norms))
+        return stream + sum(f(x) for f, x in zip(sublayers, seen, strict=True))
 
 
 class DeepNorm(Chained):
@@ -223,9 +251,15 @@ class DeepNorm(Chained):
     alpha: Annotated[float, Field(gt=0)] | None = None
     """Factor α of the residual stream; default: from the number of layers (figure 2)."""
 
-    def step(self, depth: Depth) -> Step:
+    def build(self, common: Common, sublayers: int, depth: Depth) -> ResidualModule:
         alpha = deepnorm_factors(depth)[0] if self.alpha is None else self.alpha
-        return lambda x, f, norm: norm(alpha * x + f(x))
+        return ChainedModule(self.model_copy(update={"alpha": alpha}), common, sublayers, depth)
+
+    def before(self, x: Any, norm: Call) -> Any:
+        return x
+
+    def after(self, x: Any, y: Any, norm: Call) -> Any:
+        return norm(self.alpha * x + y)
 
 
 class ResiDual(Chained):
@@ -243,13 +277,12 @@ class ResiDual(Chained):
     def begin(self, x: Tensor) -> Any:
         return x, x
 
-    def step(self, depth: Depth) -> Step:
-        def both(stream: tuple[Tensor, Tensor], f: Call, norm: Call) -> tuple[Tensor, Tensor]:
-            x, dual = stream
-            added = f(x)
-            return norm(x + added), dual + added
+    def before(self, stream: tuple[Any, Any], norm: Call) -> Any:
+        return stream[0]
 
-        return both
+    def after(self, stream: tuple[Any, Any], y: Any, norm: Call) -> Any:
+        x, dual = stream
+        return norm(x + y), dual + y
 
     def end(self, common: Common) -> nn.Module | None:
         return ResiDualEnd(self, common)

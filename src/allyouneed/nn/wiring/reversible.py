@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -22,7 +23,7 @@ from allyouneed.nn.context import Context, Replay
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.depth import Depth
 from allyouneed.nn.dropout import Dropout
-from allyouneed.nn.wiring.residual import Call, Wiring
+from allyouneed.nn.wiring.residual import Wiring
 
 
 class Reversible(Wiring):
@@ -102,18 +103,18 @@ class ReversibleModule(nn.Module):
         self.norms = nn.ModuleList(common.norm.build(common.width) for _ in range(sublayers))
         self.dropout = Dropout(common.dropout)
 
-    def forward(self, stream: Streams, calls: Sequence[Call], context: Context) -> Streams:
+    def forward(self, stream: Streams, parts: Sequence[tuple[nn.Module, Any]], context: Context) -> Streams:
         a, b, history = stream.a, stream.b, stream.history
-        for call, norm in zip(calls, self.norms, strict=True):
-            half = self.make_half(call, norm, context, stream.dtype)
+        for (part, state), norm in zip(parts, self.norms, strict=True):
+            half = self.make_half(partial(self.output, part, state, norm), context, stream.dtype)
             output = checkpoint_half(half, b, history) if torch.is_grad_enabled() else half(b, False)
             a, b = b, a + output
             history.last = a.detach(), b.detach()
         return Streams(a, b, stream.dtype, history)
 
-    def make_half(self, call: Any, norm: nn.Module, context: Context, dtype: torch.dtype) -> Half:
+    def make_half(self, output: Callable[[Tensor, Context], Tensor], context: Context, dtype: torch.dtype) -> Half:
         if not torch.is_grad_enabled():
-            return lambda x, again: self.output(call, norm, x.to(dtype), context)
+            return lambda x, again: output(x.to(dtype), context)
         replay, random_state = Replay(), SavedRandomState() if self.training else None
         first = replace(context, replay=replay)
         # losses and recorded weights were collected in the first pass
@@ -122,15 +123,14 @@ class ReversibleModule(nn.Module):
         def compute(x: Tensor, again: bool) -> Tensor:
             replay.next = 0 if again else None
             if random_state is None:
-                return self.output(call, norm, x.to(dtype), second if again else first)
+                return output(x.to(dtype), second if again else first)
             with random_state.restored(x.device, again):
-                return self.output(call, norm, x.to(dtype), second if again else first)
+                return output(x.to(dtype), second if again else first)
 
         return compute
 
-    def output(self, call: Any, norm: nn.Module, x: Tensor, context: Context) -> Tensor:
-        given = {"context": context} if "context" in getattr(call, "keywords", {}) else {}
-        y: Tensor = self.dropout(call(context.call(norm, x), **given))
+    def output(self, part: nn.Module, state: Any, norm: nn.Module, x: Tensor, context: Context) -> Tensor:
+        y: Tensor = self.dropout(context.call(part, context.call(norm, x), state))
         return y
 
 

@@ -1,6 +1,6 @@
 """Lowering rules: what instructions a part becomes. A program is lowered operation by operation; a part without a rule,
 or one its rule does not cover, becomes a call of the part itself. Rules of token mixers: lower_attention.py,
-lower_linear_attention.py, lower_recurrent.py, lower_state_space.py."""
+lower_linear_attention.py, lower_mixers.py, lower_recurrent.py, lower_state_space.py."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ class StaticCompressiveMemory(CompressiveMemory):
     def append(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         module, segment = self.module, self.module.segment
         memory, following, keys, values = self.buffers(k)
-        place = context.memoize(("place in segment", segment), lambda: context.queries.positions % segment)
+        place = context.memoize(InfiniModule, ("place", segment), lambda: context.queries.positions % segment)
         slots = torch.arange(self.slots, device=place.device)[None]
         memory.copy_(torch.where((place == 0)[..., None, None], following, memory))
         following.copy_(following + module.added(memory, k, v))

@@ -21,7 +21,6 @@ from allyouneed.runtime.cuda.kernels import (
     head_kernel,
     kernel,
     move_constants,
-    rotation_key,
     shared_cache,
     total,
 )
@@ -77,7 +76,7 @@ class DecodeStep:
         layout = TokenLayout(positions[:, None])
         context = Context(layout, states.static_layout, states.memory, x[:, None], static=True)
         if rotation is not None:
-            context.memo[rotation_key(next(iter(self.setup.rotations)))] = rotation
+            context.memo[StepSetup, ("rotation", next(iter(self.setup.rotations)))] = rotation
         for stage in self.stages:
             values = {0: x}
             for step in stage.steps:

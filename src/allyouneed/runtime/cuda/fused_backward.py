@@ -29,7 +29,7 @@ from allyouneed.nn.observe import is_observed
 from allyouneed.nn.ops.attention.short_rows import ShortRows, attend, attend_qkv_backward, fits_tile, split_heads
 from allyouneed.nn.positions.relative import RelativeModule
 from allyouneed.nn.states.base import State
-from allyouneed.nn.wiring.residual import Call, PostNorm, PreNorm, ResidualModule
+from allyouneed.nn.wiring.residual import Call, ChainedModule, PostNorm, PreNorm
 from allyouneed.runtime.cuda.bias_gradients import (
     ACTIVATIONS,
     activation_backward,
@@ -69,7 +69,7 @@ def can_fuse_qkv(module: SelfAttention) -> bool:
 
 
 def can_fuse_norms(wiring: Any) -> bool:
-    if not isinstance(wiring, ResidualModule) or not isinstance(wiring.config, PreNorm | PostNorm):
+    if not isinstance(wiring, ChainedModule) or not isinstance(wiring.config, PreNorm | PostNorm):
         return False
     if isinstance(wiring.config, PostNorm) and wiring.scale_start is not None:
         return False
@@ -163,44 +163,47 @@ class DeferredOutput(Fused):
         return x if self.training and not is_observed() else linear(x, last, last.bias)
 
 
-class ForkedPreNorm(Fused, ResidualModule):
+class ForkedPreNorm(Fused, ChainedModule):
     """The formula of `PreNorm`, x + f(norm(x)), with norm and residual in one autograd function. Where f ends with a
     deferred map, its product adds the residual, and the norm's backward sums the gradient of its bias."""
 
     deferred: Sequence[nn.Linear | None] = ()  # by sub-layer: the map that is applied here
 
-    def forward(self, stream: Any, calls: Sequence[Call], context: Context) -> Any:
+    def before(self, stream: Any, number: int, norms: list[Call]) -> tuple[Any, Any]:
         if not isinstance(stream, Tensor):  # a symbolic value: trace the plain formula
-            return super().forward(stream, calls, context)
-        norms: list[Any] = list(self.norms)
-        for number, (norm, call) in enumerate(zip(norms, calls, strict=True)):
-            last = self.deferred[number] if self.deferred and self.training and not is_observed() else None
-            bias = None if last is None else last.bias
-            normal, stream = fork_norm(stream, norm.weight, norm.bias, norm.eps, bias)
-            if last is None:
-                stream = stream + self.branch(number, call, normal)
-            else:
-                stream = linear_add(call(normal), last, last.bias.detach(), stream)
-        return stream
+            return super().before(stream, number, norms)
+        norm: Any = self.norms[number]
+        last = self.deferred_map(number)
+        return fork_norm(stream, norm.weight, norm.bias, norm.eps, None if last is None else last.bias)
+
+    def after(self, stream: Any, y: Any, number: int, norms: list[Call]) -> Any:
+        last = self.deferred_map(number) if isinstance(stream, Tensor) else None
+        if last is None:
+            return super().after(stream, y, number, norms)
+        return linear_add(y, last, last.bias.detach(), stream)
+
+    def deferred_map(self, number: int) -> nn.Linear | None:
+        return self.deferred[number] if self.deferred and self.training and not is_observed() else None
 
 
-class FusedPostNorm(Fused, ResidualModule):
+class FusedPostNorm(Fused, ChainedModule):
     """The formula of `PostNorm`, LayerNorm(x + dropout(f(x))), as one autograd function. The result, but for that of
-    the last sub-layer, is returned twice, so that the gradients of both uses are added in the norm's backward."""
+    the last sub-layer, is returned twice, so that the gradients of both uses are added in the norm's backward: the
+    stream is a pair within a block."""
 
     deferred: Sequence[nn.Linear | None] = ()  # by sub-layer: the map whose bias is added here
 
-    def forward(self, stream: Any, calls: Sequence[Call], context: Context) -> Any:
-        if not isinstance(stream, Tensor) or not self.training or context.memory_builder is not None:
-            return super().forward(stream, calls, context)
-        norms: list[Any] = list(self.norms)
-        seen = stream
-        for number, (norm, call) in enumerate(zip(norms, calls, strict=True)):
-            last = self.deferred[number] if self.deferred else None
-            y, bias = call(seen), None if last is None else last.bias
-            seed = torch.randint(1 << 40, (1,), device=y.device) if self.dropout.p else None
-            seen, stream = sum_norm(stream, y, bias, seed, self.dropout.p, norm, number < len(calls) - 1)
-        return seen
+    def before(self, stream: Any, number: int, norms: list[Call]) -> tuple[Any, Any]:
+        return stream if isinstance(stream, tuple) else (stream, stream)
+
+    def after(self, stream: Any, y: Any, number: int, norms: list[Call]) -> Any:
+        if not isinstance(stream, Tensor) or not self.training:
+            return super().after(stream, y, number, norms)
+        bias = None if not self.deferred or (last := self.deferred[number]) is None else last.bias
+        seed = torch.randint(1 << 40, (1,), device=y.device) if self.dropout.p else None
+        more = number < len(self.norms) - 1
+        both = sum_norm(stream, y, bias, seed, self.dropout.p, self.norms[number], more)
+        return both if more else both[0]
 
 
 def _defer_outputs(block: Block) -> None:

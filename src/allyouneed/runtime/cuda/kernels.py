@@ -155,7 +155,7 @@ def make_bias(part: SelfAttention, setup: StepSetup, state: Any) -> Callable[[Co
     if not score_mod.fused or (score_mod.bias is not None and type(part.relative) not in (AlibiModule, BucketsModule)):
         raise Unsupported("the attention kernel computes softmax(q·k + bias)")
     shared = score_mod.static if score_mod.bias is not None else "mask"
-    key = ("decode bias", part.pattern_text, state.most, id(part) if shared is None else shared)
+    key = ("bias", part.pattern_text, state.most, id(part) if shared is None else shared)
 
     def compute(context: Context) -> Tensor:
         positions, slots = context.queries.positions, state.slot_layout(context)
@@ -166,7 +166,7 @@ def make_bias(part: SelfAttention, setup: StepSetup, state: Any) -> Callable[[Co
         bias = score_mod.bias(q, positions, slots.positions, score_mod.scale)[:, :, 0]
         return bias.masked_fill(~seen, float("-inf")).contiguous()
 
-    return lambda context: context.memoize(key, lambda: compute(context))
+    return lambda context: context.memoize(StepSetup, key, lambda: compute(context))
 
 
 def prepare_scores(part: SelfAttention | CrossAttention | SharedAttention, q: Tensor) -> Tensor:
@@ -185,14 +185,11 @@ def add_rotation(relative: RelativeModule, setup: StepSetup) -> None:
 
 def row_rotation(relative: RotaryModule, setup: StepSetup, positions: Tensor, context: Context) -> Tensor:
     """Of each row's position (rows, head_width), looked up once for all layers."""
-    return context.memoize(rotation_key(relative.key), lambda: embedding(positions, setup.rotations[relative.key]))
+    key = relative.key
+    return context.memoize(StepSetup, ("rotation", key), lambda: embedding(positions, setup.rotations[key]))
 
 
-def rotation_key(key: Any) -> Any:
-    return (*key, "one")
-
-
-NEW_SHARED = "new key and value of the shared cache"
+NEW_SHARED = "new key and value of the shared cache"  # of `StepSetup`, in `Context.memo`
 
 
 def shared_cache(model: DecoderDecoderModel, setup: StepSetup) -> Callable[[Tensor, Tensor, Context], None]:
@@ -209,7 +206,7 @@ def shared_cache(model: DecoderDecoderModel, setup: StepSetup) -> Callable[[Tens
         if fused:
             normal = add_norm(x, None, part.norm, context, keep=False)[1]
             both = (linear(normal, each).unflatten(-1, (-1, part.head_width)) for each in (part.k, part.v))
-            context.memo[NEW_SHARED] = tuple(both)  # (rows, kv_heads, head_width) each
+            context.memo[StepSetup, NEW_SHARED] = tuple(both)  # (rows, kv_heads, head_width) each
             return
         tokens.write(part(x[:, None], context, reader), positions)
         keys, values = tokens.read() if setup.gathers_shared else tokens.stored
@@ -230,8 +227,8 @@ def _shared_attention(part: SharedAttention, setup: StepSetup, state: Any, parti
     def run(x: Tensor, positions: Tensor, context: Context) -> Tensor:
         q = prepare_scores(part, linear(x, part.q).unflatten(-1, (-1, part.head_width)))
         states, cache, scale = setup.states, setup.shared, part.score_mod().scale
-        new = context.memo.pop(NEW_SHARED, None)
-        counts = positions if new else context.memoize("tokens of a row", lambda: positions + 1)
+        new = context.memo.pop((StepSetup, NEW_SHARED), None)
+        counts = positions if new else context.memoize(StepSetup, "tokens of a row", lambda: positions + 1)
         rotation = None
         if isinstance(part.relative, RotaryModule):
             rotation = row_rotation(part.relative, setup, positions, context)

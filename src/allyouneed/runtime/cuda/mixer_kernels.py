@@ -109,7 +109,7 @@ def _retention(part: RetentionModule, setup: StepSetup, state: Any, partial: boo
         if isinstance(part, GatedRetentionModule):
             decay = linear(x, part.decays)
         else:
-            floor = context.memoize(("retention floor", heads), lambda: embedding(positions, floors))
+            floor = context.memoize(StepSetup, ("floor", heads), lambda: embedding(positions, floors))
         rotation = row_rotation(rotary, setup, positions, context)
         mixed = retention_step(q, k, v, gate, decay, temperature, floor, rotation, s, z, norm, part.keys**-0.5)
         return linear(mixed, part.out, partial=partial)
@@ -188,11 +188,11 @@ def _infini(part: InfiniModule, setup: StepSetup, state: Any, partial: bool) -> 
         qkv = linear(x, part.qkv)
         q, k, v = (y.unflatten(-1, (-1, part.head_width)) for y in qkv.chunk(3, -1))
         memory, following, keys, values = state.buffers(k[:, :, None])
-        places = context.memoize(("place in segment of a row", segment), lambda: positions % segment)
+        places = context.memoize(StepSetup, ("place", segment), lambda: positions % segment)
         rotation = None
         if isinstance(rotary, RotaryModule):
-            key = (*rotary.key, "place", segment)
-            rotation = context.memoize(key, lambda: embedding(places, setup.rotations[rotary.key]))
+            key = ("rotation", rotary.key, segment)
+            rotation = context.memoize(StepSetup, key, lambda: embedding(places, setup.rotations[rotary.key]))
         scale, table = part.head_width**-0.5, states.own_rows
         near = decode_attention(q, keys, values, places, scale, table, (k, v), rotation, states.counters)
         mixed = infini_step(

@@ -28,7 +28,7 @@ from allyouneed.runtime.fuse import FusedOp
 from allyouneed.runtime.program import Call, Unsupported
 
 PARALLEL = {SelfAttention, LongNetAttention, CrossAttention, SharedAttention}  # kernels for several tokens per row
-EACH = "context of each token"
+EACH = "context of each token"  # of `MultiTokenStep`, in `Context.memo`
 
 
 class MultiTokenStep(DecodeStep):
@@ -48,7 +48,7 @@ class MultiTokenStep(DecodeStep):
         layout = TokenLayout(positions.clamp(max=limit - 1)[:, None], start=0)  # there are positions for all
         x = embed(Rows(tokens.reshape(-1, 1)), layout)[:, 0]
         context = self.context(positions, x[:, None])
-        context.memo[EACH] = [
+        context.memo[MultiTokenStep, EACH] = [
             self.context(at.contiguous(), one[:, None].contiguous())
             for at, one in zip(places.unbind(1), x.unflatten(0, (-1, states.tokens)).unbind(1), strict=True)
         ]
@@ -59,7 +59,7 @@ class MultiTokenStep(DecodeStep):
             x = values[stage.output]
             if stage.after is not None:
                 each = zip(*(y.unflatten(0, (-1, states.tokens)).unbind(1) for y in (x, positions)), strict=True)
-                for (one, at), own in zip(each, context.memo[EACH], strict=True):
+                for (one, at), own in zip(each, context.memo[MultiTokenStep, EACH], strict=True):
                     stage.after(one, at, own)
         return self.head(x, positions, context)
 
@@ -91,7 +91,7 @@ class MultiTokenStep(DecodeStep):
                 # copied even if contiguous: kernels may read a state before the one that is running has ended, since
                 # in a `DecodeStep` it was written long before, but not before a copy has ended
                 one, at = xs[:, number].clone(), places[:, number].clone()
-                found.append(run(one, at, context.memo[EACH][number]))
+                found.append(run(one, at, context.memo[MultiTokenStep, EACH][number]))
                 keep(state, number, count)
             return torch.stack(found, 1).flatten(0, 1)
 

@@ -61,8 +61,8 @@ class StaticWindowKVCache(KVState):
         return self._updated(context)[1]
 
     def _updated(self, context: Context) -> tuple[Tensor, TokenLayout]:
-        key = ("static window", self.first, self.recent)
-        return context.memoize(key, lambda: self._update(context.queries.positions))
+        size = self.first, self.recent
+        return context.memoize(StaticWindowKVCache, size, lambda: self._update(context.queries.positions))
 
     def _update(self, positions: Tensor) -> tuple[Tensor, TokenLayout]:
         """The slot of each row's new token (rows,), and the layout of all slots afterwards."""

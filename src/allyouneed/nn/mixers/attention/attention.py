@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
 from pydantic import Field, WrapValidator
@@ -21,7 +21,7 @@ from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.long_memory import LongMemory
 from allyouneed.nn.mixers.attention.scores import ScaledDot, Scores, ScoresModule
 from allyouneed.nn.norms import Norm
-from allyouneed.nn.observe import observe
+from allyouneed.nn.observe import is_observed, observe
 from allyouneed.nn.ops.attention.dense import (
     AttentionFn,
     DenseAttention,
@@ -235,36 +235,50 @@ class SoftmaxAttention(SubLayer):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: TokenLayout) -> Tensor:
         """(batch, heads, queries, width of v)"""
         q, k, v = observe(self, "q", q), observe(self, "k", k), observe(self, "v", v)
-        mixed: Tensor = observe(self, "heads", self.mix_values(q, k, v, context, keys))
-        return mixed
-
-    def mix_values(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: TokenLayout) -> Tensor:
-        queries, score_mod = context.queries, self.score_mod()
+        score_mod = self.score_mod()
         if context.replay is not None:  # a recomputed layer cannot share a bias: its gradient would be shared too
             score_mod = replace(score_mod, static=None)
+        if context.record is not None or is_observed():
+            weights = self.show_weights(q, k, context, keys, score_mod)
+            if weights is not None:
+                seen = weighted_sum(weights, v, context.queries.positions, keys.positions, score_mod)
+                return cast(Tensor, observe(self, "heads", seen))
+        execute = self.attention_fn(context, keys, q.shape[0], score_mod)
+        return cast(Tensor, observe(self, "heads", execute(q, k, v, self.dropout if self.training else 0.0, score_mod)))
+
+    def show_weights(
+        self, q: Tensor, k: Tensor, context: Context, keys: TokenLayout, score_mod: ScoreMod
+    ) -> Tensor | None:
+        """Record the weights if they are wanted and offer them to a probe; the weights to use, if it changed them."""
+        queries = context.queries
 
         def mask() -> Tensor:
-            return dense_mask(self.pattern, queries, keys)
+            return self.dense_scores(queries, keys, score_mod)[0]
 
         def scores() -> Tensor:
-            return masked_scores(q, k, mask(), queries.positions, keys.positions, score_mod)
+            seen, mod = self.dense_scores(queries, keys, score_mod)
+            return masked_scores(q, k, seen, queries.positions, keys.positions, mod)
 
         wanted = None if context.record is None else context.record.get(self)
         if wanted is not None:
-            weights = attention_weights(q, k, mask(), queries.positions, keys.positions, score_mod)
+            seen, mod = self.dense_scores(queries, keys, score_mod)
+            weights = attention_weights(q, k, seen, queries.positions, keys.positions, mod)
             wanted.weights.append(weights if wanted.heads is None else weights[:, list(wanted.heads)])
-        if (changed := offer_weights(self, scores, mask)) is not None:
-            return weighted_sum(changed, v, queries.positions, keys.positions, score_mod)
-        execute = self.attention_fn(context, keys, q.shape[0], score_mod)
-        return execute(q, k, v, self.dropout if self.training else 0.0, score_mod)
+        return offer_weights(self, scores, mask)
+
+    def dense_scores(self, queries: TokenLayout, keys: TokenLayout, score_mod: ScoreMod) -> tuple[Tensor, ScoreMod]:
+        """The mask and the scores of the definition."""
+        return dense_mask(self.pattern, queries, keys), score_mod
 
     def attention_fn(self, context: Context, keys: TokenLayout, rows: int, score_mod: ScoreMod) -> AttentionFn:
         source = None if context.memory is None else context.memory.layout
-        key_side = "own" if keys is context.queries else "source" if keys is source else id(keys)
+        key_side = "own" if keys is context.queries else "source" if keys is source else keys
         biases = (score_mod.pair_bias is not None, score_mod.distance_bias is not None, score_mod.constant_from)
         key = (self.pattern_text, key_side, rows, score_mod.plain, *biases)
         return context.memoize(
-            key, lambda: select_attention(self.pattern, context.queries, keys, score_mod, context.static)
+            SoftmaxAttention,
+            key,
+            lambda: select_attention(self.pattern, context.queries, keys, score_mod, context.static),
         )
 
     @property
@@ -311,9 +325,6 @@ class MultiHeadAttention(SoftmaxAttention):
 
     def split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)  # (batch, heads, time, head_width)
-
-    def attend_and_project(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: TokenLayout) -> Tensor:
-        return self.merge_heads(self.attend(q, k, v, context, keys), context)
 
     def merge_heads(self, seen: Tensor, context: Context) -> Tensor:
         seen = seen.transpose(1, 2).flatten(2)  # (batch, time, inner)
@@ -373,7 +384,7 @@ class SelfAttention(MultiHeadAttention):
                 return self.merge_heads(seen, context)
             else:
                 k, v, keys = state.append(k[:, :, :count], v[:, :, :count], kept)
-        return self.attend_and_project(q, k, v, context, keys)
+        return self.merge_heads(self.attend(q, k, v, context, keys), context)
 
     def attends_to_whole_cache(self, context: Context) -> bool:
         """Whether the newest token attends to the whole cache with plain scores and no weights are recorded."""
@@ -388,7 +399,7 @@ class SelfAttention(MultiHeadAttention):
         """Keys and values projected from the cached hidden states, which the cache stores as keys of one head with
         empty values."""
         hidden, _, keys = state.append(x[:, None], x[:, None, :, :0], context)
-        there = context.memoize(("recalled", id(keys)), lambda: Context(keys))
+        there = context.memoize(SelfAttention, ("recalled", keys), lambda: Context(keys))
         _, k, v = self.project(hidden[:, 0], there)
         return k, v, keys
 
@@ -445,19 +456,17 @@ class CrossAttention(MultiHeadAttention):
         q = self.split(self.q(x))
         q = self.scores.prepare(q if self.q_norm is None else self.q_norm(q, context))
         q = self.rotate(q, context.queries.positions, 0)
-        beams = q.shape[0] // k.shape[0]
-        if beams == 1:
-            return self.attend_and_project(q, k, v, context, memory.layout)
-        if not isinstance(self.pattern, Full) or not self.score_mod().plain:
-            # the mask depends on the position of each beam
-            copies = torch.arange(len(k), device=k.device).repeat_interleave(beams)
-            layout = context.memoize(("beams", beams), lambda: memory.layout.select(copies))
-            return self.attend_and_project(q, k.index_select(0, copies), v.index_select(0, copies), context, layout)
-        # beams of one source become its queries, so its keys are not copied
         rows, heads, time, head_width = q.shape
-        q = q.view(-1, beams, heads, time, head_width).transpose(1, 2).flatten(2, 3)
-        seen = self.attend_and_project(q, k, v, context, memory.layout)  # (sources, beams * time, width)
-        return seen.view(rows, time, -1)
+        beams, layout = rows // len(k), memory.layout
+        if beams > 1 and isinstance(self.pattern, Full) and self.score_mod().plain:
+            # beams of one source become its queries, so its keys are not copied
+            q = q.view(-1, beams, heads, time, head_width).transpose(1, 2).flatten(2, 3)
+        elif beams > 1:  # the mask depends on the position of each beam
+            copies = torch.arange(len(k), device=k.device).repeat_interleave(beams)
+            layout = context.memoize(CrossAttention, ("beams", beams), lambda: memory.layout.select(copies))
+            k, v = k.index_select(0, copies), v.index_select(0, copies)
+        seen = self.merge_heads(self.attend(q, k, v, context, layout), context)
+        return seen.view(rows, time, -1) if beams > 1 else seen
 
     def new_state(self) -> State:
         return CrossKVCache()

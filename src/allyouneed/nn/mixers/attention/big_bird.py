@@ -6,7 +6,7 @@ As a pattern, BigBird is `block-window(b, 2) | global-prefix(2b) | random-blocks
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import torch
 from pydantic import Field
@@ -16,6 +16,7 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.attention import Attention, Biases, SelfAttention
+from allyouneed.nn.observe import observe
 from allyouneed.nn.ops.attention.dense import offer_weights
 from allyouneed.nn.states.base import State
 from allyouneed.nn.sublayer import Mixer, SubLayer
@@ -74,10 +75,10 @@ class BigBirdModule(SelfAttention):
         super().__init__(config.attention, common)
         self.config = config
 
-    def mix_values(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: TokenLayout) -> Tensor:
-        seen, bias = context.memoize(
-            ("big-bird", self.config.block, self.config.random), lambda: self.mask_and_bias(keys)
-        )
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: TokenLayout) -> Tensor:
+        q, k, v = observe(self, "q", q), observe(self, "k", k), observe(self, "v", v)
+        sizes = (self.config.block, self.config.random)
+        seen, bias = context.memoize(BigBirdModule, sizes, lambda: self.mask_and_bias(keys))
         scores = (q @ k.transpose(-1, -2)) * self.scores.scale + bias
         scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
         weights = scores.softmax(-1) * seen  # (batch, heads, time, time), zeros for padding
@@ -86,7 +87,8 @@ class BigBirdModule(SelfAttention):
         request = None if context.record is None else context.record.get(self)
         if request is not None:
             request.weights.append(weights if request.heads is None else weights[:, list(request.heads)])
-        return torch.nn.functional.dropout(weights, self.dropout, self.training) @ v
+        mixed: Tensor = torch.nn.functional.dropout(weights, self.dropout, self.training) @ v
+        return cast(Tensor, observe(self, "heads", mixed))
 
     def mask_and_bias(self, layout: TokenLayout) -> tuple[Tensor, Tensor]:
         """Allowed pairs and additive bias: (batch or 1, 1, time, time) both."""

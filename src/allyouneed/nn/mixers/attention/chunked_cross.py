@@ -179,7 +179,7 @@ class ChunkedCrossAttention(CrossAttention):
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         build, memory = context.memory_builder, context.memory
         if build is not None:
-            memory = context.memoize("built memory", lambda: build(x, context, state))
+            memory = context.memoize(ChunkedCrossAttention, "memory", lambda: build(x, context, state))
         if memory is None and self.null is None:  # nothing retrieved yet
             return torch.zeros_like(x)
         q = self.split(self.q(x))
@@ -192,7 +192,7 @@ class ChunkedCrossAttention(CrossAttention):
         if beams > 1:
             copies = torch.arange(len(k), device=k.device).repeat_interleave(beams)
             k, v = k.index_select(0, copies), v.index_select(0, copies)
-            repeated = context.memoize(("beams of memory", beams), lambda: memory.select(copies))
+            repeated = context.memoize(ChunkedCrossAttention, ("beams", beams), lambda: memory.select(copies))
         q, k, v = observe(self, "q", q), observe(self, "k", k), observe(self, "v", v)
         if self.null is not None:
             return self.with_null(q, k, v, repeated, context)
@@ -200,9 +200,13 @@ class ChunkedCrossAttention(CrossAttention):
         self.record_weights(q, k, context, repeated, score_mod)
         show(self, "mask", lambda: mask(self.chunk, context.queries, repeated.layout))
         show(self, "weights", lambda: self.weights(q, k, context, repeated, score_mod))
-        key = "chunked-cross", self.chunk, id(repeated)
-        execute = context.memoize(key, lambda: select_attention(self.chunk, context.queries, repeated))
-        has_keys = context.memoize((*key, "sees"), lambda: sees_anything(self.chunk, context.queries, repeated))
+        key = self.chunk, repeated
+        execute = context.memoize(
+            ChunkedCrossAttention, key, lambda: select_attention(self.chunk, context.queries, repeated)
+        )
+        has_keys = context.memoize(
+            ChunkedCrossAttention, (*key, "sees"), lambda: sees_anything(self.chunk, context.queries, repeated)
+        )
         attended = observe(self, "heads", execute(q, k, v, self.dropout if self.training else 0.0, score_mod))
         out: Tensor = self.out(attended.transpose(1, 2).flatten(2))
         return out * has_keys[..., None].to(out.dtype)  # without keys the bias of `out` must not leak through

@@ -87,7 +87,9 @@ class GatedContextAttention(CrossAttention):
         k, v = self.cached_source(preceding, context, state)
         seen = self.read(x, k, v, preceding, context)
         opened = 1 - (self.gate_input(x) + self.gate_context(seen)).sigmoid()  # 1 − λ
-        found = context.memoize("with context", lambda: has_context(context.queries, preceding.layout, len(x)))
+        found = context.memoize(
+            GatedContextAttention, "has context", lambda: has_context(context.queries, preceding.layout, len(x))
+        )
         mixed: Tensor = opened * (seen - x)
         return mixed if found is None else mixed.where(found[..., None], 0)
 

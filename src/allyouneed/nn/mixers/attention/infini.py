@@ -179,14 +179,13 @@ class InfiniModule(SubLayer):
 
     def pieces(self, starts: Tensor, context: Context) -> Pieces:
         """Segments of the sentences of packed rows."""
-        return context.memoize(
-            ("infini", "pieces", self.segment), lambda: Pieces.of(starts, self.segment, context.queries)
-        )
+        return context.memoize(Pieces, self.segment, lambda: Pieces.of(starts, self.segment, context.queries))
 
     def local_attention(self, pieces: Pieces, context: Context) -> AttentionFn:
         """Within the segments of packed rows."""
         return context.memoize(
-            ("infini", "local", self.segment),
+            InfiniModule,
+            ("local", self.segment),
             lambda: select_attention(Causal(), pieces.layout, pieces.layout, ScoreMod(1.0)),
         )
 
@@ -221,16 +220,16 @@ class InfiniModule(SubLayer):
             positions = local if pieces is None else pieces.layout.positions
             return rotary.tables(positions, torch.promote_types(self.gate.dtype, torch.float32))
 
-        return context.memoize(("infini", *rotary.key, size, pieces is None), make)
+        return context.memoize(InfiniModule, (rotary.key, size, pieces is None), make)
 
     def rotate(self, x: Tensor, positions: Tensor, query: bool, context: Context) -> Tensor:
         """Apply rotary positions within the segment (batch or 1, time)."""
         if not isinstance(self.rotary, RotaryModule):
             return x
         rotary, dtype = self.rotary, torch.promote_types(x.dtype, torch.float32)
-        key = ("infini", rotary.config, rotary.width, dtype, id(positions))
+        key = (rotary.key, dtype, id(positions))
         # keeps the positions alive, so that their id stays unique
-        _, tables = context.memoize(key, lambda: (positions, rotary.tables(positions, dtype)))
+        _, tables = context.memoize(InfiniModule, key, lambda: (positions, rotary.tables(positions, dtype)))
         return rotary.rotate(x, tables[0] if query else tables[1])
 
     # --- the memory: M, and z as one more column: (batch, heads, head_width, head_width + 1)
@@ -307,8 +306,11 @@ class CompressiveMemory(State):
         size = max(self.module.segment, MAX_TRIM)  # process many short segments per step
         for start in range(0, time, size):
             piece = slice(start, min(time, start + size))
-            key = ("infini", self.module.segment, start)
-            indices = context.memoize(key, lambda piece=piece: self.step_indices(piece, context))  # type: ignore[misc]
+            indices = context.memoize(
+                CompressiveMemory,
+                (self.module.segment, start),
+                lambda piece=piece: self.step_indices(piece, context),  # type: ignore[misc]
+            )
             found.append(self.step(q[:, :, piece], k[:, :, piece], v[:, :, piece], indices, context))
         self.end = min(context.slots.time, self.kept)
         near, far = zip(*found, strict=True)

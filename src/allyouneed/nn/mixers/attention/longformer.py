@@ -95,7 +95,9 @@ class LongformerAttention(SelfAttention):
         if chosen is None:
             mixed: Tensor = self.out(seen.transpose(1, 2).flatten(2))
             return mixed
-        index, layout = context.memoize("chosen", lambda: gather_global_tokens(context.queries, chosen, len(x)))
+        index, layout = context.memoize(
+            LongformerAttention, "global tokens", lambda: gather_global_tokens(context.queries, chosen, len(x))
+        )
         rows = torch.arange(len(x), device=x.device)[:, None]
         q = observe(
             self, "global.q", self.split(self.global_q(x[rows, index]))
@@ -103,7 +105,9 @@ class LongformerAttention(SelfAttention):
         k, v = map(self.split, self.global_kv(x).chunk(2, -1))
         k, v = observe(self, "global.k", k), observe(self, "global.v", v)
         score_mod, keys = self.score_mod(), context.queries
-        execute = context.memoize(("chosen", q.shape[0]), lambda: select_attention(Full(), layout, keys, score_mod))
+        execute = context.memoize(
+            LongformerAttention, ("attention", len(q)), lambda: select_attention(Full(), layout, keys, score_mod)
+        )
         global_out = execute(q, k, v, self.dropout if self.training else 0.0, score_mod)
         show(self, "global.weights", lambda: self.global_weights(q, k, context, layout))
         global_out = observe(self, "global.heads", global_out).transpose(1, 2)

@@ -30,11 +30,7 @@ from allyouneed.nn.ops.attention.dense import (
     AttentionFn,
     DenseAttention,
     ScoreMod,
-    attention_weights,
     dense_mask,
-    masked_scores,
-    offer_weights,
-    weighted_sum,
 )
 from allyouneed.nn.ops.attention.dilated import DilatedAttention, DilatedSegments
 from allyouneed.nn.ops.attention.packed import attend_packed
@@ -127,34 +123,19 @@ class LongNetAttention(SelfAttention):
             by_branches.setdefault(config.branches(head), []).append(head)
         self.groups = list(by_branches.items())  # heads with equal branches
         self.config = config
-        self.plan_key = ("longnet", repr(config))  # a string: torch.compile cannot hash a config
+        self.plan_key = repr(config)  # a string: torch.compile cannot hash a config
 
     def prepare(self, context: Context, rows: int) -> None:
         self.relative.prepare(context)
-        self.plan(context, context.queries)
+        self.attention_fn(context, context.queries, rows, self.score_mod())
 
-    def plan(self, context: Context, keys: TokenLayout) -> AttentionFn:
-        key = (*self.plan_key, "own" if keys is context.queries else id(keys))
-        return context.memoize(key, lambda: self.select(context.queries, keys))
+    def attention_fn(self, context: Context, keys: TokenLayout, rows: int, score_mod: ScoreMod) -> AttentionFn:
+        key = (self.plan_key, "own" if keys is context.queries else keys)
+        return context.memoize(LongNetAttention, key, lambda: self.select(context.queries, keys))
 
-    def mix_values(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: TokenLayout) -> Tensor:
-        queries, score_mod = context.queries, self.score_mod()
-        request = None if context.record is None else context.record.get(self)
-        if request is not None:
-            counts = self.counts(queries, keys)
-            counting = _with_counts(score_mod, counts)
-            weights = attention_weights(q, k, counts > 0, queries.positions, keys.positions, counting)
-            request.weights.append(weights if request.heads is None else weights[:, list(request.heads)])
-
-        def scores() -> Tensor:
-            counts = self.counts(queries, keys)
-            counting = _with_counts(score_mod, counts)
-            return masked_scores(q, k, counts > 0, queries.positions, keys.positions, counting)
-
-        if (changed := offer_weights(self, scores, lambda: self.counts(queries, keys) > 0)) is not None:
-            return weighted_sum(changed, v, queries.positions, keys.positions, score_mod)
-        execute = self.plan(context, keys)
-        return execute(q, k, v, self.dropout if self.training else 0.0, score_mod)
+    def dense_scores(self, queries: TokenLayout, keys: TokenLayout, score_mod: ScoreMod) -> tuple[Tensor, ScoreMod]:
+        counts = self.counts(queries, keys)
+        return counts > 0, _with_counts(score_mod, counts)
 
     def select(self, queries: TokenLayout, keys: TokenLayout) -> AttentionFn:
         if queries.packed and queries.device.type == "cpu":

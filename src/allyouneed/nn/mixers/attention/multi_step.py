@@ -55,7 +55,7 @@ class MultiStepModule(SoftmaxAttention):
             "multi-step attention needs source and target embeddings"
         )
         z, values, layout, root = context.memoize(
-            ("multi-step", len(x)), lambda: _source_tensors(memory, context, len(x))
+            MultiStepModule, len(x), lambda: _source_tensors(memory, context, len(x))
         )
         q = self.query(x) + inputs
         attended = self.attend(q[:, None], z[:, None], values[:, None], context, layout)  # (batch, 1, time, width)

@@ -62,7 +62,7 @@ class SharedAttention(MultiHeadAttention):
         q, _, _ = self.relative.apply_positions(q, unused, unused, context)
         if not context.static:
             self.scores.check(memory.layout)
-        return self.attend_and_project(q, *memory.shared, context, memory.layout)
+        return self.merge_heads(self.attend(q, *memory.shared, context, memory.layout), context)
 
     def new_state(self) -> State | None:
         return None

@@ -80,7 +80,7 @@ class SynchronousAttention(SelfAttention):
             assert isinstance(state, KVState)
             k, v, keys = state.append(k, v, context)
         history = self.attend(q, k, v, context, keys)
-        order, partners = context.memoize(("partners", id(keys)), lambda: mirror(keys, len(x)))
+        order, partners = context.memoize(SynchronousAttention, keys, lambda: mirror(keys, len(x)))
         future = self.attend(q, k.index_select(0, order), v.index_select(0, order), context, partners)
         return self.merge_heads(self.fuse(history, future), context)
 

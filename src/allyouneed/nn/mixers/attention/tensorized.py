@@ -80,12 +80,14 @@ class TensorizedModule(SubLayer):
         if isinstance(state, KVState):
             k, v, keys = state.append(k[:, None], v[:, None], context)
             mask = context.memoize(
-                ("tensorized", str(self.pattern)), lambda: dense_mask(self.pattern, context.queries, keys)[:, 0]
+                TensorizedModule, str(self.pattern), lambda: dense_mask(self.pattern, context.queries, keys)[:, 0]
             )
             return self.combine(q, k[:, 0], v[:, 0], mask)
         unpacked = unpack_rows(context)  # one sentence per row: a position is an index
         q, k, v = (unpacked.gather(part) for part in (q, k, v))
-        mask = context.memoize(("tensorized", str(self.pattern)), lambda: self.sentence_mask(q.shape[1], unpacked.real))
+        mask = context.memoize(
+            TensorizedModule, str(self.pattern), lambda: self.sentence_mask(q.shape[1], unpacked.real)
+        )
         return unpacked.scatter(self.combine(q, k, v, mask), x)
 
     def sentence_mask(self, time: int, real: Tensor | None) -> Tensor:
