@@ -10,7 +10,7 @@ from allyouneed.kernels.triton import topk as likeliest
 from allyouneed.kernels.triton.add_norm import add_norm
 from allyouneed.kernels.triton.copy_blocks import copy_blocks
 from allyouneed.kernels.triton.decode_attention import SplitConfig, decode_attention
-from allyouneed.nn.activations import ACTIVATIONS as ACTIVATION
+from allyouneed.nn.ops.activations import ACTIVATIONS as ACTIVATION
 from bench.check.report import LIMITS, Check, Sizes
 
 # rows, heads, kv heads, width, positions, tokens per block (kernels/triton/decode_attention.py), splits of the keys

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from allyouneed.config import parse
-from allyouneed.nn.activations import ACTIVATIONS
 from allyouneed.nn.linear.bitlinear import Bit
 from allyouneed.nn.linear.ternary import PackedBitLinear
+from allyouneed.nn.ops.activations import ACTIVATIONS
 from bench.check.report import LIMITS, Check
 
 # tokens, inputs, outputs, bias, activation, gated, parts

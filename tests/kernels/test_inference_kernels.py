@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from allyouneed.config import override, parse, preset_tree
-from allyouneed.nn.activations import ACTIVATIONS, fused_name
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.channels import feedforward
 from allyouneed.nn.models.base import Model
+from allyouneed.nn.ops.activations import ACTIVATIONS, fused_name
 from allyouneed.nn.positions import rotary
 
 CALLS: list[str] = []

@@ -8,8 +8,8 @@ from torch import nn
 
 from allyouneed.config import parse
 from allyouneed.nn.common import Common
-from allyouneed.nn.depth import Depth
 from allyouneed.nn.init import GPT2, T5, DeepNormInit, Init, Normal, Small
+from allyouneed.nn.init.depth import Depth
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.block import Layer
 from allyouneed.nn.models.stack import Stack

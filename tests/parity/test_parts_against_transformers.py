@@ -8,12 +8,12 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from allyouneed.interop.hf.config_reader import ACTIVATIONS as READ
-from allyouneed.nn.activations import ACTIVATIONS
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.channels.feedforward import GLU
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.norms import RMSNorm
+from allyouneed.nn.ops.activations import ACTIVATIONS
 
 CONTEXT = Context(TokenLayout.of(Rows(torch.zeros(2, 9, dtype=torch.long))))
 

@@ -6,11 +6,11 @@ import typing
 import pytest
 import torch
 
-from allyouneed.nn.activations import ACTIVATIONS, Activation
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.channels.feedforward import FFN, GLU
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
+from allyouneed.nn.ops.activations import ACTIVATIONS, Activation
 from allyouneed.runtime.cuda.bias_gradients import gelu_tanh
 
 CONTEXT = Context(TokenLayout.of(Rows.of([[1, 2, 3]])))

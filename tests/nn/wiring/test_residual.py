@@ -8,7 +8,7 @@ from allyouneed.config import parse
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
-from allyouneed.nn.depth import Depth, deepnorm_factors
+from allyouneed.nn.init.depth import Depth, deepnorm_factors
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.wiring.residual import (
     DeepNorm,

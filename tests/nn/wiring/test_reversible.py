@@ -10,7 +10,7 @@ from allyouneed.config import ConfigError, parse
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
-from allyouneed.nn.depth import Depth
+from allyouneed.nn.init.depth import Depth
 from allyouneed.nn.models.base import STACKS, Model
 from allyouneed.nn.wiring import reversible
 from allyouneed.nn.wiring.reversible import Reversible

@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from allyouneed.config import parse
-from allyouneed.nn.activations import ACTIVATIONS
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.channels.feedforward import FFN
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
-from allyouneed.nn.depth import Depth
+from allyouneed.nn.init.depth import Depth
 from allyouneed.nn.linear.bitlinear import Bit
 from allyouneed.nn.mixers.attention.attention import Attention
 from allyouneed.nn.models.block import Layer
+from allyouneed.nn.ops.activations import ACTIVATIONS
 from allyouneed.nn.ops.attention.short_rows import ShortRows
 from allyouneed.runtime.cuda import bias_gradients, fused_backward
 from allyouneed.runtime.cuda.bias_gradients import ACTIVATIONS as FUSED

@@ -16,7 +16,7 @@ from allyouneed.nn.batch import Rows
 from allyouneed.nn.channels.feedforward import FFN
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
-from allyouneed.nn.depth import Depth
+from allyouneed.nn.init.depth import Depth
 from allyouneed.nn.linear.dense import is_dense
 from allyouneed.nn.mixers.attention.attention import Attention
 from allyouneed.nn.models.base import Model

@@ -9,12 +9,12 @@ from pydantic import Field
 from torch import Tensor
 
 from allyouneed.kernels import usable_without_grad
-from allyouneed.nn.activations import ACTIVATIONS, Activation, fused_name
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.dropout import Dropout
 from allyouneed.nn.observe import observe
+from allyouneed.nn.ops.activations import ACTIVATIONS, Activation, fused_name
 from allyouneed.nn.states.base import State
 from allyouneed.nn.sublayer import Channel, SubLayer
 

@@ -8,7 +8,6 @@ import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
-from allyouneed.nn.activations import ACTIVATIONS, Activation
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.cost import Cost
@@ -16,6 +15,7 @@ from allyouneed.nn.dropout import Dropout
 from allyouneed.nn.heads.pooling import Pool, pool
 from allyouneed.nn.heads.vocabulary import Head, HeadModule
 from allyouneed.nn.linear.dense import Dense
+from allyouneed.nn.ops.activations import ACTIVATIONS, Activation
 
 
 class ClickHead(Head):

@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from allyouneed.nn.activations import ACTIVATIONS, Activation
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.cost import Cost
@@ -18,6 +17,7 @@ from allyouneed.nn.dropout import Dropout
 from allyouneed.nn.heads.pooling import Pool, pool
 from allyouneed.nn.heads.vocabulary import Head, HeadModule
 from allyouneed.nn.linear.dense import Dense
+from allyouneed.nn.ops.activations import ACTIVATIONS, Activation
 
 Count = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]

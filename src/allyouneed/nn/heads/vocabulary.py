@@ -10,12 +10,12 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from allyouneed.config import Config, Part
-from allyouneed.nn.activations import ACTIVATIONS, Activation
 from allyouneed.nn.batch import IGNORE
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.norms import LayerNorm, Norm
+from allyouneed.nn.ops.activations import ACTIVATIONS, Activation
 from allyouneed.nn.ops.cross_entropy import linear_cross_entropy
 
 

@@ -14,11 +14,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from allyouneed.nn.activations import ACTIVATIONS, Activation
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.observe import observe
+from allyouneed.nn.ops.activations import ACTIVATIONS, Activation
 from allyouneed.nn.ops.unpack import window_mask
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.window import MAX_TRIM

@@ -13,7 +13,7 @@ from allyouneed.config import Config
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.depth import Depth
+from allyouneed.nn.init.depth import Depth
 from allyouneed.nn.models.layer_text import MAX_LAYERS
 from allyouneed.nn.positions.absolute import NoPositions, Positions
 from allyouneed.nn.states.base import State

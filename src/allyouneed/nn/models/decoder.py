@@ -11,7 +11,7 @@ from torch import Tensor
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.context import Context, TokenLayout, WeightRecord
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.depth import Depth
+from allyouneed.nn.init.depth import Depth
 from allyouneed.nn.models.base import (
     GenerativeModel,
     Layers,

@@ -13,7 +13,7 @@ from torch import Tensor
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.context import Context, Memory, TokenLayout, WeightRecord
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.depth import Depth
+from allyouneed.nn.init.depth import Depth
 from allyouneed.nn.mixers.attention.attention import Attention
 from allyouneed.nn.mixers.attention.shared_kv import SharedAttention, SharedKeys
 from allyouneed.nn.models.base import (

@@ -10,9 +10,9 @@ from torch import Tensor
 from allyouneed.nn.batch import Batch, Input, Rows
 from allyouneed.nn.context import Context, Memory, TokenLayout, WeightRecord
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.depth import Depth
 from allyouneed.nn.embed.tokens import Embed, TokenEmbed
 from allyouneed.nn.heads.vocabulary import Head, VocabularyHead
+from allyouneed.nn.init.depth import Depth
 from allyouneed.nn.models.base import (
     Layers,
     Model,

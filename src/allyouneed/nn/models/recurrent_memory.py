@@ -13,8 +13,8 @@ from allyouneed.errors import UserError
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.context import Context, TokenLayout, WeightRecord
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.depth import Depth
 from allyouneed.nn.embed.tokens import TokenEmbed
+from allyouneed.nn.init.depth import Depth
 from allyouneed.nn.models.base import (
     GenerativeModel,
     Layers,

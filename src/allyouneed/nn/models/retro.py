@@ -13,7 +13,7 @@ from allyouneed.nn.batch import Batch, Neighbours, Rows
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, Memory, MemoryBuilder, TokenLayout, WeightRecord
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.depth import Depth
+from allyouneed.nn.init.depth import Depth
 from allyouneed.nn.mixers.attention.attention import Attention
 from allyouneed.nn.mixers.attention.chunked_cross import ChunkedCross, Retrieved, RetrievedKeyValues, neighbour_memory
 from allyouneed.nn.models.base import (

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.depth import Depth
+from allyouneed.nn.init.depth import Depth
 from allyouneed.nn.models.block import Block, Layer
 from allyouneed.nn.observe import enter_block, leave_block
 from allyouneed.nn.states.base import State

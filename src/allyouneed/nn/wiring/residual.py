@@ -15,8 +15,8 @@ from allyouneed.config import Part
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.depth import Depth, deepnorm_factors
 from allyouneed.nn.dropout import Dropout
+from allyouneed.nn.init.depth import Depth, deepnorm_factors
 
 Call = Callable[[Any], Any]  # a norm with its context, or a sub-layer with its context, state and dropout
 

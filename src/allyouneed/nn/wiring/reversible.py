@@ -21,8 +21,8 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, Replay
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.depth import Depth
 from allyouneed.nn.dropout import Dropout
+from allyouneed.nn.init.depth import Depth
 from allyouneed.nn.wiring.residual import Wiring
 
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from allyouneed.kernels.cpu.abi import Activation, Format, Kind
-from allyouneed.nn.activations import ACTIVATIONS
 from allyouneed.nn.channels.feedforward import FFNModule, GLUModule
 from allyouneed.nn.embed.tokens import TokenEmbedModule
 from allyouneed.nn.heads.vocabulary import VocabularyHeadModule
@@ -20,6 +19,7 @@ from allyouneed.nn.linear.dense import MergedLinear
 from allyouneed.nn.linear.int8 import Int8Linear, Int8Table
 from allyouneed.nn.linear.ternary import PackedBitLinear, unpack_weights
 from allyouneed.nn.norms import BatchNormModule, LayerNormModule, RMSNormModule, ScaleNormModule
+from allyouneed.nn.ops.activations import ACTIVATIONS
 from allyouneed.nn.positions.absolute import NoPositionsModule
 from allyouneed.runtime.cpu.instructions import FORMATS, Instructions, Register
 from allyouneed.runtime.program import Add, Call, Function, Op, Program, Scale, Unsupported

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from allyouneed.nn.activations import ACTIVATIONS
 from allyouneed.nn.context import Context
 from allyouneed.nn.mixers.convolution import ConvolutionModule
 from allyouneed.nn.mixers.lightweight import DynamicModule, LightweightModule, SoftmaxConvolutionModule
+from allyouneed.nn.ops.activations import ACTIVATIONS
 from allyouneed.runtime.cuda.kernels import Kernel, StepSetup, linear, make_kernel
 from allyouneed.runtime.cuda.mixer_kernels import require_kernels
 from allyouneed.runtime.program import Unsupported

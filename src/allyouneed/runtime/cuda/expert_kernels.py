@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from allyouneed.nn.activations import fused_name
 from allyouneed.nn.channels.feedforward import GLUModule
 from allyouneed.nn.channels.moe import MoEModule, RouterModule
 from allyouneed.nn.context import Context
+from allyouneed.nn.ops.activations import fused_name
 from allyouneed.nn.ops.experts import same_dtype
 from allyouneed.runtime.cuda.kernels import Kernel, StepSetup, is_narrow, kernel, make_kernel, total
 from allyouneed.runtime.cuda.mixer_kernels import require_kernels

@@ -13,7 +13,6 @@ from torch.nn.functional import embedding
 from torch.overrides import TorchFunctionMode
 
 from allyouneed.kernels import usable
-from allyouneed.nn.activations import fused_name
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.channels.feedforward import FFNModule, GLUModule, gated
 from allyouneed.nn.context import Context, Memory, TokenLayout
@@ -27,6 +26,7 @@ from allyouneed.nn.mixers.attention.scores import ScoresModule
 from allyouneed.nn.mixers.attention.shared_kv import SharedAttention
 from allyouneed.nn.models.decoder_decoder import DecoderDecoderModel
 from allyouneed.nn.norms import LayerNormModule, RMSNormModule
+from allyouneed.nn.ops.activations import fused_name
 from allyouneed.nn.ops.attention.decode import DilatedBranches, decode_attention
 from allyouneed.nn.ops.attention.dense import dense_mask
 from allyouneed.nn.patterns.core import And, Causal, Full, Pattern, Window

@@ -33,7 +33,7 @@ from allyouneed.errors import UserError, near
 from allyouneed.files.reading import parse_yaml
 from allyouneed.models import NAMES, is_bundled
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.depth import Depth
+from allyouneed.nn.init.depth import Depth
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.block import Layer
 from allyouneed.nn.models.stack import behind, stack_cost

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from allyouneed.config import Part
-from allyouneed.nn.depth import deepnorm_factors
+from allyouneed.nn.init.depth import deepnorm_factors
 
 Deviation = Annotated[float, Field(gt=0)]
 
