@@ -109,12 +109,14 @@ def train_cpu(folder: Path) -> tuple[Call, float]:
     import torch
 
     import allyouneed
-    from allyouneed.tasks.translation.translation import Translation
 
+    translation = first_of(
+        "allyouneed.tasks.translation.translation:Translation", "allyouneed.tasks.translation:Translation"
+    )
     torch.manual_seed(0)
     model = allyouneed.build("transformer-small", vocab=8000, dropout=0.1).train()
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9, fused=True)
-    batch, task, tokens = packed_pairs(rows=4, length=512, vocab=8000), Translation(smoothing=0.1), 4 * 512
+    batch, task, tokens = packed_pairs(rows=4, length=512, vocab=8000), translation(smoothing=0.1), 4 * 512
 
     def step() -> None:
         optimiser.zero_grad()
