@@ -9,12 +9,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from allyouneed.config import override, parse, preset_names, preset_tree
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.models.base import Model
+from allyouneed.nn.models.base import STACKS, Model
 from allyouneed.runtime.cuda.capture import can_capture
 from allyouneed.runtime.cuda.decode_step import DecodeStep
 from allyouneed.runtime.cuda.static_cache import StaticStates
-from any_part import CASES, HEADS, first_of_each_kind, tree
+from any_part import CASES, HEADS, LONGEST, MOST_CASES, VOCAB, case, first_of_each_kind, tree
 from parameter_count import parameter_count
+from part_flops import part_flops
 
 
 @pytest.mark.slow  # test_presets.py compares the same
@@ -82,6 +83,57 @@ def test_flops_match_torchs_counter(pattern, length):
     masked_away = sum(layer.repeat for layer in config.decoder) * 4 * config.width
     masked_away *= length - mixer.pattern.mean_keys(length)
     assert counter.get_total_flops() == pytest.approx(batch * length * (config.cost(length).flops + masked_away))
+
+
+@pytest.mark.parametrize("name", MOST_CASES)
+def test_flops_of_every_part(name):
+    """What a part declares is what it computes, in one pass or, if that is more work, token after token (a recurrence
+    may have a shorter form for whole rows)."""
+    model, length = case(name), LONGEST
+    config, tokens = model.config, torch.arange(length)[None] % (VOCAB - 1) + 1
+    source = tokens
+    if config.separator is not None:  # a text before it, as long
+        tokens = tokens.masked_fill(tokens == config.separator, config.separator - 1)
+        source = torch.cat([tokens, torch.tensor([[config.separator]]), tokens], 1)
+    chosen = torch.zeros_like(source, dtype=torch.bool)
+    chosen[:, 0] = True  # global attention computes something
+    given = Rows(source, chosen=chosen)
+    parts = {
+        f"{side}.{number}.{slot}": (part, module)
+        for side in STACKS
+        for number, (layer, block) in enumerate(zip(layers(config, side), getattr(model, side).blocks, strict=True))
+        for (slot, part), module in zip(layer.sublayers.items(), block.sublayers.values(), strict=True)
+    }
+
+    def token_after_token():
+        states = model.start(given)
+        for one in tokens.split(1, 1):
+            model.advance(Rows(one), states)
+
+    modules = list(dict.fromkeys(module for _, module in parts.values()))
+    found, stepwise = part_flops(model, modules, lambda: model.logits(Batch(Rows(tokens), given))), None
+    for place, (part, module) in parts.items():
+        if not found.tokens[module]:
+            continue  # a layer that adaptive computation does not reach
+        declared = declared_flops(part, place, config, length)
+        least, most = found.bounds(module)
+        if declared > most and place.startswith("decoder"):
+            stepwise = stepwise or part_flops(model, modules, token_after_token)
+            most = max(most, stepwise.bounds(module)[1])
+        assert least * 0.999 <= declared <= most * 1.001, (
+            f"{place} ({part.kind}) declares {declared:,.0f} FLOPs per token of {length}; it computes at least "
+            f"{least:,.0f} and at most {most:,.0f}"
+        )
+
+
+def layers(config, side):
+    return [layer for layer in getattr(config, side) for _ in range(layer.repeat)]
+
+
+def declared_flops(part, place, config, length):
+    if place.endswith("cross"):  # as many tokens of the source
+        return part.cost(config, length, cross=True).flops + part.source_flops(config)
+    return (part.cost(config, length) if place.endswith("mixer") else part.cost(config)).flops
 
 
 def test_the_flops_of_a_window_do_not_grow_with_the_sentence():
