@@ -84,8 +84,8 @@ def test_a_sentence_of_a_packed_row_is_alone(name, monkeypatch):
         waits = True
     if not (waits and any(isinstance(one, MoEModule) for one in module.modules())):  # experts wait without a kernel
         assert module.unpacks == bool(asked and not waits), (
-            f"`unpacks` is {module.unpacks}, but the part {'asks' if asked else 'does not ask'} for rows that stay packed "
-            f"and {'waits' if waits else 'does not wait'} for the host"
+            f"`unpacks` is {module.unpacks}, but the part {'asks' if asked else 'does not ask'} for rows that stay "
+            f"packed, and {'waits' if waits else 'does not wait'} for the host"
         )
     if not asked:
         return
