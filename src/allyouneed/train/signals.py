@@ -41,7 +41,7 @@ def reraise_lost_interrupt() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-DEFAULT = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+DEFAULT: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
 
 class StopRequest:
