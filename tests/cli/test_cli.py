@@ -504,6 +504,19 @@ def test_ctrl_c_while_translating_keeps_the_old_file_and_the_finished_lines(mode
     assert part.read_text().endswith("\n"), "no half line"
 
 
+def test_a_background_job_hears_ctrl_c(monkeypatch):
+    """A shell starts it with SIGINT ignored."""
+    from allyouneed.__main__ import main
+
+    monkeypatch.setattr("allyouneed.cli.main", lambda: signal.raise_signal(signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            main()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 # --- train ----------------------------------------------------------------------------------------------------------
 
 

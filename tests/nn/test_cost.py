@@ -1,5 +1,7 @@
 """Costs computed from configs against the built models."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from allyouneed.config import override, parse, preset_names, preset_tree
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.base import STACKS, Model
-from allyouneed.runtime.cuda.capture import can_capture
+from allyouneed.runtime.cuda.capture import can_capture, position_limit
 from allyouneed.runtime.cuda.decode_step import DecodeStep
 from allyouneed.runtime.cuda.static_cache import StaticStates
 from any_part import CASES, HEADS, LONGEST, MOST_CASES, VOCAB, case, first_of_each_kind, tree
@@ -150,9 +152,9 @@ QUICK = first_of_each_kind(("mixer", "cross mixer"))
 HALF, SINGLE = torch.bfloat16, torch.float32
 
 
-def long_text(name: str) -> int:
+def long_text(model: Any) -> int:
     """More tokens than small parts keep; a table of places ends somewhere."""
-    return 40 if any(part in name for part in ("location", "synthesizer", "tensorized")) else 90
+    return min(90, position_limit(model) or 90)
 
 
 @pytest.mark.parametrize("name", STATEFUL)
@@ -160,8 +162,9 @@ def test_state_is_as_large_as_declared(name):
     """After so many tokens of a source and of a target as long: what grows, for each token of the target; what is
     constant, once: the source's keys, and what a mixer that forgets comes to keep. In half precision sums stay in
     single."""
-    config, rows, long = parse(Model, CASES[name]), 3, long_text(name)
+    config, rows = parse(Model, CASES[name]), 3
     model = config.build().eval()
+    long = long_text(model)
     for tokens, dtype in ((1, SINGLE), (33, SINGLE), (long, SINGLE), *([(long, HALF)] if name in QUICK else [])):
         model = model.to(dtype)
         with torch.no_grad():
@@ -197,7 +200,7 @@ def test_captured_state_is_as_large_as_declared(name):
         type(state).__module__.startswith("allyouneed.") for state in states_of(model)
     ):
         return
-    for capacity, dtype in ((12, SINGLE), (long_text(name), HALF)):
+    for capacity, dtype in ((12, SINGLE), (long_text(model), HALF)):
         states = StaticStates(model.to(dtype), rows, 1, capacity, capacity if hasattr(model, "encode") else 0)
         with torch.no_grad():
             DecodeStep(model, states)(torch.ones(rows, dtype=torch.long))
