@@ -1,7 +1,9 @@
-"""What all tests share: few threads, little garbage collection, property tests with the same examples on every run."""
+"""What all tests share: few threads, little garbage collection, signals that are heard, property tests with the same
+examples on every run."""
 
 import gc
 import os
+import signal
 
 import hypothesis
 import pytest
@@ -22,6 +24,9 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 def pytest_configure(config: pytest.Config) -> None:
     """Not at import: the process that only hands out tests (`pytest -n`) does without torch, which takes seconds."""
+    # A shell starts a background job with SIGINT ignored, and every process that a test starts would inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("dist", "no") == "no":
         import torch
 

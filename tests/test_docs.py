@@ -13,7 +13,7 @@ import random
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -570,24 +570,81 @@ def test_every_recipe_is_valid(path: Path) -> None:
     load_recipe(path, [f"start={shipped()}"] if starts else ())
 
 
-@pytest.mark.parametrize(
-    "least",
-    [{"ema": 15, "log-sparse": 5}, pytest.param({"running-mean": 15, "grouped-ffn": 5}, marks=pytest.mark.slow)],
-    ids=" ".join,
-)
-def test_the_invariant_tests_find_new_parts(least: dict[str, int], tmp_path: Path) -> None:
-    """The parts of docs/add-a-part.md as a module, loaded with `-p`."""
-    (tmp_path / "my_parts.py").write_text(new_parts(), encoding="utf-8")
+def run_parts(tmp_path: Path, source: str, kinds: Iterable[str]) -> str:
+    """What the command of docs/add-a-part.md prints about parts of these kinds, defined in a module."""
+    (tmp_path / "my_parts.py").write_text(source, encoding="utf-8")
     clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
-    options = ["-p", "my_parts", "-p", "no:xdist", "-p", "no:cacheprovider", "-rA", "-k", " or ".join(least)]
+    options = ["-p", "my_parts", "-p", "no:xdist", "-p", "no:cacheprovider", "-rA", "-k", " or ".join(kinds)]
     where = [str(ROOT / "tests" / name) for name in ("invariants", "nn/test_cost.py")]
-    done = warm_python.run(
+    return warm_python.run(
         [sys.executable, "-m", "pytest", *options, *where],
         cwd=ROOT,
-        env=clean | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "src")]), "OMP_NUM_THREADS": "1"},
+        env=clean
+        | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "src")]), "OMP_NUM_THREADS": "1", "COLUMNS": "400"},
         capture_output=True,
         text=True,
-    )
-    assert done.returncode == 0, done.stdout
-    for kind, count in least.items():
-        assert len(re.findall(rf"^PASSED .*{kind}", done.stdout, re.MULTILINE)) >= count, done.stdout
+    ).stdout
+
+
+@pytest.mark.slow  # the parts of the page and those with mistakes are tried together, below
+def test_the_invariant_tests_find_new_parts(tmp_path: Path) -> None:
+    """The parts of docs/add-a-part.md as a module, loaded with `-p`."""
+    shown = run_parts(tmp_path, new_parts(), ("running-mean", "grouped-ffn"))
+    assert "FAILED" not in shown, shown
+    for kind, count in {"running-mean": 15, "grouped-ffn": 5}.items():
+        assert len(re.findall(rf"^PASSED .*{kind}", shown, re.MULTILINE)) >= count, shown
+
+
+# by kind: what is changed in the page's EMA, and the tests that must fail, with a part of their message
+MISTAKES = {
+    "sees-strangers": (
+        "rows = unpacked.gather(x)",
+        "rows, unpacked = x, UnpackedRows(None)",
+        {
+            "test_neither_padding_nor_strangers_are_seen": "",
+            "test_packed_sentences_give_the_gradients_of_separate_ones": "",
+        },
+    ),
+    "never-restarts": (
+        "unpacked = unpack_rows(context)",
+        "unpacked = unpack_rows(context, restarts=True)",
+        {"test_a_sentence_of_a_packed_row_is_alone": ""},
+    ),
+    "counts-too-much": (
+        "flops=3 * common.width",
+        "flops=3 * common.width**2",
+        {"test_flops_of_every_part": "declares 720 FLOPs per token of 9; it computes at least 288 and at most"},
+    ),
+    "counts-too-little": (
+        "common.linear.cost(common.width, common.width, True)",
+        "Cost(common.linear.cost(common.width, common.width, True).parameters)",
+        {"test_flops_of_every_part": "declares 36 FLOPs per token of 9; it computes at least 288 and at most"},
+    ),
+    "hides-its-state": (
+        "recurrent_cost(common.width, common.width)",
+        "recurrent_cost(1, common.width)",
+        {"test_state_is_as_large_as_declared": "", "test_captured_state_is_as_large_as_declared": ""},
+    ),
+}
+
+
+def test_the_documented_command_catches_mistakes_of_new_parts(tmp_path: Path) -> None:
+    """And finds nothing wrong with the parts of the page."""
+    (ema,) = (block.text for block in blocks(ROOT / "docs" / "add-a-part.md", "python") if "class EMA(" in block.text)
+    ema = ema.replace("import unpack_rows", "import UnpackedRows, unpack_rows")
+    planted = []
+    for kind, (right, wrong, _) in MISTAKES.items():
+        assert right in ema
+        text = ema.replace(right, wrong).replace('"ema"', f'"{kind}"').replace("EMA", f"Planted{len(planted)}")
+        restarts = f"self.unpacks = {'restarts=True' in wrong}"
+        planted.append(text.replace("        self.width =", f"        {restarts}\n        self.width ="))
+    shown = run_parts(tmp_path, "\n\n".join([new_parts(), *planted]), ("ema", "log-sparse", *MISTAKES))
+    for kind, count in {"ema": 15, "log-sparse": 5}.items():
+        assert len(re.findall(rf"^PASSED .*{kind}", shown, re.MULTILINE)) >= count, shown
+    failed = re.findall(r"^FAILED \S+::(\w+)\[(.*?)\] - (.*)$", shown, re.MULTILINE)
+    assert not [name for _, name, _ in failed if not any(kind in name for kind in MISTAKES)], failed
+    for kind, (_, _, tests) in MISTAKES.items():
+        found = {test: said for test, name, said in failed if kind in name}
+        assert found.keys() >= tests.keys(), (kind, found)
+        for test, said in tests.items():
+            assert said in found[test], (kind, found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,12 @@ def write_pairs(path: Path, pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
     """A source of a recipe's `data`: this file, one pair of source and target per line."""
     path.write_text("".join(f"{a}\t{b}\n" for a, b in pairs), encoding="utf-8")
     return {"path": str(path)}
+
+
+def write_chats(path: Path, chats: Iterable[Any]) -> None:
+    """Each a list of messages."""
+    lines = (json.dumps({"messages": messages}, ensure_ascii=False) + "\n" for messages in chats)
+    path.write_text("".join(lines), encoding="utf-8")
 
 
 def short_run(output: Path, steps: int, **recipe: Any) -> Any:

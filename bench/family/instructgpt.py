@@ -26,11 +26,10 @@ import torch
 sys.path.append(str(Path(__file__).parents[2]))  # for bench.*
 
 import allyouneed as ayn
-from allyouneed.data.files.chats import write_chats
 from allyouneed.nn.batch import Rows
 from allyouneed.tasks.feedback.dpo import answer_log_probs
 from allyouneed.training.ppo import PPOOptions, ppo
-from bench.family.common import CHAT_MODEL, short_run
+from bench.family.common import CHAT_MODEL, short_run, write_chats
 
 HELLO = ("Hey", "Hi", "Hello", "Good day")  # worth 0, 1, 2, 3
 END = (".", "!", ", my friend.", ", how are you?")  # worth 0, 1, 2, 3

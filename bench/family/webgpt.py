@@ -24,8 +24,7 @@ import allyouneed as ayn
 from allyouneed.apps.browse.agent import choose
 from allyouneed.apps.browse.browser import Browser, Session
 from allyouneed.apps.browse.pages import Page
-from allyouneed.data.files.chats import write_chats
-from bench.family.common import CHAT_MODEL, short_run
+from bench.family.common import CHAT_MODEL, short_run, write_chats
 
 KINDS = ("river", "colour", "animal", "street", "stone", "song")
 SYLLABLES = [a + b for a in "bdfgklmnprstvz" for b in "aeiou"]

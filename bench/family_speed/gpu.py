@@ -18,7 +18,7 @@ segments stand in the middle of one. Where memory does not suffice for all rows,
 
 Declared bytes are those of the cost functions (`allyouneed describe`): the weights that the tokens use, once, and each
 row's state. `share` is what they say of the measured time, at the speed of copying memory. States are compared with the
-bytes that were allocated. Results are written as JSON into $OUT, if set.
+bytes that were allocated. `--save PATH` writes the results as JSON.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ import argparse
 import fcntl
 import gc
 import json
-import os
 import statistics
 import sys
 import time
@@ -94,7 +93,7 @@ class Bench:
     results: dict[str, Any] = field(default_factory=dict)
     copied: float = 0.0  # bytes per second of a copy
     locked: Any = None
-    file: str = "family_gpu.json"  # in $OUT
+    save: Path | None = None
 
     @property
     def left(self) -> float:
@@ -133,9 +132,8 @@ class Bench:
 
     def note(self, name: str, **values: Any) -> None:
         self.results.setdefault(name, {}).update(values)
-        if os.environ.get("OUT"):
-            path = Path(os.environ["OUT"], self.file)
-            path.write_text(json.dumps({"sizes": asdict(self.sizes), "results": self.results}, indent=1))
+        if self.save is not None:
+            self.save.write_text(json.dumps({"sizes": asdict(self.sizes), "results": self.results}, indent=1))
 
     def free(self) -> None:
         gc.collect()
@@ -385,6 +383,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="small sizes, to rehearse")
     parser.add_argument("--lock", help="a file: runs that share it compile peers side by side, and measure in turn")
+    parser.add_argument("--save", type=Path, metavar="PATH", help="write the results there as JSON")
     parser.add_argument(
         "--page", type=Path, nargs="+", metavar="PATH", help="JSON files of runs, and the page that gets their tables"
     )
@@ -393,7 +392,7 @@ def main() -> int:
         *files, page = given.page
         write_gpu(files, page)
         return 0
-    bench = Bench(torch.device(given.device), TINY if given.tiny else Sizes(), given.seconds)
+    bench = Bench(torch.device(given.device), TINY if given.tiny else Sizes(), given.seconds, save=given.save)
     bench.locked = open(given.lock, "w") if given.lock else None  # noqa: SIM115
     bench.copied = copy_speed(bench)
     models, only = variants(bench.sizes), given.only.split(",")

@@ -8,7 +8,7 @@ time in which the declared bytes would be copied, of the measured time.
     python bench/family_speed/presets_gpu.py --device cpu --tiny          # rehearsal, presets made small
     python bench/family_speed/presets_gpu.py --page RUN.json docs/results/family-speed.md
 
-Results are written as JSON into $OUT, if set.
+`--save PATH` writes the results as JSON.
 """
 
 from __future__ import annotations
@@ -144,13 +144,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=150, help="start nothing that would end later")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="small sizes, to rehearse")
+    parser.add_argument("--save", type=Path, metavar="PATH", help="write the results there as JSON")
     parser.add_argument("--page", type=Path, nargs=2, metavar="PATH", help="JSON of a run, and the page for its table")
     given = parser.parse_args()
     if given.page:
         run, page = given.page
         fill(page, {"gpu-presets": table(json.loads(run.read_text("utf-8"))["results"])})
         return 0
-    bench = Bench(torch.device(given.device), TINY if given.tiny else Sizes(), given.seconds, file="presets_gpu.json")
+    bench = Bench(torch.device(given.device), TINY if given.tiny else Sizes(), given.seconds, save=given.save)
     bench.copied = copy_speed(bench)
     for name, tree in chosen([name for name in given.only.split(",") if name], given.tiny).items():
         if bench.left < 8:

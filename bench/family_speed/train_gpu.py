@@ -14,8 +14,8 @@ compiled (identical layers share one graph), the update captured as a CUDA graph
 
 Each model and length has a process of its own. They compile side by side, `--at-once` of them and as many as the memory
 holds, in the order of the lengths and then of importance. Whichever is ready is measured at once, in several turns,
-while the others are stopped; then it ends and the next one starts. A row is printed as soon as it is measured; results
-are written as JSON into $OUT, if set.
+while the others are stopped; then it ends and the next one starts. A row is printed as soon as it is measured; `--save
+PATH` writes the results as JSON.
 """
 
 from __future__ import annotations
@@ -122,9 +122,8 @@ class Bench:
 
     def note(self, job: Job, **values: Any) -> None:
         self.results.setdefault(job.name, {}).setdefault(job.length, {}).update(values)
-        if os.environ.get("OUT"):
-            path = Path(os.environ["OUT"], f"train_family_gpu{'_packed' * self.given.packed}.json")
-            path.write_text(json.dumps({"ceiling": self.ceiling, "results": self.results}, indent=1))
+        if self.given.save is not None:
+            self.given.save.write_text(json.dumps({"ceiling": self.ceiling, "results": self.results}, indent=1))
 
     def run(self, jobs: list[Job]) -> None:
         """Compile side by side; measure each as soon as it is ready."""
@@ -240,6 +239,7 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=12, help="processes that compile side by side")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--turn", type=float, default=0.4, help="seconds of a turn")
+    parser.add_argument("--save", type=Path, metavar="PATH", help="write the results there as JSON")
     parser.add_argument(
         "--page", type=Path, nargs="+", metavar="PATH", help="JSON files of runs, and the page that gets their tables"
     )

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from allyouneed.config import preset_names
 from allyouneed.interop.load import resolve_device
 from parameter_count import parameter_count
 from small_model import multilingual_folder, small_folder, write_recipe
+from waiting import PATIENCE, until
 
 COMMAND = [sys.executable, "-m", "allyouneed"]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
@@ -92,7 +92,7 @@ def refused(ask):
 
 
 def warm_shell(*args, **more):
-    return warm_python.run([*COMMAND, *map(str, args)], capture_output=True, env=ENVIRONMENT, timeout=300, **more)
+    return warm_python.run([*COMMAND, *map(str, args)], capture_output=True, env=ENVIRONMENT, timeout=PATIENCE, **more)
 
 
 # --- the command itself ---------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_exit_codes_and_streams_of_a_process(polyglot):
     """Output is UTF-8 whatever the locale."""
     plain = ENVIRONMENT | {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     args = [*COMMAND, "translate", "-m", str(polyglot), "--to", "zh", "--json", "4 June 1998"]
-    good = subprocess.run(args, capture_output=True, env=plain, timeout=300)
+    good = subprocess.run(args, capture_output=True, env=plain, timeout=PATIENCE)
     assert (good.returncode, good.stderr) == (0, b"") and good.stdout.endswith(b"\n")
     assert "月" in json.loads(good.stdout.decode("utf-8"))["translation"]
     bad = warm_shell("translate", "-m", "nowhere", "x")
@@ -431,7 +431,7 @@ def test_a_pipe_is_written_to_and_a_link_stays_a_link(ask, model, truth, tmp_pat
         try:
             assert ask("translate", "-m", model, DATES[0], "-o", pipe).code == 0
             assert pipe.is_fifo(), "it must not be replaced by a file"
-            assert reader.communicate(timeout=30)[0].decode() == truth[0] + "\n"
+            assert reader.communicate(timeout=PATIENCE)[0].decode() == truth[0] + "\n"
         finally:
             reader.kill()
     (tmp_path / "real.txt").write_text("old")
@@ -452,7 +452,7 @@ def test_the_input_file_is_never_overwritten(ask, model, tmp_path):
 def test_a_full_disk_is_one_message(model):
     with open("/dev/full", "w") as full:
         command = [*COMMAND, "translate", "-m", str(model), "x"]
-        found = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=ENVIRONMENT, timeout=300)
+        found = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=ENVIRONMENT, timeout=PATIENCE)
     assert (found.returncode, found.stderr) == (2, b"allyouneed: the output: No space left on device\n")
 
 
@@ -465,14 +465,14 @@ def test_a_closed_output_pipe_is_not_an_error_message(model, tmp_path):
     process.stdout.close()
     said = process.stderr.read().splitlines()  # a model this small has its troubles, and notes say so
     assert all(line.startswith(b"note: ") for line in said), said
-    assert process.wait(300) == 1
+    assert process.wait(PATIENCE) == 1
 
 
 def test_a_pipe_is_answered_line_by_line(model, truth):
     """Each answer is there before the next line is written."""
     command = [*COMMAND, "translate", "-m", str(model)]
     with warm_python.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT) as process:
-        watchdog = threading.Timer(60, process.kill)  # a pipe that is not answered
+        watchdog = threading.Timer(PATIENCE, process.kill)  # a pipe that is not answered
         watchdog.start()
         for text, expected in zip([*DATES, "", "no end of line"], [*truth, "", None], strict=True):
             process.stdin.write(text.encode() + (b"" if expected is None else b"\n"))
@@ -482,17 +482,15 @@ def test_a_pipe_is_answered_line_by_line(model, truth):
             found = process.stdout.readline().decode()
             assert found.endswith("\n") and found.strip() == (found.strip() if expected is None else expected), text
         watchdog.cancel()
-        assert process.stdout.read() == b"" and process.wait(300) == 0
+        assert process.stdout.read() == b"" and process.wait(PATIENCE) == 0
 
 
 def interrupt(process, when):
     """Ctrl-C as soon as `when()`."""
-    end = time.monotonic() + 60
-    while not when():
-        assert process.poll() is None and time.monotonic() < end, "it ended before it could be interrupted"
-        time.sleep(0.02)
+    until(lambda: when() or process.poll() is not None)
+    assert process.poll() is None, "it ended before it could be interrupted"
     process.send_signal(signal.SIGINT)
-    return process.communicate(timeout=300)[1].decode()
+    return process.communicate(timeout=PATIENCE)[1].decode()
 
 
 def test_ctrl_c_while_translating_keeps_the_old_file_and_the_finished_lines(model, tmp_path):
@@ -506,6 +504,19 @@ def test_ctrl_c_while_translating_keeps_the_old_file_and_the_finished_lines(mode
     assert process.returncode == 130 and said.endswith("lines are done; run the same command to resume\n")
     assert out.read_text() == "old"
     assert part.read_text().endswith("\n"), "no half line"
+
+
+def test_a_background_job_hears_ctrl_c(monkeypatch):
+    """A shell starts it with SIGINT ignored."""
+    from allyouneed.__main__ import main
+
+    monkeypatch.setattr("allyouneed.cli.main", lambda: signal.raise_signal(signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            main()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 # --- train ----------------------------------------------------------------------------------------------------------

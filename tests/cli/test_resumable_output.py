@@ -29,6 +29,7 @@ from allyouneed.cli.text_commands import TextCommand
 from allyouneed.errors import UserError
 from small_model import small_folder
 from upper_command import KilledError, Killer, Shout, shout
+from waiting import PATIENCE
 
 LINES = [f"line {n}" if n % 7 else "" for n in range(1, 200)]
 
@@ -295,7 +296,7 @@ def test_redirected_standard_input_is_never_the_output(book: Path, model: Path) 
     was = book.read_bytes()
     command = [sys.executable, "-m", "allyouneed", "translate", "-m", str(model), "--force", "-o", str(book)]
     with book.open("rb") as file:
-        found = warm_python.run(command, stdin=file, capture_output=True, text=True, timeout=300)
+        found = warm_python.run(command, stdin=file, capture_output=True, text=True, timeout=PATIENCE)
     assert found.returncode == 2 and "is the input file; name another file" in found.stderr
     assert book.read_bytes() == was and left(book) == [book.name]
 
@@ -552,7 +553,7 @@ def test_options_and_model_decide_whether_a_run_is_resumed(
 def test_a_closed_standard_output_ends_the_command_quietly(model: Path, dates: Path) -> None:
     def closed(*args: Any) -> tuple[int, str]:
         command = ["sh", "-c", '"$@" >&-', "sh", sys.executable, "-m", "allyouneed", "translate", "-m", model, *args]
-        found = subprocess.run([str(part) for part in command], stderr=subprocess.PIPE, text=True, timeout=300)
+        found = subprocess.run([str(part) for part in command], stderr=subprocess.PIPE, text=True, timeout=PATIENCE)
         return found.returncode, found.stderr
 
     assert closed("--beam", 1, "May 5, 2020") == (1, "")
@@ -611,7 +612,7 @@ def killed(model: Path, dates: Path, rounds: int) -> int:
     out = dates.with_name("killed.txt")
     options = ["translate", "-m", str(model), "--beam", "1", str(dates), str(out)]
     args = [sys.executable, "-c", KILLS, "3", str(rounds), *options]
-    found = warm_python.run(args, capture_output=True, text=True, encoding="utf-8", timeout=300)
+    found = warm_python.run(args, capture_output=True, text=True, encoding="utf-8", timeout=PATIENCE)
     assert found.returncode == 0, found.stderr
     expected = ayn.load(model).translate(DATES[:4], beam=1) * 30
     shown = found.stdout.splitlines()

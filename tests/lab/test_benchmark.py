@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.lab.benchmark import Peer, Turns, Worker, Workload, hf, make_workload, ours
 from allyouneed.nn.models.base import Model
+from waiting import PATIENCE, until
 
 SMALL = ["width=16", "decoder[0].repeat=1", "decoder[0].mixer.heads=2", "decoder[0].channel.hidden=32"]
 READS = ["decoder[0].cross.heads=2", "encoder[0].repeat=1", "encoder[0].mixer.heads=2", "encoder[0].channel.hidden=32"]
@@ -203,13 +203,10 @@ def test_ctrl_c_leaves_no_process_behind(places: dict[str, Path]) -> None:
     options = ["--rows", "1", "--turns", "100000", "--threads", "1"]
     args = [sys.executable, "-m", "allyouneed", "bench", str(places["gpt2"]), *options]
     process = subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
-    end, children = time.monotonic() + 60, list[str]()
-    while not children and time.monotonic() < end:
-        assert process.poll() is None
-        time.sleep(0.1)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    time.sleep(0.5)
+    own = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    until(lambda: own.read_text() or process.poll() is not None)
+    children = own.read_text().split()
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE)
     assert process.returncode == 130 and children
     assert not [child for child in children if os.path.exists(f"/proc/{child}")]

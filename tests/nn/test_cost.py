@@ -1,5 +1,7 @@
 """Costs computed from configs against the built models."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,12 +11,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from allyouneed.config import override, parse, preset_names, preset_tree
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.models.base import Model
-from allyouneed.runtime.cuda.capture import can_capture
+from allyouneed.nn.models.base import STACKS, Model
+from allyouneed.runtime.cuda.capture import can_capture, position_limit
 from allyouneed.runtime.cuda.decode_step import DecodeStep
 from allyouneed.runtime.cuda.static_cache import StaticStates
-from any_part import CASES, HEADS, first_of_each_kind, tree
+from any_part import CASES, HEADS, LONGEST, MOST_CASES, VOCAB, case, first_of_each_kind, tree
 from parameter_count import parameter_count
+from part_flops import part_flops
 
 
 @pytest.mark.slow  # test_presets.py compares the same
@@ -84,6 +87,57 @@ def test_flops_match_torchs_counter(pattern, length):
     assert counter.get_total_flops() == pytest.approx(batch * length * (config.cost(length).flops + masked_away))
 
 
+@pytest.mark.parametrize("name", MOST_CASES)
+def test_flops_of_every_part(name):
+    """What a part declares is what it computes, in one pass or, if that is more work, token after token (a recurrence
+    may have a shorter form for whole rows)."""
+    model, length = case(name), LONGEST
+    config, tokens = model.config, torch.arange(length)[None] % (VOCAB - 1) + 1
+    source = tokens
+    if config.separator is not None:  # a text before it, as long
+        tokens = tokens.masked_fill(tokens == config.separator, config.separator - 1)
+        source = torch.cat([tokens, torch.tensor([[config.separator]]), tokens], 1)
+    chosen = torch.zeros_like(source, dtype=torch.bool)
+    chosen[:, 0] = True  # global attention computes something
+    given = Rows(source, chosen=chosen)
+    parts = {
+        f"{side}.{number}.{slot}": (part, module)
+        for side in STACKS
+        for number, (layer, block) in enumerate(zip(layers(config, side), getattr(model, side).blocks, strict=True))
+        for (slot, part), module in zip(layer.sublayers.items(), block.sublayers.values(), strict=True)
+    }
+
+    def token_after_token():
+        states = model.start(given)
+        for one in tokens.split(1, 1):
+            model.advance(Rows(one), states)
+
+    modules = list(dict.fromkeys(module for _, module in parts.values()))
+    found, stepwise = part_flops(model, modules, lambda: model.logits(Batch(Rows(tokens), given))), None
+    for place, (part, module) in parts.items():
+        if not found.tokens[module]:
+            continue  # a layer that adaptive computation does not reach
+        declared = declared_flops(part, place, config, length)
+        least, most = found.bounds(module)
+        if declared > most and place.startswith("decoder"):
+            stepwise = stepwise or part_flops(model, modules, token_after_token)
+            most = max(most, stepwise.bounds(module)[1])
+        assert least * 0.999 <= declared <= most * 1.001, (
+            f"{place} ({part.kind}) declares {declared:,.0f} FLOPs per token of {length}; it computes at least "
+            f"{least:,.0f} and at most {most:,.0f}"
+        )
+
+
+def layers(config, side):
+    return [layer for layer in getattr(config, side) for _ in range(layer.repeat)]
+
+
+def declared_flops(part, place, config, length):
+    if place.endswith("cross"):  # as many tokens of the source
+        return part.cost(config, length, cross=True).flops + part.source_flops(config)
+    return (part.cost(config, length) if place.endswith("mixer") else part.cost(config)).flops
+
+
 def test_the_flops_of_a_window_do_not_grow_with_the_sentence():
     def flops(pattern, length):
         layer = parse(Model, tree(mixer={"kind": "attention", "heads": 3, "pattern": pattern})).decoder[0]
@@ -98,9 +152,9 @@ QUICK = first_of_each_kind(("mixer", "cross mixer"))
 HALF, SINGLE = torch.bfloat16, torch.float32
 
 
-def long_text(name: str) -> int:
+def long_text(model: Any) -> int:
     """More tokens than small parts keep; a table of places ends somewhere."""
-    return 40 if any(part in name for part in ("location", "synthesizer", "tensorized")) else 90
+    return min(90, position_limit(model) or 90)
 
 
 @pytest.mark.parametrize("name", STATEFUL)
@@ -108,8 +162,9 @@ def test_state_is_as_large_as_declared(name):
     """After so many tokens of a source and of a target as long: what grows, for each token of the target; what is
     constant, once: the source's keys, and what a mixer that forgets comes to keep. In half precision sums stay in
     single."""
-    config, rows, long = parse(Model, CASES[name]), 3, long_text(name)
+    config, rows = parse(Model, CASES[name]), 3
     model = config.build().eval()
+    long = long_text(model)
     for tokens, dtype in ((1, SINGLE), (33, SINGLE), (long, SINGLE), *([(long, HALF)] if name in QUICK else [])):
         model = model.to(dtype)
         with torch.no_grad():
@@ -145,7 +200,7 @@ def test_captured_state_is_as_large_as_declared(name):
         type(state).__module__.startswith("allyouneed.") for state in states_of(model)
     ):
         return
-    for capacity, dtype in ((12, SINGLE), (long_text(name), HALF)):
+    for capacity, dtype in ((12, SINGLE), (long_text(model), HALF)):
         states = StaticStates(model.to(dtype), rows, 1, capacity, capacity if hasattr(model, "encode") else 0)
         with torch.no_grad():
             DecodeStep(model, states)(torch.ones(rows, dtype=torch.long))

@@ -17,6 +17,7 @@ import pytest
 import allyouneed
 import toy_models
 from allyouneed.runtime import process
+from waiting import PATIENCE
 
 SOURCE = Path(allyouneed.__file__).parent
 CALLS = re.compile(
@@ -131,6 +132,8 @@ os.waitpid(child, 0)
 def test_a_forked_process_is_told_instead_of_hanging() -> None:
     paths = os.pathsep.join([str(SOURCE.parent), str(Path(toy_models.__file__).parent)])
     environment = os.environ | {"OMP_NUM_THREADS": "2", "PYTHONPATH": paths}
-    done = subprocess.run([sys.executable, "-c", FORK], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", FORK], env=environment, capture_output=True, text=True, timeout=PATIENCE
+    )
     assert "this process was forked from one that had loaded a model, and its 2 OpenMP threads" in done.stdout, done
     assert done.stdout.endswith("True\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ from allyouneed.config import parse
 from allyouneed.kernels.cpu import build as native
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.precision import quantize
+from allyouneed.nn.models.weights import meta_model
 from allyouneed.runtime.cpu.executor import CpuExecutor, cpu_executor
 from allyouneed.runtime.cuda.capture import can_capture
-from allyouneed.runtime.report import CAPTURED, NATIVE, TORCH, cpu_choice, cuda_choice, ranges
-from any_part import CASES, build
+from allyouneed.runtime.report import CAPTURED, NATIVE, TORCH, cpu_choice, cuda_choice, kernel_choice, ranges
+from any_part import CASES, KIND_CASES, build, tree
 
 
 def preset(name: str) -> nn.Module:
@@ -78,6 +80,28 @@ def test_the_report_agrees_with_the_executors(stored: str) -> None:
             assert [reason for path, reason in choice.blockers if path != "head"] == reasons
             assert any(path == "head" for path, _ in choice.blockers) == head
         assert can_capture(model) == (cuda_choice(model).executor == CAPTURED)
+
+
+@pytest.mark.parametrize("name", KIND_CASES)
+def test_every_part_of_a_captured_step_is_fused_or_plain_with_a_reason(name: str) -> None:
+    """Without a GPU and without Triton."""
+    model: Any = meta_model(parse(Model, CASES[name]))  # type: ignore[type-abstract]
+    if not can_capture(model) or model.decoder.recurrences:
+        return
+    found = kernel_choice(model)
+    fused, plain = (re.findall(rf"{word}: (.*?)(?:; plain|$)", found) for word in ("fused", "plain"))
+    for layer in model.config.decoder:
+        for slot in layer.sublayers:
+            assert any(f".{slot}" in text for text in (*fused, *plain)), (slot, found)
+    assert not re.findall(r"for this device", found)
+    assert all(re.fullmatch(r"\S.*? \(.+\)", text) for text in plain), found
+
+
+def test_a_part_without_a_rule_is_plain_in_the_graph() -> None:
+    keys: Any = tree(mixer={"kind": "branches", "left": {"kind": "lstm"}, "right": {"kind": "rwkv"}}, norm="scale")
+    found = kernel_choice(meta_model(parse(Model, keys)))  # type: ignore[type-abstract]
+    assert "decoder.blocks.0-1.channel" in found.partition("; plain: ")[0]
+    assert "(ScaleNormModule has no kernel)" in found.partition("; plain: ")[2]
 
 
 def test_weights_of_a_type_without_kernels_are_named() -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from waiting import PATIENCE
+
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-sync"
 FLAGS += " --disable-component-update"
@@ -38,7 +40,7 @@ class Tab:
         given = {"viewport": {"width": 1280, "height": 900}, "locale": "en-US", "reduced_motion": "reduce"} | options
         self.context = browser.new_context(**given)
         self.page = self.context.new_page()
-        self.page.set_default_timeout(30_000)
+        self.page.set_default_timeout(1000 * PATIENCE)
         self.problems: list[str] = []
         self.page.on("pageerror", lambda error: self.problems.append(f"exception: {error}"))
         self.page.on("console", self._console)

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import threading
 import time
 import traceback
 from multiprocessing.connection import Connection, wait
@@ -15,6 +16,7 @@ from typing import Any
 
 from allyouneed.training import load_recipe, train
 from allyouneed.training.distributed.process_group import is_peer_lost, join_process_group, lost_peer_report
+from waiting import PATIENCE
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
@@ -41,7 +43,7 @@ def train_with(recipe: Path, processes: int, *changes: str) -> None:
         ends.append(here)
     failure, waiting = "", list(ends)
     while waiting and not failure:
-        ready: list[Any] = wait(waiting, timeout=60)
+        ready: list[Any] = wait(waiting, timeout=PATIENCE)
         failure = "nobody is heard of any more" if not ready else ready[0].recv()
         waiting = [end for end in waiting if end not in ready[:1]]
     for process in started:
@@ -65,26 +67,30 @@ def _run(
 
 
 def stop_one(recipe: Path, processes: int, stopped: int, during: str) -> dict[int, str]:
-    """Processes of a run with a patience of 4 seconds, one of which is stopped (SIGSTOP) in its second update or while
+    """Processes of a run with a patience of 6 seconds, one of which is stopped (SIGSTOP) in its second update or while
     the main process works alone; what each of the others reports, by rank."""
-    port, ends, started = _free_port(), {}, []
+    port, ends, started, together = _free_port(), {}, [], SERVER.Barrier(processes)
     for rank in range(processes):
         here, there = SERVER.Pipe(duplex=False)
         process = SERVER.Process(
-            target=_wait_in_vain, args=(there, str(recipe), rank, processes, port, stopped, during), daemon=True
+            target=_wait_in_vain,
+            args=(there, str(recipe), rank, processes, port, stopped, during, together),
+            daemon=True,
         )
         process.start()
         started.append(process)
         if rank != stopped:
             ends[rank] = here
-    reports = {rank: end.recv() if end.poll(60) else "nothing" for rank, end in ends.items()}
+    reports = {rank: end.recv() if end.poll(PATIENCE) else "nothing" for rank, end in ends.items()}
     for process in started:
         process.kill()
         process.join()
     return reports
 
 
-def _wait_in_vain(end: Connection, recipe: str, rank: int, world: int, port: int, stopped: int, during: str) -> None:
+def _wait_in_vain(
+    end: Connection, recipe: str, rank: int, world: int, port: int, stopped: int, during: str, together: Any
+) -> None:
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()})
 
@@ -92,9 +98,11 @@ def _wait_in_vain(end: Connection, recipe: str, rank: int, world: int, port: int
         if rank == stopped and where == during:
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    with join_process_group(load_recipe(recipe, ["parallel.patience=0.07"])) as group:
+    read = load_recipe(recipe, ["parallel.patience=0.1"])
+    together.wait()  # none spends the patience of the others on being started
+    with join_process_group(read) as group:
         try:
-            group.on_main(lambda: time.sleep(6), "preparing the data")  # longer than the patience
+            group.on_main(lambda: time.sleep(7), "preparing the data")  # longer than the patience
             for step in range(1, 4):
                 group.at(f"update {step}")
                 stop(f"update {step}")
@@ -103,7 +111,7 @@ def _wait_in_vain(end: Connection, recipe: str, rank: int, world: int, port: int
             end.send("nothing happened")
         except RuntimeError as error:
             end.send(lost_peer_report(group, error) if is_peer_lost(error) else f"not a lost peer: {error}")
-            time.sleep(2)  # the others have not asked yet
+            threading.Event().wait()  # the others may not have asked yet; it is killed when all have reported
 
 
 def inspect_training(recipe: Path, processes: int, *changes: str) -> list[Any]:
@@ -116,7 +124,7 @@ def inspect_training(recipe: Path, processes: int, *changes: str) -> list[Any]:
         process.start()
         started.append(process)
         ends.append(here)
-    found = [end.recv() if end.poll(90) else "nothing" for end in ends]
+    found = [end.recv() if end.poll(PATIENCE) else "nothing" for end in ends]
     for process in started:
         process.join()
     return found

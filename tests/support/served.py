@@ -7,8 +7,7 @@ import re
 import socket
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from allyouneed.data.tokenizers.values import train_values
 from allyouneed.folder import Folder
 from infer_fixtures import TEXT
 from toy_texts import BEHAVIOR, BOTH, DECODER, ENCODER
+from waiting import PATIENCE, until
 
 BOTH_SERVERS = pytest.mark.parametrize("server", ["one_process", "api_process"], indirect=True)
 BOTH_WAYS = pytest.mark.parametrize("split", [False, True], ids=["one_process", "api_process"])
@@ -88,8 +88,7 @@ class Running:
         self.server = Server(gate, settings)
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
-        while not self.server.started:
-            time.sleep(0.01)
+        until(lambda: self.server.started)
 
     def _run(self) -> None:
         asyncio.run(self.server.serve(sockets=[self.socket]))
@@ -103,7 +102,7 @@ class Running:
 
     def stop(self) -> None:
         self.server.should_exit = True
-        self.thread.join(30)
+        self.thread.join(PATIENCE)
         self.socket.close()
 
 
@@ -137,7 +136,7 @@ class SplitRunning(Running):
 
     def stop_engine(self) -> None:
         self.engine_loop.call_soon_threadsafe(self.engine.stopping.set)
-        self.engine_thread.join(30)
+        self.engine_thread.join(PATIENCE)
 
     def stop(self) -> None:
         super().stop()
@@ -163,20 +162,13 @@ def serving(
 
 @contextmanager
 def served_client(folders: dict[str, Path], **settings: Any) -> Iterator[tuple[Any, httpx.Client]]:
-    with serving(folders, **settings) as running, httpx.Client(base_url=running.url, timeout=60) as client:
+    with serving(folders, **settings) as running, httpx.Client(base_url=running.url, timeout=PATIENCE) as client:
         yield running, client
 
 
 def golden(content: bytes) -> bytes:
     """With the two fields that differ in every answer replaced."""
     return re.sub(rb'"created":\d+', b'"created":0', re.sub(rb'"id":"\w+-[0-9a-f]{32}"', b'"id":"ID"', content))
-
-
-def until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "not within the time"
-        time.sleep(0.005)
 
 
 def raw(port: int, content: bytes, wait: float = 5) -> bytes:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from processes import SERVER
+from waiting import PATIENCE
 
 
 class Popen(subprocess.Popen[Any]):
@@ -55,7 +56,7 @@ class Popen(subprocess.Popen[Any]):
 
 
 def run(
-    args: list[str], *, capture_output: bool = False, timeout: float = 300, **more: Any
+    args: list[str], *, capture_output: bool = False, timeout: float = PATIENCE, **more: Any
 ) -> subprocess.CompletedProcess[Any]:
     if capture_output:
         more |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -28,6 +28,7 @@ from allyouneed.infer.predictors.image_classifier import ImageClass
 from allyouneed.infer.predictors.image_matcher import ImageMatch
 from allyouneed.infer.predictors.registry import TASKS, commands
 from allyouneed.infer.predictors.transcriber import Segment, Transcript
+from waiting import PATIENCE
 
 Trained = Callable[[str], tuple[Path, str]]
 REVIEWS = ["the film is wonderful.", "a dog likes the sea. the film is a bore."]
@@ -299,7 +300,7 @@ def test_interactive_input_is_answered_line_by_line(trained: Trained) -> None:
         os.write(leader, prompt.encode())
         assert process.stdout.readline().endswith(b"\n")
     os.write(leader, b"\x04")
-    assert process.wait(60) == 0 and b"Type a text and Enter" in process.stderr.read()
+    assert process.wait(PATIENCE) == 0 and b"Type a text and Enter" in process.stderr.read()
     process.stdout.close()
     process.stderr.close()
     os.close(leader)
@@ -315,7 +316,7 @@ def test_ctrl_c_while_streaming(trained: Trained) -> None:
     assert process.stdout is not None
     heard = process.stdout.read(1)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=PATIENCE)
     assert heard and process.returncode == 130 and b"Traceback" not in said
 
 

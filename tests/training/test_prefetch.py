@@ -2,7 +2,6 @@
 
 import sys
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +13,7 @@ from allyouneed.nn.batch import Batch, Rows
 from allyouneed.runtime import process
 from allyouneed.runtime.process import SWITCH_INTERVAL
 from allyouneed.training.prefetch import QUEUE_BATCHES, DataPosition, Prefetcher
+from waiting import until
 
 CPU = torch.device("cpu")
 
@@ -46,9 +46,7 @@ class Counted:
 @pytest.mark.parametrize("accumulate, updates", [(1, QUEUE_BATCHES["cpu"]), (3, 2), (50, 2)])
 def test_the_number_of_prefetched_updates(accumulate, updates):
     with Prefetcher(Counted(), DataPosition(0, 0), accumulate, CPU) as ahead:
-        end = time.monotonic() + 60
-        while not ahead._queue.full() and time.monotonic() < end:
-            time.sleep(0.01)
+        until(ahead._queue.full)
         assert ahead._queue.qsize() == updates
 
 

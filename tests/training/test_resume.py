@@ -4,7 +4,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -23,17 +22,26 @@ from allyouneed.training.reporting.log import read_log
 from allyouneed.training.signals import Interrupted
 from micro_run import Listener, Make
 from toy_texts import write_all
+from waiting import until
 
-# The steps of a micro model are too short to be killed in the middle of; a pause makes them as long as real ones.
+# The steps of a micro model are too short to be met by a signal: one of them lasts until it is asked to stop.
 SCRIPT = """
 import sys, time
 from allyouneed.training import load_recipe, loop, train
-real = loop.run_update
-def slow(*args):
-    time.sleep(float(sys.argv[2]))
-    return real(*args)
-loop.run_update = slow
-train(load_recipe(sys.argv[1]))
+recipe, long_step, heeds = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "True"
+requests, update = [], loop.Trainer._update
+class Request(loop.StopRequest):
+    def __enter__(self):
+        requests.append(self)
+        return super().__enter__()
+def lasting(self, given):
+    update(self, given)
+    if self.state.step == long_step:
+        print("in the long step", file=sys.stderr, flush=True)
+        while not (heeds and requests[-1].requested):
+            time.sleep(0.005)
+loop.StopRequest, loop.Trainer._update = Request, lasting
+train(load_recipe(recipe))
 """
 
 
@@ -43,18 +51,25 @@ def saved_to(recipe: Recipe, output: Path) -> Path:
     return path
 
 
-def start(recipe: Path, pause: float = 0.0) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", SCRIPT, str(recipe), str(pause)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return warm_python.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+class Run:
+    """A process that trains by this recipe. `long_step` lasts until the process is asked to stop, unless it does not
+    heed that."""
 
+    def __init__(self, recipe: Path, long_step: int = 0, heeds: bool = True) -> None:
+        self.stderr = recipe.with_suffix(".stderr")
+        command = [sys.executable, "-c", SCRIPT, str(recipe), str(long_step), str(heeds)]
+        with self.stderr.open("w") as file:
+            environment = os.environ | {"OMP_NUM_THREADS": "1"}
+            self.process = warm_python.Popen(command, stderr=file, env=environment)
+        if long_step:
+            self.wait_until_said("in the long step")
 
-def wait_for_step(log: Path, step: int, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 60
-    while not (log.exists() and log.read_bytes().count(b"\n") >= step):
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    def wait_until_said(self, words: str) -> None:
+        until(lambda: words in self.stderr.read_text() or self.process.poll() is not None)
+        assert words in self.stderr.read_text(), self.stderr.read_text()
+
+    def end(self) -> tuple[int, str]:
+        return self.process.wait(), self.stderr.read_text()
 
 
 def losses(log: Path) -> dict[str, str]:
@@ -84,19 +99,18 @@ def test_random_choices_of_each_epoch_resume_bit_for_bit(task: str, tmp_path: Pa
 
 def killed_equals_straight(recipe: Recipe, tmp_path: Path, times: int) -> None:
     straight, killed = saved_to(recipe, tmp_path / "straight"), saved_to(recipe, tmp_path / "killed")
-    whole = start(straight)
+    whole = Run(straight)
     chance = random.Random(time.time_ns())
     kills = sorted(chance.sample(range(2, 40), times))
     for step in kills:
-        process = start(killed, pause=0.02)
-        wait_for_step(tmp_path / "killed" / "log.jsonl", step, process)
-        process.kill()
-        assert process.wait() == -signal.SIGKILL
-    last = start(killed)
-    said = last.communicate()[1]
-    assert last.returncode == 0, said
+        run = Run(killed, long_step=step)
+        run.process.kill()
+        assert run.end()[0] == -signal.SIGKILL
+    code, said = Run(killed).end()
+    assert code == 0, said
     assert "resuming the run" in said
-    assert whole.wait() == 0
+    code, said = whole.end()
+    assert code == 0, said
     expected = losses(tmp_path / "straight" / "log.jsonl")
     assert len(expected) == 40
     assert losses(tmp_path / "killed" / "log.jsonl") == expected, f"killed at {kills}"
@@ -195,11 +209,11 @@ def test_stopped_before_a_validation_the_run_ends_in_the_same_model(make: Make, 
 def test_a_signal_finishes_the_step_and_saves(make: Make, tmp_path: Path, number: signal.Signals, listener: Listener):
     recipe = make(valid=True, steps=20)
     path = saved_to(recipe, tmp_path / "asked")
-    process = start(path, pause=0.05)
-    wait_for_step(tmp_path / "asked" / "log.jsonl", 5, process)
-    process.send_signal(number)
-    said = process.communicate()[1]
-    assert process.returncode == 130, said
+    run = Run(path, long_step=5)
+    run.process.send_signal(number)
+    code, said = run.end()
+    assert code == 130, said
+    assert "stopped at step 5" in said
     assert "and saved; run the same command again to resume" in said and "Traceback" not in said
     straight = make(valid=True, steps=20)
     train(straight, console=listener.console)
@@ -212,16 +226,13 @@ def test_a_signal_finishes_the_step_and_saves(make: Make, tmp_path: Path, number
 
 
 def test_a_second_signal_stops_at_once(make: Make, tmp_path: Path):
-    process = start(saved_to(make(steps=20), tmp_path / "twice"), pause=1.5)
-    wait_for_step(tmp_path / "twice" / "log.jsonl", 1, process)
-    process.send_signal(signal.SIGINT)
-    time.sleep(0.2)
-    log = tmp_path / "twice" / "log.jsonl"
-    before = len(log.read_text().splitlines())
-    process.send_signal(signal.SIGINT)
-    said = process.communicate()[1]
-    assert process.returncode not in (0, 130) and "KeyboardInterrupt" in said
-    assert len(log.read_text().splitlines()) <= before + 1  # at most the step that was being written
+    run = Run(saved_to(make(steps=20), tmp_path / "twice"), long_step=2, heeds=False)
+    run.process.send_signal(signal.SIGINT)
+    run.wait_until_said("press again to stop at once")
+    run.process.send_signal(signal.SIGINT)
+    code, said = run.end()
+    assert code not in (0, 130) and "KeyboardInterrupt" in said
+    assert len((tmp_path / "twice" / "log.jsonl").read_text().splitlines()) <= 1  # not the step that did not end
 
 
 def test_a_finished_run_is_left_alone_and_more_steps_continue_it(make: Make, listener: Listener):

@@ -50,6 +50,19 @@ def test_elsewhere_and_without_a_signal_nothing_happens():
     assert not failed
 
 
+def test_a_background_job_is_stopped_by_a_second_signal_too():
+    """A shell starts it with SIGINT ignored."""
+    said, before = list[str](), signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(KeyboardInterrupt), StopRequest(said.append) as stop:
+            press()
+            assert stop.requested and len(said) == 1
+            press()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("single", [True, False])
 def test_after_an_error_a_process_of_several_is_not_ended_before_it_has_reported_it(single: bool):
     """torchrun sends SIGTERM to the other processes when one has died."""

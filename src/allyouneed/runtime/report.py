@@ -7,15 +7,19 @@ import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
+from allyouneed.nn.models.weights import meta_model
 from allyouneed.runtime.cpu.executor import lower_model
-from allyouneed.runtime.cuda.capture import step_blockers
+from allyouneed.runtime.cuda.capture import position_limit, step_blockers
+from allyouneed.runtime.cuda.static_cache import StaticStates
 from allyouneed.runtime.program import Unsupported
 from allyouneed.runtime.rules import Blocker
 from allyouneed.runtime.trace import part_paths
 
 NATIVE, CAPTURED, TORCH = "native program", "captured CUDA graph", "torch"
+CAPACITY = 1024  # tokens of a row, in a step that only describes
 
 
 class Choice(NamedTuple):
@@ -56,18 +60,37 @@ def cuda_choice(model: nn.Module) -> Choice:
     return Choice(TORCH if blockers else CAPTURED, blockers)
 
 
+def kernel_choice(model: Any) -> str:
+    """Which parts of a captured step have fused kernels, and which are called as they are; a step in half precision,
+    made on the meta device, tells without a GPU."""
+    from allyouneed.runtime.cuda.decode_step import DecodeStep
+
+    model = meta_model(model.config).eval().to(torch.bfloat16)
+    capacity = min(position_limit(model) or CAPACITY, CAPACITY)
+    states = StaticStates(model, 1, 1, capacity, capacity if hasattr(model, "encode") else 0)
+    paths = part_paths(model)
+    made = [Blocker(paths.get(id(part), ""), reason) for part, reason in DecodeStep(model, states).setup.made]
+    fused, plain = [one.path for one in made if not one.reason], [one for one in made if one.reason]
+    said = [f"fused: {places(fused)}"] if fused else []
+    return "; ".join(said + ([f"plain: {'; '.join(summarize(plain))}"] if plain else []))
+
+
 def summarize(blockers: Iterable[Blocker]) -> list[str]:
     """One text for each reason: `decoder.blocks.0-5.mixer (RetentionModule has no native instructions)`."""
-    by_reason: dict[str, dict[str, list[int | None]]] = {}
+    by_reason: dict[str, list[str]] = {}
     for path, reason in dict.fromkeys(blockers):
+        by_reason.setdefault(reason, []).append(path)
+    return [f"{where} ({reason})" if (where := places(paths)) else reason for reason, paths in by_reason.items()]
+
+
+def places(paths: Iterable[str]) -> str:
+    """`decoder.blocks.0-5.mixer, decoder.blocks.0-5.channel`"""
+    patterns: dict[str, list[int]] = {}
+    for path in paths:
         number = re.search(r"\.(\d+)\.", path)
         pattern = path if number is None else f"{path[: number.start(1)]}%{path[number.end(1) :]}"
-        by_reason.setdefault(reason, {}).setdefault(pattern, []).append(None if number is None else int(number[1]))
-    found = []
-    for reason, patterns in by_reason.items():
-        where = ", ".join(path.replace("%", ranges([n for n in ns if n is not None])) for path, ns in patterns.items())
-        found.append(f"{where} ({reason})" if where else reason)
-    return found
+        patterns.setdefault(pattern, []).extend([] if number is None else [int(number[1])])
+    return ", ".join(pattern.replace("%", ranges(numbers)) for pattern, numbers in patterns.items())
 
 
 def ranges(numbers: list[int]) -> str:
@@ -82,4 +105,6 @@ def ranges(numbers: list[int]) -> str:
 
 
 def executor_lines(model: Any) -> dict[str, str]:
-    return {"CPU executor": str(cpu_choice(model)), "GPU executor": str(cuda_choice(model))}
+    cuda = cuda_choice(model)
+    kernels = {"GPU kernels ": kernel_choice(model)} if cuda.executor == CAPTURED else {}
+    return {"CPU executor": str(cpu_choice(model)), "GPU executor": str(cuda)} | kernels

@@ -41,6 +41,9 @@ def reraise_lost_interrupt() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
+DEFAULT: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+
+
 class StopRequest:
     """Inside `with`, signals set `requested`; afterwards the old handlers are restored. Only in the main thread.
 
@@ -50,28 +53,26 @@ class StopRequest:
     def __init__(self, report: Callable[[str], None], single: bool = True) -> None:
         self.requested = False
         self._report, self._single = report, single
-        self._before: dict[int, Any] = {}
+        self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in DEFAULT:
                 self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *error: object) -> None:
         if self._single or error[0] is None:
-            self._restore()
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
         self.requested = True  # signals have nothing left to stop
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._single:
-            self._restore()  # a second signal goes to Python's own handler, which stops at once
+            for known, handler in self._before.items():  # of a second signal, which stops at once
+                # a shell starts background jobs with SIGINT ignored
+                signal.signal(known, DEFAULT[known] if handler is signal.SIG_IGN else handler)
             self._report("stopping after this step and saving; press again to stop at once")
         elif not self.requested:
             self._report("stopping after this step and saving")
         self.requested = True
-
-    def _restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before = {}

@@ -108,7 +108,11 @@ def test_the_executors_are_named_with_the_parts_that_keep_a_model_from_them():
     text = shown(CASES["transformer-base"])
     assert re.search(r"^CPU executor  native program$", text, re.MULTILINE)
     assert re.search(r"^GPU executor  captured CUDA graph$", text, re.MULTILINE)
+    assert re.search(r"^GPU kernels   fused: decoder.blocks.0-5.mixer, .*cross, .*channel$", text, re.MULTILINE)
     text = shown(CASES["transformer-xl-base"])
     assert re.search(r"^CPU executor  native program; in torch: decoder.blocks.0-15.mixer \(", text, re.MULTILINE)
+    said = r"fused: decoder.blocks.0-15.channel; plain: decoder.blocks.0-15.mixer \(a cache of hidden states has no"
+    assert re.search(rf"^GPU kernels   {said}", text, re.MULTILINE)
     text = shown(CASES["synchronous-bidirectional"])
     assert re.search(r"^GPU executor  torch: decoder.blocks.0-5.mixer \(", text, re.MULTILINE)
+    assert "GPU kernels" not in text

@@ -13,6 +13,7 @@ from allyouneed.cli import main
 from allyouneed.errors import UserError
 from allyouneed.training.checkpoints import Checkpoint
 from served import served_client, write_folder
+from waiting import PATIENCE
 
 RUN, DATES = (Path(__file__).parents[2] / "fixtures" / "v0_1" / name for name in ("run", "dates_model"))
 TEXT = "3 May 2010"
@@ -84,7 +85,7 @@ def test_a_server_replays_runs_and_decodes_through_its_engine(folder, tmp_path):
     with served_client(folders, runs=folder) as (_, client):
 
         def look(view, **request):
-            return client.post(f"/look/api/{view}", json=request, timeout=60)
+            return client.post(f"/look/api/{view}", json=request, timeout=PATIENCE)
 
         assert look("replay", run="dates", text=TEXT).json()["data"]["answers"][0]["step"] == 6
         assert look("replay", run="../runs/dates").status_code == 400

@@ -10,6 +10,7 @@ import pytest
 
 from allyouneed.models import shipped
 from served import KINDS, Running, served_client, serving, write_folder
+from waiting import PATIENCE
 
 KEY = "secret-key"
 
@@ -41,7 +42,7 @@ def server(request: pytest.FixtureRequest) -> Running:
 
 @pytest.fixture
 def client(server: Running) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=60) as found:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE) as found:
         yield found
 
 

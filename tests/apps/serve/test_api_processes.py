@@ -35,7 +35,8 @@ from allyouneed.apps.serve.workers.engine_process import RemoteGeneration
 from allyouneed.apps.serve.workers.supervisor import Supervisor, Task, default_api_processes
 from allyouneed.infer.decoding.base import Hypothesis
 from allyouneed.runtime.process import pause_gc
-from served import served_client, until
+from served import served_client
+from waiting import PATIENCE, until
 
 LONG = {"model": "lm", "prompt": "x", "max_tokens": 240, "temperature": 0}
 
@@ -165,7 +166,7 @@ def test_engine_processes_are_stopped_after_api_processes(tmp_path: Path, monkey
     until(lambda: log.exists() and len(log.read_text().splitlines()) == 3)
     assert sorted(log.read_text().splitlines()) == ["api start 1 cpu 1", "api start 1 cpu 1", "engine start 6 cuda:1 1"]
     supervisor._on_signal(signal.SIGTERM, None)
-    thread.join(20)
+    thread.join(PATIENCE)
     assert not thread.is_alive() and log.read_text().splitlines()[3:] == ["api end", "api end", "engine end"]
     assert default_api_processes(["cuda:0"]) == 3 and default_api_processes(["cpu"]) == 0
 
@@ -176,7 +177,7 @@ class RawProcess:
     def __init__(self, running: Any, model: str = "lm") -> None:
         self.model = model
         self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(20)
+        self.socket.settimeout(PATIENCE)
         self.socket.connect(str(Path(running.folder.name) / "engine"))
         self.received = b""
 

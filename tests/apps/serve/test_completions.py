@@ -15,6 +15,7 @@ import torch
 import allyouneed as ayn
 from allyouneed.infer.decoding.notes import drop_invalid
 from served import BOTH_SERVERS, Running, golden
+from waiting import PATIENCE
 
 PROMPTS = ["The quick", "I am", "How are you today?", "你好", "", " 1 2 3", "Tous les", "lazy dog"]
 
@@ -38,7 +39,7 @@ def texts(answer: dict[str, Any]) -> list[str]:
 @BOTH_SERVERS
 def test_strangers_share_steps_and_each_gets_the_answer_of_the_library(server: Running, lm: Any) -> None:
     expected = lm.generate(PROMPTS, method="greedy", max_length=24, loops=0)
-    with httpx.Client(base_url=server.url, timeout=60) as client, ThreadPoolExecutor(16) as pool:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE) as client, ThreadPoolExecutor(16) as pool:
         client.post("/v1/completions", json={"model": "lm", "prompt": "x", "max_tokens": 1})
         before = server.model("lm").loop.schedulers[False].steps
         asked = PROMPTS * 3

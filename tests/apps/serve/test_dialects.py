@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 import allyouneed as ayn
-from served import until
+from waiting import until
 
 KEY = "secret-key"
 PAGE = '<p title="The car">The <a href="/c?x=1&amp;y">red car</a> is fast.</p><!-- x --><pre>The car</pre>&copy; 2024'

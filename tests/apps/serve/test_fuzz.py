@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
-from served import Running, until
+from served import Running
+from waiting import PATIENCE, until
 
 NASTY: list[Any] = [
     None, True, False, -1, 0, 1, 0.5, 2**31, 2**63, -(2**63), 10**400, 1e308, float("nan"), float("inf"), "", " ", "5",
@@ -63,7 +64,7 @@ VALID: dict[str, dict[str, Any]] = {
 
 def send(client: httpx.Client, path: str, body: Any) -> None:
     content = json.dumps(body).encode()
-    answer = client.post(path, content=content, headers={"content-type": "application/json"}, timeout=30)
+    answer = client.post(path, content=content, headers={"content-type": "application/json"}, timeout=PATIENCE)
     assert answer.status_code < 500, (path, content[:300], answer.text[:300])
     if answer.status_code >= 400:
         error = answer.json()
@@ -116,7 +117,7 @@ def schema_test(server: Running, mode: GenerationMode, examples: int) -> None:
         @settings(max_examples=examples, suppress_health_check=list(HealthCheck), deadline=None)
         def run(case: Any) -> None:
             nonlocal tried
-            answer = case.call(base_url=server.url, timeout=30)
+            answer = case.call(base_url=server.url, timeout=PATIENCE)
             assert answer.status_code < 500, (case.method, case.path, answer.text[:300])
             tried += 1
 

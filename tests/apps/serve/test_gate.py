@@ -20,7 +20,8 @@ import warm_python
 from allyouneed.apps.serve.security import Keys, check_binding
 from allyouneed.apps.serve.settings import Limits, Settings
 from allyouneed.cli import main
-from served import BOTH_SERVERS, Running, raw, served_client, serving, until
+from served import BOTH_SERVERS, Running, raw, served_client, serving
+from waiting import PATIENCE, until
 
 LONG = {"model": "lm", "prompt": "x", "max_tokens": 200, "temperature": 0}
 
@@ -153,7 +154,7 @@ def test_sigterm_under_load_loses_nothing(folders: dict[str, Path], tmp_path: Pa
     url = line.split()[3]
     threading.Thread(target=process.stderr.read, daemon=True).start()
     try:
-        with httpx.Client(base_url=url, timeout=60) as client, ThreadPoolExecutor(12) as pool:
+        with httpx.Client(base_url=url, timeout=PATIENCE) as client, ThreadPoolExecutor(12) as pool:
             expected = client.post("/v1/completions", json=LONG).json()["choices"]
             accepted = threading.Barrier(9)
 
@@ -162,7 +163,7 @@ def test_sigterm_under_load_loses_nothing(folders: dict[str, Path], tmp_path: Pa
                     if stream:
                         lines = answer.iter_lines()
                         first = next(lines)
-                        accepted.wait(30)
+                        accepted.wait(PATIENCE)
                         return "".join(
                             json.loads(one[6:])["choices"][0]["text"]
                             for one in [first, *lines]
@@ -172,7 +173,7 @@ def test_sigterm_under_load_loses_nothing(folders: dict[str, Path], tmp_path: Pa
                     return answer.json()["choices"][0]["text"]
 
             streams = [pool.submit(ask, True) for _ in range(8)]
-            accepted.wait(30)
+            accepted.wait(PATIENCE)
             process.send_signal(signal.SIGTERM)
             refused = 0
             while process.poll() is None and not refused:
@@ -181,7 +182,7 @@ def test_sigterm_under_load_loses_nothing(folders: dict[str, Path], tmp_path: Pa
                 except httpx.TransportError:
                     break
             assert [one.result() for one in streams] == [expected[0]["text"]] * 8
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE) == 0
         assert refused
     finally:
         process.kill()

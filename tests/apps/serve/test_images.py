@@ -18,6 +18,7 @@ from allyouneed.data.tokenizers.base import TokenizerConfig, Vocabularies, train
 from allyouneed.folder import Folder
 from infer_fixtures import TEXT
 from served import served_client, write_folder
+from waiting import PATIENCE
 
 pillow = pytest.importorskip("PIL.Image")
 LAYER: dict[str, Any] = {"mixer": {"kind": "attention", "heads": 2}, "channel": {"kind": "ffn", "hidden": 16}}
@@ -63,7 +64,7 @@ def part(seed: int) -> dict[str, Any]:
 
 def ask(client: httpx.Client, content: Any, model: str = "images") -> httpx.Response:
     body = {"model": model, "messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 8}
-    return client.post("/v1/chat/completions", json=body, timeout=60)
+    return client.post("/v1/chat/completions", json=body, timeout=PATIENCE)
 
 
 def test_images_in_a_chat(client: httpx.Client, folders: dict[str, Path]) -> None:

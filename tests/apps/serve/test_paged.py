@@ -22,7 +22,8 @@ from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
-from served import Running, served_client, until
+from served import Running, served_client
+from waiting import PATIENCE, until
 
 START = "the cat sat on the mat and the dog sat on the log while it was raining in the garden "
 BODY = {"temperature": 0, "max_tokens": 12}
@@ -150,14 +151,14 @@ def test_a_client_that_leaves_frees_its_blocks(
         held.append(blocks.pool.used - blocks.pool.evictable)
         if len(held) == 2:  # each row has written a block of its own
             begun.set()
-            until(lambda: all(job.state.cancelled for job in loop.jobs[exact]), 60)
+            until(lambda: all(job.state.cancelled for job in loop.jobs[exact]))
 
     monkeypatch.setattr(loop, "_report", watch)
     long = {"prompt": "a long answer", "max_tokens": 200, "temperature": 0, "n": 3, "stream": True}
     with client.stream("POST", "/v1/completions", json=long) as answer:
         next(answer.iter_lines())
-        assert begun.wait(60)
-    until(lambda: not loop.sequences and len(held) > 2, 60)
+        assert begun.wait(PATIENCE)
+    until(lambda: not loop.sequences and len(held) > 2)
     assert held[1] >= 3 and held[2] == 0 and not scheduler_of(running).active
 
 
@@ -211,7 +212,7 @@ def test_short_requests_beside_a_very_long_one(
     monkeypatch.setattr(loop, "_report", watch)
     with loop.changed:  # the loop waits
         submit([[3 + n % 200 for n in range(240)]], 8)
-    assert finished.wait(60) and len(steps) == 1 + 3 * waves
+    assert finished.wait(PATIENCE) and len(steps) == 1 + 3 * waves
     assert max(steps[job] for job in jobs[1:]) <= tokens + 6
     assert all(job.state.done for job in jobs) and steps[jobs[0]] > 240 // 12
     chunks = [after - before for before, after in pairwise([0, *progress])]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ import pytest
 from allyouneed.apps.serve.settings import Settings
 from allyouneed.apps.serve.workers.supervisor import Supervisor, Task
 from allyouneed.errors import UserError
-from served import until
+from waiting import PATIENCE, until
 
-# A worker without a model: it publishes its phase and answers every connection with its pid, after `delay` seconds.
+# A worker without a model: it publishes its phase, greets every connection and answers with its pid after some seconds.
 FAKE = """\
 import json, os, signal, socket, sys, threading, time
 from pathlib import Path
@@ -43,17 +43,18 @@ while not stopping or busy:
         connection, _ = listener.accept()
     except TimeoutError:
         continue
-    connection.settimeout(10)
+    connection.settimeout(None)
     busy.append(1)
+    connection.sendall(b"+")
     threading.Thread(target=answer, args=[connection]).start()
 """
 
 
-def ask_fake(address: tuple[str, int]) -> list[str]:
-    import socket
-
-    with socket.create_connection(address, timeout=20) as connection:
+def ask_fake(address: tuple[str, int], accepted: threading.Semaphore | None = None) -> list[str]:
+    with socket.create_connection(address, timeout=PATIENCE) as connection:
         connection.sendall(b"?")
+        if connection.recv(1) and accepted is not None:
+            accepted.release()
         return connection.recv(100).decode().split()
 
 
@@ -86,11 +87,12 @@ def test_the_supervisor_keeps_its_workers_alive_and_lets_them_finish(
         until(lambda: bool(ready()) and ready() != [dead, alive])
         assert ready()[1] == alive
         workers = set(ready())
-        accepted = [pool.submit(ask_fake, supervisor.address) for _ in range(8)]
-        time.sleep(0.1)  # accepted, and not yet answered
+        accepted = threading.Semaphore(0)
+        asked = [pool.submit(ask_fake, supervisor.address, accepted) for _ in range(8)]
+        assert all(accepted.acquire(timeout=PATIENCE) for _ in asked)  # and not yet answered
         supervisor._on_signal(signal.SIGTERM, None)
-        assert {int(one.result()[0]) for one in accepted} <= workers
-    thread.join(20)
+        assert {int(one.result()[0]) for one in asked} <= workers
+    thread.join(PATIENCE)
     assert not thread.is_alive() and [worker.process.returncode for worker in supervisor.workers] == [0, 0]  # type: ignore[union-attr]
     with pytest.raises(OSError):
         ask_fake(supervisor.address)
@@ -108,7 +110,7 @@ def test_a_worker_that_keeps_dying_is_started_again_later_each_time(
     messages = [record.getMessage() for record in caplog.records]
     assert [text.partition(" again")[2] for text in messages[:3]] == ["", " in 0.5 s", " in 1 s"]
     supervisor._on_signal(signal.SIGTERM, None)
-    thread.join(20)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
 
 
@@ -131,17 +133,17 @@ def test_real_workers(folders: dict[str, Path], option: str, count: int) -> None
     body = {"prompt": "x", "temperature": 0, "max_tokens": 200}
 
     def get(path: str) -> httpx.Response:
-        return httpx.get(url + path, timeout=60)
+        return httpx.get(url + path, timeout=PATIENCE)
 
     def pids() -> list[int]:
         found = get("/readyz")
         return [one["pid"] for one in found.json()["workers"]] if found.status_code == 200 else []
 
     def ask(_: Any = None) -> Any:
-        return httpx.post(url + "/v1/completions", json=body, timeout=60).json()["choices"]
+        return httpx.post(url + "/v1/completions", json=body, timeout=PATIENCE).json()["choices"]
 
     try:
-        until(lambda: len(pids()) == count, 120)
+        until(lambda: len(pids()) == count)
         with ThreadPoolExecutor(16) as pool:
             expected = ask()
             assert list(pool.map(ask, range(31))) == [expected] * 31
@@ -149,7 +151,7 @@ def test_real_workers(folders: dict[str, Path], option: str, count: int) -> None
             assert sum(float(line.rsplit(" ", 1)[1]) for line in counted) == 32
             dead, *alive = pids()
             os.kill(dead, signal.SIGKILL)
-            until(lambda: pids()[1:] == alive and dead not in pids(), 120)
+            until(lambda: pids()[1:] == alive and dead not in pids())
             until(lambda: len(pids()) == count)
             assert ask() == expected
             streams = [httpx.stream("POST", url + "/v1/completions", json=body | {"stream": True}) for _ in range(8)]
@@ -161,6 +163,6 @@ def test_real_workers(folders: dict[str, Path], option: str, count: int) -> None
                 data = [json.loads(line[6:]) for line in [first, *rest] if line.startswith("data: {")]
                 assert "".join(part["choices"][0]["text"] for part in data) == expected[0]["text"]
                 one.__exit__(None, None, None)
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE) == 0
     finally:
         process.kill()

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allyouneed.data.batches.packing import Batches, PackedBatches, PaddedBatches, pack, packing_efficiency
+from allyouneed.data.batches.packing import Batches, PackedBatches, PaddedBatches, pack
 from allyouneed.data.batches.store import Column, Store
 from allyouneed.data.files.filters import Filters
 from allyouneed.data.files.pairs import PairFiles
@@ -164,7 +164,8 @@ def test_realistic_sentences_fill_their_rows() -> None:
     source = np.clip(rng.lognormal(2.8, 0.5, 20_000), 2, 120).astype(np.int64)
     target = np.clip(source * rng.lognormal(0, 0.15, 20_000), 2, 120).astype(np.int64)
     groups = pack((source, target), (512, 512), rng.permutation(20_000))
-    assert packing_efficiency(groups, source, 512) > 0.95 and packing_efficiency(groups, target, 512) > 0.95
+    for lengths in (source, target):
+        assert lengths.sum() > 0.95 * 512 * len(groups)  # the rest is padding
 
 
 def test_a_sentence_longer_than_a_row_is_never_cut() -> None:

@@ -119,6 +119,14 @@ def test_a_file_that_does_not_fit_is_refused(
         read(LabelledFiles, tmp_path / name, **keys)
 
 
+def test_a_cell_may_be_as_long_as_a_document_and_other_readers_keep_their_limit(tmp_path: Path) -> None:
+    before, text = csv.field_size_limit(), "word " * 100_000
+    path = tmp_path / "long.csv"
+    path.write_text(f'text,label\n"{text}",1\n')
+    (found,), report = read(LabelledFiles, path)
+    assert found.label == "1" and report.broken == 0 and csv.field_size_limit() == before
+
+
 def test_broken_rows_are_reported_and_the_others_read(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(b'text,label\nok,1\n"a" b,2\nfew\n\n\xff,3\nok,4\n"never closed,5\n')

@@ -18,7 +18,7 @@ def test_a_stopped_process_is_noticed_and_named(make: Make, tmp_path: Path) -> N
         second = pool.submit(stop_one, path, 4, stopped=2, during="update 2")
         main = pool.submit(stop_one, path, 4, stopped=0, during="validation")
     for rank, report in second.result().items():
-        assert "waited 0.07 minutes in update 2, but process 2 does not answer" in report, report
+        assert "waited 0.1 minutes in update 2, but process 2 does not answer" in report, report
         others = ", ".join(f"{other} in update 2" for other in (0, 1, 3) if other != rank)
         assert f"(also waiting: {others})" in report, report
     for report in main.result().values():

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import yaml
@@ -13,6 +12,7 @@ from allyouneed.training import train
 from allyouneed.training.checkpoints import Checkpoints
 from allyouneed.training.reporting.log import read_log
 from micro_run import Listener, Make
+from waiting import PATIENCE, until
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
@@ -33,12 +33,11 @@ def test_a_killed_process_ends_the_run_with_a_message_and_its_last_checkpoint(
     path.write_text(yaml.safe_dump(recipe.resolved()))
     command = [*TORCHRUN, "-m", "allyouneed", "train", str(path)]
     launcher = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    pointer, deadline = recipe.output / "checkpoints" / "last.json", time.monotonic() + 120
-    while not (pointer.exists() and '"step": 0' not in pointer.read_text()):
-        assert launcher.poll() is None and time.monotonic() < deadline, launcher.communicate()[1]
-        time.sleep(0.05)
+    pointer = recipe.output / "checkpoints" / "last.json"
+    until(lambda: launcher.poll() is not None or (pointer.exists() and '"step": 0' not in pointer.read_text()))
+    assert launcher.poll() is None, launcher.communicate()[1]
     os.kill(worker(launcher.pid, 1), signal.SIGKILL)
-    said = launcher.communicate(timeout=120)[1]
+    said = launcher.communicate(timeout=PATIENCE)[1]
     assert launcher.returncode == 1
     assert "allyouneed: process 0 of 2: lost another process of the run" in said
     assert "run the same command again to resume" in said

@@ -155,11 +155,6 @@ def _free_tokens(row: list[int]) -> int:
     return row[0] + row[1]
 
 
-def packing_efficiency(groups: IndexGroups, lengths: NDArray[np.integer], row: int) -> float:
-    """Fraction of the cells that are not padding."""
-    return float(lengths[groups.members].sum() / max(len(groups) * row, 1))
-
-
 class PackedBatches:
     """Batches of `rows` packed rows; `capacities`: tokens per row on each side. Caches the packing of one epoch."""
 

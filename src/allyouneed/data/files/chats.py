@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -129,9 +128,3 @@ def json_files(paths: Paths) -> list[Path]:
         if not any(suffix in JSON_SUFFIXES for suffix in file.suffixes):
             raise UserError(f"{file}: expected JSON ({', '.join(JSON_SUFFIXES)}), one object per line")
     return found
-
-
-def write_chats(path: Path | str, chats: list[list[Mapping[str, Any]]]) -> None:
-    """Write chats as `ChatFiles` reads them."""
-    lines = (json.dumps({"messages": messages}, ensure_ascii=False) + "\n" for messages in chats)
-    Path(path).write_text("".join(lines), encoding="utf-8")

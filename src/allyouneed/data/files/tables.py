@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from threading import Lock
 from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt
@@ -28,8 +29,7 @@ Column = NonNegativeInt | Annotated[str, Field(min_length=1)]  # an index from 0
 Row = tuple[Path, int, list[str]]  # file, line number, the selected cells
 WORDS = {1: "one", 2: "two", 3: "three"}
 LONGEST_CELL = 1 << 24  # characters; a quote that is never closed ends there
-
-csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CELL))  # 131,072 by default, less than a document
+READING = Lock()  # while the limit of cells is ours
 
 
 class TableFiles(Files):
@@ -135,7 +135,7 @@ def _quoted_cells(file: Path, dialect: Dialect, report: Report, skip: int) -> It
     while True:
         number = rows.line_num + 1
         try:
-            cells = next(rows)
+            cells = _next_row(rows)
         except StopIteration:
             return
         except csv.Error as error:
@@ -154,6 +154,16 @@ def _quoted_cells(file: Path, dialect: Dialect, report: Report, skip: int) -> It
         else:
             shown = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
             report.drop("broken", file, number, "not UTF-8", shown)
+
+
+def _next_row(rows: Iterator[list[str]]) -> list[str]:
+    """The process has one limit for all cells, by default less than a document: other readers keep theirs."""
+    with READING:
+        before = csv.field_size_limit(LONGEST_CELL)
+        try:
+            return next(rows)
+        finally:
+            csv.field_size_limit(before)
 
 
 def _table_rows(file: Path, layout: Layout, report: Report) -> Iterator[Row]:

@@ -8,7 +8,8 @@ chunk by chunk.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from contextlib import AbstractContextManager, nullcontext
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -246,7 +247,7 @@ class PerformerModule(_Features):
         dtype = self.product_dtype(x)
         q, k, v = self.project(x)
         q, k, v = observe(self, "q", q), observe(self, "k", k), observe(self, "v", v)
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             if self.sees == "past" and not carry and self.fits_kernel(v, dtype):
                 y = self.attend_fused(q, k, v, real, dtype or v.dtype, starts)
             elif starts is not None:
@@ -359,12 +360,12 @@ class PerformerCross(_Features):
     def source(self, hidden: Tensor, real: Tensor | None) -> Tensor:
         k, v = map(self.split, self.kv(hidden).chunk(2, -1))
         k, v = observe(self, "k", k), observe(self, "v", v)
-        with torch.autocast(hidden.device.type, enabled=False):
+        with without_autocast(hidden):
             return self.sum_features(k, v, real)
 
     def attend(self, x: Tensor, sums: Tensor) -> Tensor:
         q = observe(self, "q", self.split(self.q(x)))
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             return self.merge_heads(observe(self, "heads", _normalise(self.queries(q) @ sums).to(q.dtype)))
 
     def project_out(self, y: Tensor) -> Tensor:
@@ -429,3 +430,8 @@ def _normalise(found: Tensor) -> Tensor:
     """Divide by the sum of weights in the last column; zeros for a query without keys."""
     values, weight = found[..., :-1], found[..., -1:]
     return values / weight.clamp(min=MIN_WEIGHT)
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Torch has no autocast for the meta device, on which a model is described."""
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)

@@ -48,12 +48,14 @@ Kernel = Callable[[Tensor, Tensor, Context], Tensor]  # x (rows, width), positio
 @dataclass
 class StepSetup:
     """What all kernels of a step share. `rotations`: cosines beside sines of every position (capacity, head_width), by
-    the key of the rotary modules that use them."""
+    the key of the rotary modules that use them. `made`: parts that got a kernel, with the reason if it
+    is the part itself."""
 
     states: StaticStates
     rotations: dict[Any, Tensor] = field(default_factory=dict)
     shared: Any = None  # the cache that all layers of a second stack read
     gathers_shared: bool = False  # one of them needs its keys in order of positions
+    made: list[tuple[Any, str]] = field(default_factory=list)
 
     @property
     def positions(self) -> Tensor:
@@ -67,9 +69,15 @@ make_kernel = Rules("kernel", __file__)
 def kernel(part: Any, setup: StepSetup, state: Any, partial: bool) -> Kernel:
     try:
         found: Kernel = make_kernel(part, setup, state, partial)
-        return found
-    except Unsupported:
-        return plain_kernel(part, state)
+        reason = ""
+    except Unsupported as unsupported:
+        found, reason = plain_kernel(part, state), str(unsupported)
+    except ModuleNotFoundError:
+        if setup.states.device.type != "meta":  # a step that only describes (runtime/report.py) needs no Triton
+            raise
+        found, reason = plain_kernel(part, state), ""
+    setup.made.append((part, reason))
+    return found
 
 
 def plain_kernel(part: Any, state: Any) -> Kernel:
@@ -108,6 +116,8 @@ def _self_attention(part: SelfAttention, setup: StepSetup, state: Any, partial: 
 
 
 def check_state(state: Any, setup: StepSetup) -> None:
+    if state is None:
+        raise Unsupported("attention that keeps no keys of its own has no fused kernel")
     if not isinstance(state, StaticKVCache | StaticWindowKVCache):
         raise Unsupported(f"{type(state).__name__} has no fused kernel")
     if isinstance(state, StaticWindowKVCache) and setup.states.tokens > 1:

@@ -66,15 +66,15 @@ def _same(x: Tensor) -> Tensor:
 
 
 def require_kernels(setup: StepSetup) -> None:
-    if not usable(setup.states.row_ids.to(setup.states.dtype)):
+    if setup.states.device.type != "meta" and not usable(setup.states.row_ids.to(setup.states.dtype)):
         raise Unsupported("there are no kernels for this device and precision")
 
 
 def head_norm(norm: Any) -> Any:
-    from allyouneed.kernels.triton.recurrent_step import HeadNorm
-
     if type(norm) is not RMSNormModule:
         raise Unsupported(f"{type(norm).__name__} has no fused kernel")
+    from allyouneed.kernels.triton.recurrent_step import HeadNorm
+
     return HeadNorm(norm.weight, norm.eps, float(norm.offset))
 
 

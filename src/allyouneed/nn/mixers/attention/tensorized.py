@@ -54,8 +54,9 @@ class Tensorized(AttendsByPattern, Mixer):
     def cost(self, common: Common, length: int, cross: bool = False) -> Cost:
         rank, seen = self.rank or common.width, self.pattern.mean_keys(min(length, self.length))
         total = common.linear.cost(common.width, rank, False) * 3
-        total += common.linear.cost(self.length**2, common.width, False)
-        return total + Cost(self.blocks * rank, 2 * rank * (seen + seen**2), state_per_token=2 * rank)
+        total += Cost(common.linear.cost(self.length**2, common.width, False).parameters)  # of which pairs are read
+        flops = 2 * rank * seen + 2 * (rank + common.width) * seen**2
+        return total + Cost(self.blocks * rank, flops, state_per_token=2 * rank)
 
 
 class TensorizedModule(SubLayer):
