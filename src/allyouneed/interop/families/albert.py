@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from allyouneed.interop.families import bert
-from allyouneed.interop.hf.weight_table import Family
 
 HEADS = bert.HEADS.replace("classifier_dropout", "classifier_dropout_prob")
 FIELDS = bert.MODEL + HEADS + bert.LEARNED + """
@@ -35,15 +34,12 @@ head.hidden.* = albert.pooler.*
 head.classes.* = classifier.*
 head.tags.* = classifier.*
 """.replace("LAYER", "albert.encoder.albert_layer_groups.0.albert_layers.0")
-IGNORED_WEIGHTS = ("*.position_ids", "predictions.decoder.*")
-PRESERVED_WEIGHTS = ("*.pooler.*", "sop_classifier.*")
-FINISH = bert.restore_names({"AlbertModel": "albert.pooler"})
-FAMILY = Family(
+FAMILY = bert.family(
     "albert",
-    bert.table("Albert", FIELDS),
+    "Albert",
+    FIELDS,
     LINES,
-    IGNORED_WEIGHTS,
-    prepare=bert.normalize_names,
-    preserve=PRESERVED_WEIGHTS,
-    finish=FINISH,
+    poolers={"AlbertModel": "albert.pooler"},
+    ignore=("*.position_ids", "predictions.decoder.*"),
+    preserve=("*.pooler.*", "sop_classifier.*"),
 )

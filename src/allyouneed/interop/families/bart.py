@@ -152,24 +152,18 @@ def finish(config: HfConfig, weights: Weights, has_bias: bool = True) -> tuple[H
     return written, found
 
 
-LINES = """
+ENC, DEC = "model.encoder.layers.{n}", "model.decoder.layers.{n}"
+BODY = """
 embed.tokens.weight = model.decoder.embed_tokens.weight
 embed.positions.weight = model.decoder.embed_positions.weight
-embed.norm.* = model.decoder.layernorm_embedding.*
-source_embed.tokens.weight = model.encoder.embed_tokens.weight
-source_embed.positions.weight = model.encoder.embed_positions.weight
-source_embed.norm.* = model.encoder.layernorm_embedding.*
-encoder.blocks.{n}.sublayers.mixer.qkv.* = ENC.self_attn.q_proj.* + ENC.self_attn.k_proj.* + ENC.self_attn.v_proj.*
 encoder.blocks.{n}.sublayers.mixer.out.* = ENC.self_attn.out_proj.*
 encoder.blocks.{n}.sublayers.channel.up.* = ENC.fc1.*
 encoder.blocks.{n}.sublayers.channel.down.* = ENC.fc2.*
 encoder.blocks.{n}.wiring.norms.0.* = ENC.self_attn_layer_norm.*
 encoder.blocks.{n}.wiring.norms.1.* = ENC.final_layer_norm.*
 encoder.end.* = model.encoder.layer_norm.*
-decoder.blocks.{n}.sublayers.mixer.qkv.* = DEC.self_attn.q_proj.* + DEC.self_attn.k_proj.* + DEC.self_attn.v_proj.*
 decoder.blocks.{n}.sublayers.mixer.out.* = DEC.self_attn.out_proj.*
 decoder.blocks.{n}.sublayers.cross.q.* = DEC.encoder_attn.q_proj.*
-decoder.blocks.{n}.sublayers.cross.kv.* = DEC.encoder_attn.k_proj.* + DEC.encoder_attn.v_proj.*
 decoder.blocks.{n}.sublayers.cross.out.* = DEC.encoder_attn.out_proj.*
 decoder.blocks.{n}.sublayers.channel.up.* = DEC.fc1.*
 decoder.blocks.{n}.sublayers.channel.down.* = DEC.fc2.*
@@ -177,9 +171,18 @@ decoder.blocks.{n}.wiring.norms.0.* = DEC.self_attn_layer_norm.*
 decoder.blocks.{n}.wiring.norms.1.* = DEC.encoder_attn_layer_norm.*
 decoder.blocks.{n}.wiring.norms.2.* = DEC.final_layer_norm.*
 decoder.end.* = model.decoder.layer_norm.*
+""".replace("ENC", ENC).replace("DEC", DEC)
+LINES = BODY + """
+embed.norm.* = model.decoder.layernorm_embedding.*
+source_embed.tokens.weight = model.encoder.embed_tokens.weight
+source_embed.positions.weight = model.encoder.embed_positions.weight
+source_embed.norm.* = model.encoder.layernorm_embedding.*
+encoder.blocks.{n}.sublayers.mixer.qkv.* = ENC.self_attn.q_proj.* + ENC.self_attn.k_proj.* + ENC.self_attn.v_proj.*
+decoder.blocks.{n}.sublayers.mixer.qkv.* = DEC.self_attn.q_proj.* + DEC.self_attn.k_proj.* + DEC.self_attn.v_proj.*
+decoder.blocks.{n}.sublayers.cross.kv.* = DEC.encoder_attn.k_proj.* + DEC.encoder_attn.v_proj.*
 head.weight = lm_head.weight
 head.bias = final_logits_bias |row
-""".replace("ENC", "model.encoder.layers.{n}").replace("DEC", "model.decoder.layers.{n}")
+""".replace("ENC", ENC).replace("DEC", DEC)  # fmt: skip
 PRESERVED_WEIGHTS = (SHARED, BIAS)
 TRANSFORMS = {"row": ROW}
 

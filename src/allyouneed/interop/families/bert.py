@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from allyouneed.interop.hf.config_reader import ConfigReader, Tree, is_headless
@@ -92,11 +92,6 @@ CONVERSIONS = {
 }
 
 
-def table(name: str, fields: str, conversions: Mapping[str, Conversion] | None = None) -> ConfigTable:
-    """The config of a relative; `name`: the prefix of its classes."""
-    return ConfigTable(fields.replace("CLASS", name), {**CONVERSIONS, **(conversions or {})})
-
-
 BODY = """
 embed.tokens.weight = bert.embeddings.word_embeddings.weight
 embed.positions.weight = bert.embeddings.position_embeddings.weight
@@ -179,6 +174,23 @@ IGNORED_WEIGHTS = ("*.position_ids", "cls.predictions.decoder.*")  # buffers and
 PRESERVED_WEIGHTS = ("*.pooler.*", "cls.seq_relationship.*", "cls.predictions.bias")  # used by other heads only
 
 
+def family(
+    name: str,
+    prefix: str,
+    fields: str,
+    lines: str | Callable[[HfConfig], str],
+    conversions: Mapping[str, Conversion] | None = None,
+    poolers: Mapping[str, str] | None = None,
+    ignore: Sequence[str] = IGNORED_WEIGHTS,
+    preserve: Sequence[str] = PRESERVED_WEIGHTS,
+    **other: Any,
+) -> Family:
+    """A relative; `prefix`: that of its classes; `poolers`: see `restore_names`."""
+    table = ConfigTable(fields.replace("CLASS", prefix), {**CONVERSIONS, **(conversions or {})})
+    steps: dict[str, Any] = {"prepare": normalize_names, "finish": restore_names(poolers or {})}
+    return Family(name, table, lines, ignore, preserve=preserve, **(steps | other))
+
+
 FIELDS = MODEL + HEADS + """
 embed.positions = position_embedding_type, max_position_embeddings |absolute
 encoder.mixer.positions = position_embedding_type, max_position_embeddings |relative
@@ -227,14 +239,15 @@ head.classes.* = classifier.*
 head.tags.* = classifier.*
 """
 DISTANCES = "bert.encoder.layer.{n}.attention.self.distance_embedding.weight"  # query minus key; ours: key minus query
-FAMILY = Family(
+REVERSED = TensorTransform(lambda table, config: table.flip(0), lambda table, config: table.flip(0))
+FAMILY = family(
     "bert",
-    table("Bert", FIELDS, POSITIONS),
+    "Bert",
+    FIELDS,
     untied_bias(BODY + HEAD + POOLER.replace("DISTANCES", DISTANCES), "cls.predictions"),
-    IGNORED_WEIGHTS,
-    {"reversed": TensorTransform(lambda table, config: table.flip(0), lambda table, config: table.flip(0))},
-    prepare=normalize_names,
+    POSITIONS,
+    {"BertModel": "bert.pooler.dense"},
     preserve=(*PRESERVED_WEIGHTS, "bert.embeddings.position_embeddings.weight"),  # stored beside relative positions
-    finish=restore_names({"BertModel": "bert.pooler.dense"}),
+    transforms={"reversed": REVERSED},
     equivalent=EquivalentModel(without_offset, model_without_offset),
 )

@@ -94,7 +94,7 @@ FAMILY = llama.family(
     FIELDS,
     llama.LINES + NORMS,
     {"ternary": TERNARY},
-    prepare=chain(llama.PREPARE, unpack_ternary),
+    prepare=chain(llama.FAMILY.prepare, unpack_ternary),
     preserve=("*.weight_scale",),
-    finish=chain(pack_ternary, llama.FINISH),
+    finish=chain(pack_ternary, llama.FAMILY.finish),
 )

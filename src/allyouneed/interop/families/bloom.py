@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 from allyouneed.interop.hf.config_reader import ConfigReader
-from allyouneed.interop.hf.config_table import ConfigTable, Conversion
-from allyouneed.interop.hf.transforms import add_prefix, chain, grouped_qkv, remove_prefix, untie_head
-from allyouneed.interop.hf.weight_table import Family, HfConfig
+from allyouneed.interop.hf.config_table import Conversion
+from allyouneed.interop.hf.decoders import MODEL, decoder_family
+from allyouneed.interop.hf.transforms import grouped_qkv
+from allyouneed.interop.hf.weight_table import HfConfig
 
 # ignored are keys of the authors' own training code
-FIELDS = """
-kind: decoder
-vocab = vocab_size
+FIELDS = MODEL + """
 width = hidden_size, n_embed, n_embd |first
 dropout = hidden_dropout ?? 0.0
-norm: {kind: layer}
-norm.eps = layer_norm_epsilon ?? 1.0e-5
-init: {kind: normal}
-init.std <- initializer_range ?? 0.02
 embed: {scale: none, norm: {kind: layer}}
 embed.norm.eps <- layer_norm_epsilon
-embed.tied = tie_word_embeddings ?? true
 decoder.repeat = n_layer, num_hidden_layers |first
-decoder.wiring: pre-norm
 decoder.mixer: {kind: attention, pattern: causal, positions: alibi}
 decoder.mixer.heads = n_head, num_attention_heads |first
-decoder.mixer.dropout = attention_dropout ?? 0.0
 decoder.channel: {kind: ffn, activation: gelu-tanh}
 decoder.channel.hidden <- hidden_size, n_embed, n_embd |times4
 head.kind = architectures |decoder BloomForCausalLM
 ignore attention_softmax_in_fp32, bias_dropout_fusion, masked_softmax_fusion, offset_alibi, seq_length,
     skip_bias_add*, slow_but_exact
-"""
+"""  # fmt: skip
 CONVERSIONS = {
     "first": Conversion(
         lambda config, line: config.first_of(*line.keys), lambda ours, line: {line.key: ours[line.path]}
@@ -56,12 +48,6 @@ def heads(config: HfConfig) -> int:
     return count
 
 
-FAMILY = Family(
-    "bloom",
-    ConfigTable(FIELDS, CONVERSIONS),
-    LINES,
-    ignore=["lm_head.weight"],
-    transforms={"apart": grouped_qkv(lambda config: (heads(config), heads(config)))},
-    prepare=chain(add_prefix("transformer."), untie_head("lm_head.weight", "transformer.word_embeddings.weight")),
-    finish=remove_prefix("transformer."),
-)
+APART = grouped_qkv(lambda config: (heads(config), heads(config)))
+TOKENS = "transformer.word_embeddings.weight"
+FAMILY = decoder_family("bloom", FIELDS, LINES, TOKENS, CONVERSIONS, transforms={"apart": APART})

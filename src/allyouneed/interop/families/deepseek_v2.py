@@ -177,6 +177,6 @@ FAMILY = llama.family(
     FIELDS,
     lines,
     CONVERSIONS,
-    prepare=chain(llama.PREPARE, split_kv),
-    finish=chain(merge_kv, llama.FINISH),
+    prepare=chain(llama.FAMILY.prepare, split_kv),
+    finish=chain(merge_kv, llama.FAMILY.finish),
 )

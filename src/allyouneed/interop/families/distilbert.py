@@ -6,7 +6,6 @@ Sinusoidal positions (`sinusoidal_pos_embds`) are stored as a table too, and rea
 from __future__ import annotations
 
 from allyouneed.interop.families import bert
-from allyouneed.interop.hf.weight_table import Family
 
 FIELDS = """
 kind: encoder
@@ -51,11 +50,6 @@ head.classes.* = classifier.*
 head.tags.* = classifier.*
 """.replace("LAYER", "distilbert.transformer.layer.{n}")
 IGNORED_WEIGHTS = ("*.position_ids", "vocab_projector.weight")
-FAMILY = Family(
-    "distilbert",
-    bert.table("DistilBert", bert.NO_PRETRAINING + FIELDS),
-    LINES,
-    IGNORED_WEIGHTS,
-    prepare=bert.normalize_names,
-    finish=bert.restore_names({}),
+FAMILY = bert.family(
+    "distilbert", "DistilBert", bert.NO_PRETRAINING + FIELDS, LINES, ignore=IGNORED_WEIGHTS, preserve=()
 )

@@ -7,7 +7,7 @@ from allyouneed.interop.families import bert
 from allyouneed.interop.hf.config_reader import ConfigReader, Tree
 from allyouneed.interop.hf.config_table import Conversion, Line
 from allyouneed.interop.hf.config_writer import OMITTED, ModelTree
-from allyouneed.interop.hf.weight_table import Family, HfConfig
+from allyouneed.interop.hf.weight_table import HfConfig
 
 FIELDS = bert.MODEL + bert.HEADS + bert.LEARNED + """
 embed.inner = embedding_size ?? 128 |inner
@@ -52,12 +52,6 @@ def lines(config: HfConfig) -> str:
     return LINES + (DISCRIMINATOR if is_discriminator(config) else bert.CLASSES)
 
 
+CONVERSIONS = {"discriminator": DISCRIMINATES}
 IGNORED_WEIGHTS = ("*.position_ids", "generator_lm_head.weight")
-FAMILY = Family(
-    "electra",
-    bert.table("Electra", FIELDS, {"discriminator": DISCRIMINATES}),
-    lines,
-    IGNORED_WEIGHTS,
-    prepare=bert.normalize_names,
-    finish=bert.restore_names({}),
-)
+FAMILY = bert.family("electra", "Electra", FIELDS, lines, CONVERSIONS, ignore=IGNORED_WEIGHTS, preserve=())

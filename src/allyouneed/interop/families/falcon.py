@@ -6,40 +6,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from allyouneed.interop.hf.config_reader import ConfigReader, Tree
-from allyouneed.interop.hf.config_table import ConfigTable, Conversion, Line
+from allyouneed.interop.hf.config_table import Conversion, Line
 from allyouneed.interop.hf.config_writer import ModelTree
-from allyouneed.interop.hf.transforms import add_prefix, chain, grouped_qkv, remove_prefix, untie_head
-from allyouneed.interop.hf.weight_table import Family
+from allyouneed.interop.hf.decoders import MODEL, decoder_family
+from allyouneed.interop.hf.transforms import grouped_qkv
 
 # theirs divides the bias of ALiBi by √head_width, unlike the paper
-FIELDS = """
-kind: decoder
-vocab = vocab_size
-width = hidden_size
+FIELDS = MODEL + """
 dropout = hidden_dropout ?? 0.0
-norm: {kind: layer}
-norm.eps = layer_norm_epsilon ?? 1.0e-5
-init: {kind: normal}
-init.std <- initializer_range ?? 0.02
-embed: {scale: none}
-embed.tied = tie_word_embeddings ?? true
 alibi in [false]
 -> {alibi: false}
 apply_residual_connection_post_layernorm in [false]
-decoder.repeat = num_hidden_layers
-decoder.mixer: {kind: attention, pattern: causal}
 decoder.mixer.heads = num_attention_heads
 decoder.mixer.bias = bias ?? false |flag
-decoder.mixer.dropout = attention_dropout ?? 0.0
 decoder.mixer.positions = rope_parameters, rope_scaling, rope_theta, max_position_embeddings |rotary
 decoder = new_decoder_architecture, num_kv_heads, multi_query, parallel_attn, num_ln_in_parallel_attn |layers
-decoder.channel: {kind: ffn}
 decoder.channel.hidden = ffn_hidden_size or 4 * hidden_size
 decoder.channel.activation = activation ?? gelu |activation
 decoder.channel.bias <- bias
 head.kind = architectures |decoder FalconForCausalLM
 ignore max_position_embeddings, multi_query, num_kv_heads
-"""
+"""  # fmt: skip
 
 
 def groups(config: Mapping[str, Any]) -> int:
@@ -99,12 +86,12 @@ decoder.blocks.{n}.sublayers.channel.up.* = transformer.h.{n}.mlp.dense_h_to_4h.
 decoder.blocks.{n}.sublayers.channel.down.* = transformer.h.{n}.mlp.dense_4h_to_h.*
 decoder.end.* = transformer.ln_f.*
 """
-FAMILY = Family(
+FAMILY = decoder_family(
     "falcon",
-    ConfigTable(FIELDS, {"layers": Conversion(read_layers, write_layers)}),
+    FIELDS,
     lines,
-    ignore=["lm_head.weight", "*.rotary_emb.inv_freq"],
+    "transformer.word_embeddings.weight",
+    {"layers": Conversion(read_layers, write_layers)},
+    ignore=("*.rotary_emb.inv_freq",),
     transforms={"apart": grouped_qkv(lambda config: (config["num_attention_heads"], groups(config)))},
-    prepare=chain(add_prefix("transformer."), untie_head("lm_head.weight", "transformer.word_embeddings.weight")),
-    finish=remove_prefix("transformer."),
 )

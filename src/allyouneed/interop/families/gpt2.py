@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from allyouneed.interop.hf.config_reader import ConfigReader, Tree
-from allyouneed.interop.hf.config_table import ConfigTable, Conversion, Line
+from allyouneed.interop.hf.config_table import Conversion, Line
 from allyouneed.interop.hf.config_writer import ModelTree
-from allyouneed.interop.hf.transforms import add_prefix, chain, remove_prefix, untie_head
-from allyouneed.interop.hf.weight_table import Family
+from allyouneed.interop.hf.decoders import decoder_family
 
 # ignored are options of GPT2DoubleHeadsModel, and keys of older files
 MODEL = """
@@ -68,17 +67,12 @@ embed.positions.weight = transformer.wpe.weight
 head.weight = lm_head.weight
 decoder.blocks.{n}.wiring.norms.0.* = transformer.h.{n}.ln_1.*
 decoder.blocks.{n}.wiring.norms.1.* = transformer.h.{n}.ln_2.*
-decoder.blocks.{n}.sublayers.mixer.qkv.weight = transformer.h.{n}.attn.c_attn.weight |T
-decoder.blocks.{n}.sublayers.mixer.qkv.bias = transformer.h.{n}.attn.c_attn.bias
-decoder.blocks.{n}.sublayers.mixer.out.weight = transformer.h.{n}.attn.c_proj.weight |T
-decoder.blocks.{n}.sublayers.mixer.out.bias = transformer.h.{n}.attn.c_proj.bias
-decoder.blocks.{n}.sublayers.channel.up.weight = transformer.h.{n}.mlp.c_fc.weight |T
-decoder.blocks.{n}.sublayers.channel.up.bias = transformer.h.{n}.mlp.c_fc.bias
-decoder.blocks.{n}.sublayers.channel.down.weight = transformer.h.{n}.mlp.c_proj.weight |T
-decoder.blocks.{n}.sublayers.channel.down.bias = transformer.h.{n}.mlp.c_proj.bias
+decoder.blocks.{n}.sublayers.mixer.qkv.* = transformer.h.{n}.attn.c_attn.* |T
+decoder.blocks.{n}.sublayers.mixer.out.* = transformer.h.{n}.attn.c_proj.* |T
+decoder.blocks.{n}.sublayers.channel.up.* = transformer.h.{n}.mlp.c_fc.* |T
+decoder.blocks.{n}.sublayers.channel.down.* = transformer.h.{n}.mlp.c_proj.* |T
 decoder.end.* = transformer.ln_f.*
 """
-IGNORED_WEIGHTS = ["lm_head.weight", "*.attn.bias", "*.attn.masked_bias"]
-PREPARE = chain(add_prefix("transformer."), untie_head("lm_head.weight", "transformer.wte.weight"))
-FINISH = remove_prefix("transformer.")
-FAMILY = Family("gpt2", ConfigTable(FIELDS, CONVERSIONS), LINES, IGNORED_WEIGHTS, prepare=PREPARE, finish=FINISH)
+TOKENS = "transformer.wte.weight"
+IGNORED = ("*.attn.bias", "*.attn.masked_bias")
+FAMILY = decoder_family("gpt2", FIELDS, LINES, TOKENS, CONVERSIONS, ignore=IGNORED)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from allyouneed.interop.families import gpt2
-from allyouneed.interop.hf.config_table import ConfigTable, Conversion
+from allyouneed.interop.hf.config_table import Conversion
+from allyouneed.interop.hf.decoders import decoder_family
 from allyouneed.interop.hf.transforms import grouped_qkv
-from allyouneed.interop.hf.weight_table import Family, HfConfig
+from allyouneed.interop.hf.weight_table import HfConfig
 
 # ignored are speed options of half precision; multi_query sets the number of key-value heads
 FIELDS = gpt2.MODEL + gpt2.POSITIONS + """
@@ -26,14 +27,13 @@ CONVERSIONS = {
     "multi_query": Conversion(lambda config, line: counts(config)[1], lambda ours, line: ours.get(line.path) == 1),
     "scores": Conversion(gpt2.read_scores, lambda ours, line: gpt2.write_scores(ours, line)[line.key]),
 }
-LINES = gpt2.LINES.replace(" |T", "").replace("attn.c_attn.weight", "attn.c_attn.weight |apart")
-LINES = LINES.replace("attn.c_attn.bias", "attn.c_attn.bias |apart")
-FAMILY = Family(
+LINES = gpt2.LINES.replace(" |T", "").replace("attn.c_attn.*", "attn.c_attn.* |apart")
+FAMILY = decoder_family(
     "gpt_bigcode",
-    ConfigTable(FIELDS, CONVERSIONS),
+    FIELDS,
     LINES,
-    gpt2.IGNORED_WEIGHTS,
-    {"apart": grouped_qkv(counts)},
-    prepare=gpt2.PREPARE,
-    finish=gpt2.FINISH,
+    gpt2.TOKENS,
+    CONVERSIONS,
+    ignore=gpt2.IGNORED,
+    transforms={"apart": grouped_qkv(counts)},
 )

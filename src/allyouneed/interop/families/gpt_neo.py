@@ -5,38 +5,26 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Any
 
-from allyouneed.interop.families import gpt2
 from allyouneed.interop.hf.config_reader import ConfigReader
-from allyouneed.interop.hf.config_table import ConfigTable, Conversion, Line
+from allyouneed.interop.hf.config_table import Conversion, Line
 from allyouneed.interop.hf.config_writer import ModelTree
-from allyouneed.interop.hf.weight_table import Family
+from allyouneed.interop.hf.decoders import MODEL, decoder_family
 
 PATTERNS = {"global": "causal", "local": "causal & window({})"}
-FIELDS = """
-kind: decoder
-vocab = vocab_size
-width = hidden_size
+FIELDS = MODEL + """
 dropout = resid_dropout ?? 0.0
 dropout -> embed_dropout
-norm: {kind: layer}
-norm.eps = layer_norm_epsilon ?? 1.0e-5
-init: {kind: normal}
-init.std <- initializer_range ?? 0.02
 embed: {scale: none, positions: {kind: learned}}
 embed.positions.length = max_position_embeddings
-embed.tied = tie_word_embeddings ?? true
 decoder.repeat = num_layers
-decoder.wiring: pre-norm
 decoder.mixer: {kind: attention, scores: dot, bias: {q: false, k: false, v: false}}
 decoder.mixer.heads = num_heads
-decoder.mixer.dropout = attention_dropout ?? 0.0
 decoder[*].mixer.pattern = attention_types, attention_layers, window_size |patterns
-decoder.channel: {kind: ffn}
 decoder.channel.hidden = intermediate_size or 4 * hidden_size
 decoder.channel.activation = activation_function |activation
 head.kind = architectures |decoder GPTNeoForCausalLM
 ignore embd_pdrop, n_ctx, reorder_and_upcast_attn, summary_*, classifier_dropout, embed_dropout
-"""
+"""  # fmt: skip
 
 
 def patterns(config: ConfigReader, line: Line) -> list[str]:
@@ -69,12 +57,8 @@ decoder.blocks.{n}.sublayers.channel.up.* = LAYER.mlp.c_fc.*
 decoder.blocks.{n}.sublayers.channel.down.* = LAYER.mlp.c_proj.*
 decoder.end.* = transformer.ln_f.*
 """.replace("SELF", "LAYER.attn.attention").replace("LAYER", "transformer.h.{n}")
-IGNORED_WEIGHTS = ["lm_head.weight", "*.attention.bias", "*.attention.masked_bias"]
-FAMILY = Family(
-    "gpt_neo",
-    ConfigTable(FIELDS, {"patterns": Conversion(patterns, attention_types)}),
-    LINES,
-    IGNORED_WEIGHTS,
-    prepare=gpt2.PREPARE,
-    finish=gpt2.FINISH,
+TOKENS = "transformer.wte.weight"
+IGNORED = ("*.attention.bias", "*.attention.masked_bias")
+FAMILY = decoder_family(
+    "gpt_neo", FIELDS, LINES, TOKENS, {"patterns": Conversion(patterns, attention_types)}, ignore=IGNORED
 )

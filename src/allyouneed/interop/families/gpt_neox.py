@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 from allyouneed.interop.hf.config_table import ConfigTable, Conversion
+from allyouneed.interop.hf.decoders import MODEL
 from allyouneed.interop.hf.rope import rope_parameters, rotary
 from allyouneed.interop.hf.transforms import chain, grouped_qkv, remove_prefix, untie_head
 from allyouneed.interop.hf.weight_table import Family, HfConfig, Weights
 
-FIELDS = """
-kind: decoder
-vocab = vocab_size
-width = hidden_size
+FIELDS = MODEL + """
 dropout = hidden_dropout ?? 0.0
-norm: {kind: layer}
 norm.eps = layer_norm_eps
-init: {kind: normal}
-init.std <- initializer_range ?? 0.02
-embed: {scale: none}
 embed.tied = tie_word_embeddings ?? false
-decoder.repeat = num_hidden_layers
 decoder.wiring = use_parallel_residual ?? true |{true: {kind: parallel, norms: each}, false: pre-norm}
-decoder.mixer: {kind: attention, pattern: causal}
 decoder.mixer.heads = num_attention_heads
 decoder.mixer.bias = attention_bias ?? true |flag
-decoder.mixer.dropout = attention_dropout ?? 0.0
 decoder.mixer.positions = rope_parameters, rope_scaling, rope_theta, partial_rotary_factor, rotary_pct, rotary_emb_base,
     max_position_embeddings |rotary
-decoder.channel: {kind: ffn}
 decoder.channel.hidden = intermediate_size
 decoder.channel.activation = hidden_act |activation
 head.kind = architectures |decoder GPTNeoXForCausalLM
 ignore classifier_dropout, max_position_embeddings
-"""
+"""  # fmt: skip
 ROTARY = Conversion(
     lambda config, line: rotary(
         config, fraction=config.get("rotary_pct", 0.25), base=config.get("rotary_emb_base", 10000)

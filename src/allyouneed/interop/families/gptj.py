@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from allyouneed.interop.families import gpt2
 from allyouneed.interop.hf.config_reader import ConfigReader
-from allyouneed.interop.hf.config_table import ConfigTable, Conversion, Line
+from allyouneed.interop.hf.config_table import Conversion, Line
 from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.hf.decoders import decoder_family
 from allyouneed.interop.hf.rope import DEFAULT_LENGTH
-from allyouneed.interop.hf.weight_table import Family
 
 FIELDS = gpt2.MODEL + f"""
 init: {{kind: normal}}
@@ -42,11 +42,5 @@ decoder.blocks.{n}.sublayers.channel.up.* = LAYER.mlp.fc_in.*
 decoder.blocks.{n}.sublayers.channel.down.* = LAYER.mlp.fc_out.*
 decoder.end.* = transformer.ln_f.*
 """.replace("LAYER", "transformer.h.{n}")
-FAMILY = Family(
-    "gptj",
-    ConfigTable(FIELDS, {"rotary_dim": Conversion(fraction, rotary_dim)}),
-    LINES,
-    gpt2.IGNORED_WEIGHTS,
-    prepare=gpt2.PREPARE,
-    finish=gpt2.FINISH,
-)
+FRACTION = Conversion(fraction, rotary_dim)
+FAMILY = decoder_family("gptj", FIELDS, LINES, gpt2.TOKENS, {"rotary_dim": FRACTION}, ignore=gpt2.IGNORED)

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from allyouneed.interop.hf.config_table import ConfigTable, Conversion
-from allyouneed.interop.hf.transforms import add_prefix, chain, remove_prefix, untie_head
+from allyouneed.interop.hf import decoders
+from allyouneed.interop.hf.config_table import Conversion
+from allyouneed.interop.hf.decoders import decoder_family
 from allyouneed.interop.hf.weight_table import Family, HfConfig
 
-MODEL = """
-kind: decoder
-vocab = vocab_size
-width = hidden_size
+MODEL = decoders.MODEL + """
 norm: {kind: rms}
 norm.eps = rms_norm_eps
-init: {kind: normal}
-init.std <- initializer_range ?? 0.02
-embed: {scale: none}
 embed.tied = tie_word_embeddings ?? false
-decoder.repeat = num_hidden_layers
-decoder.wiring: pre-norm
 head.kind = architectures |decoder CLASS
-"""
+"""  # fmt: skip
 ATTENTION_FIELDS = """
-decoder.mixer: {kind: attention, pattern: causal}
 decoder.mixer.heads = num_attention_heads
 decoder.mixer.kv_heads = num_key_value_heads or num_attention_heads
 decoder.mixer.head_width = head_dim or hidden_size // num_attention_heads
 decoder.mixer.bias = attention_bias ?? false |flag
-decoder.mixer.dropout = attention_dropout ?? 0.0
 decoder.mixer.positions = rope_parameters, rope_scaling, rope_theta, max_position_embeddings |rotary
 ignore max_position_embeddings
 """
@@ -63,9 +54,6 @@ decoder.blocks.{n}.sublayers.channel.gate_up.* = model.layers.{n}.mlp.gate_proj.
 decoder.blocks.{n}.sublayers.channel.down.* = model.layers.{n}.mlp.down_proj.*
 """
 LINES = OUTSIDE + NORMS + ATTENTION + CHANNEL
-IGNORED_WEIGHTS = ["lm_head.weight", "*.rotary_emb.inv_freq"]
-PREPARE = chain(add_prefix("model."), untie_head("lm_head.weight", "model.embed_tokens.weight"))
-FINISH = remove_prefix("model.")
 
 
 def family(
@@ -73,12 +61,12 @@ def family(
     architecture: str,
     fields: str,
     lines: str | Callable[[HfConfig], str] = LINES,
-    conversions: dict[str, Conversion] | None = None,
+    conversions: Mapping[str, Conversion] | None = None,
     **other: Any,
 ) -> Family:
     """A descendant; `architecture`: its class with a head."""
-    table = ConfigTable(fields.replace("CLASS", architecture), conversions or {})
-    return Family(name, table, lines, IGNORED_WEIGHTS, **({"prepare": PREPARE, "finish": FINISH} | other))
+    fields, ignore = fields.replace("CLASS", architecture), ("*.rotary_emb.inv_freq",)
+    return decoder_family(name, fields, lines, "model.embed_tokens.weight", conversions, ignore=ignore, **other)
 
 
 FAMILY = family("llama", "LlamaForCausalLM", FIELDS)

@@ -8,7 +8,6 @@ from allyouneed.interop.families.roberta import HEAD, IGNORED_WEIGHTS, PRESERVED
 from allyouneed.interop.hf.config_reader import ConfigReader
 from allyouneed.interop.hf.config_table import Conversion, Line
 from allyouneed.interop.hf.config_writer import OMITTED
-from allyouneed.interop.hf.weight_table import Family
 
 FIELDS = bert.MODEL + bert.NO_PRETRAINING + bert.HEADS + bert.OFFSET + """
 attention_mode in [longformer]
@@ -41,12 +40,13 @@ encoder.blocks.{n}.sublayers.mixer.global_q.* = SELF.query_global.*
 encoder.blocks.{n}.sublayers.mixer.global_kv.* = SELF.key_global.* + SELF.value_global.*
 """.replace("SELF", "longformer.encoder.layer.{n}.attention.self")
 LINES = bert.BODY.replace("bert.", "longformer.") + GLOBAL + HEAD + bert.CLASSES
-FAMILY = Family(
+FAMILY = bert.family(
     "longformer",
-    bert.table("Longformer", FIELDS, {"windows": WINDOWS, "chosen": CHOSEN}),
+    "Longformer",
+    FIELDS,
     bert.untied_bias(LINES, "lm_head"),
+    {"windows": WINDOWS, "chosen": CHOSEN},
+    {"LongformerModel": "longformer.pooler.dense"},
     IGNORED_WEIGHTS,
-    prepare=bert.normalize_names,
-    preserve=PRESERVED_WEIGHTS,
-    finish=bert.restore_names({"LongformerModel": "longformer.pooler.dense"}),
+    PRESERVED_WEIGHTS,
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from allyouneed.interop.hf.config_reader import ConfigReader
-from allyouneed.interop.hf.config_table import ConfigTable, Conversion, Line
+from allyouneed.interop.hf.config_table import Conversion, Line
 from allyouneed.interop.hf.config_writer import ModelTree
-from allyouneed.interop.hf.transforms import add_prefix, chain, remove_prefix, untie_head
+from allyouneed.interop.hf.decoders import decoder_family
 from allyouneed.interop.hf.weight_table import Family, TensorTransform
 
 # ignored are training-only options, choices of their implementation, other names of sizes, and sizes that follow from
@@ -80,17 +80,10 @@ decoder.blocks.{n}.sublayers.mixer.step_bias = backbone.layers.{n}.mixer.dt_proj
 FLAT = TensorTransform(lambda tensor, config: tensor[:, 0], lambda tensor, config: tensor[:, None])  # one input each
 
 
-def mamba_family(name: str, fields: ConfigTable, lines: str) -> Family:
+def mamba_family(name: str, fields: str, conversions: dict[str, Conversion], lines: str) -> Family:
     """A family with the weights that Mamba and Mamba-2 share, and those of `lines`."""
-    return Family(
-        name,
-        fields,
-        LINES + lines,
-        ignore=["lm_head.weight"],
-        transforms={"flat": FLAT},
-        prepare=chain(add_prefix("backbone."), untie_head("lm_head.weight", "backbone.embeddings.weight")),
-        finish=remove_prefix("backbone."),
-    )
+    tokens = "backbone.embeddings.weight"
+    return decoder_family(name, fields, LINES + lines, tokens, conversions, transforms={"flat": FLAT})
 
 
-FAMILY = mamba_family("mamba", ConfigTable(FIELDS + OWN, CONVERSIONS), OWN_LINES)
+FAMILY = mamba_family("mamba", FIELDS + OWN, CONVERSIONS, OWN_LINES)

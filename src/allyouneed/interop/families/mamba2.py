@@ -6,7 +6,7 @@ from typing import Any
 
 from allyouneed.interop.families.mamba import FIELDS, mamba_family
 from allyouneed.interop.hf.config_reader import ConfigReader
-from allyouneed.interop.hf.config_table import ConfigTable, Conversion, Line
+from allyouneed.interop.hf.config_table import Conversion, Line
 from allyouneed.interop.hf.config_writer import ModelTree
 
 OWN = """
@@ -46,4 +46,4 @@ decoder.blocks.{n}.sublayers.mixer.step_bias = backbone.layers.{n}.mixer.dt_bias
 decoder.blocks.{n}.sublayers.mixer.norm.weight = backbone.layers.{n}.mixer.norm.weight
 """
 EXPAND = Conversion(read_head_width, write_head_width)
-FAMILY = mamba_family("mamba2", ConfigTable(FIELDS + OWN, {"expand": EXPAND}), OWN_LINES)
+FAMILY = mamba_family("mamba2", FIELDS + OWN, {"expand": EXPAND}, OWN_LINES)

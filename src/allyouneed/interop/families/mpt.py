@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from allyouneed.interop.hf.config_table import ConfigTable, Conversion
-from allyouneed.interop.hf.transforms import add_prefix, chain, remove_prefix, untie_head
-from allyouneed.interop.hf.weight_table import Family
+from allyouneed.interop.hf.config_table import Conversion
+from allyouneed.interop.hf.decoders import MODEL, decoder_family
 
 # the implementation has no learned positions and a hidden width of 4 × d_model, whatever the config says; the rest of
 # the ignored keys concerns training
-FIELDS = """
-kind: decoder
-vocab = vocab_size
+FIELDS = MODEL + """
 width = d_model
 dropout = resid_pdrop ?? 0.0
 norm: {kind: layer, bias: false}
-norm.eps = layer_norm_epsilon ?? 1.0e-5
 norm_type in [low_precision_layernorm, layernorm]
 no_bias in [true]
-init: {kind: normal}
-init.std <- initializer_range ?? 0.02
-embed: {scale: none}
-embed.tied = tie_word_embeddings ?? true
 decoder.repeat = n_layers
-decoder.wiring: pre-norm
 attn_config.attn_type in [multihead_attention]
 attn_config.alibi in [true]
 -> {attn_config: {alibi: true}}
@@ -36,7 +27,7 @@ decoder.channel.hidden <- 4 * d_model
 head.kind = architectures |decoder MptForCausalLM
 ignore expansion_ratio, emb*_pdrop, embedding_fraction, fc_type, init_*, learned_pos_emb, max_seq_len, tokenizer_name,
     attn_config.attn_impl, attn_config.attn_uses_sequence_id, attn_config.is_encoder_decoder
-"""
+"""  # fmt: skip
 INTEGER = Conversion(lambda config, line: config[line.key], lambda ours, line: int(ours[line.path]))
 LINES = """
 embed.tokens.weight = transformer.wte.weight
@@ -49,11 +40,4 @@ decoder.blocks.{n}.sublayers.channel.up.weight = transformer.blocks.{n}.ffn.up_p
 decoder.blocks.{n}.sublayers.channel.down.weight = transformer.blocks.{n}.ffn.down_proj.weight
 decoder.end.weight = transformer.norm_f.weight
 """
-FAMILY = Family(
-    "mpt",
-    ConfigTable(FIELDS, {"integer": INTEGER}),
-    LINES,
-    ["lm_head.weight"],
-    prepare=chain(add_prefix("transformer."), untie_head("lm_head.weight", "transformer.wte.weight")),
-    finish=remove_prefix("transformer."),
-)
+FAMILY = decoder_family("mpt", FIELDS, LINES, "transformer.wte.weight", {"integer": INTEGER})

@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 from allyouneed.interop.hf.config_reader import ConfigReader, Tree
-from allyouneed.interop.hf.config_table import ConfigTable, Conversion, Line
+from allyouneed.interop.hf.config_table import Conversion, Line
 from allyouneed.interop.hf.config_writer import ModelTree
-from allyouneed.interop.hf.transforms import add_prefix, chain, remove_prefix, untie_head
-from allyouneed.interop.hf.weight_table import Family
+from allyouneed.interop.hf.decoders import MODEL, decoder_family
 
-FIELDS = """
-kind: decoder
-vocab = vocab_size
+FIELDS = MODEL + """
 width = hidden_size, word_embed_proj_dim |width
 dropout = dropout ?? 0.1
-norm: {kind: layer}
+norm.eps: 1.0e-5
 norm.weight = layer_norm_elementwise_affine ?? true
 norm.bias <- layer_norm_elementwise_affine
-init: {kind: normal}
 init.std <- init_std ?? 0.02
 embed: {scale: none, positions: {kind: learned, offset: 2}}
 embed.positions.length = max_position_embeddings
-embed.tied = tie_word_embeddings ?? true
-decoder.repeat = num_hidden_layers
 decoder.wiring = do_layer_norm_before, _remove_final_layer_norm |wiring
-decoder.mixer: {kind: attention, pattern: causal}
 decoder.mixer.heads = num_attention_heads
 decoder.mixer.bias = enable_bias ?? true |flag
-decoder.mixer.dropout = attention_dropout ?? 0.0
-decoder.channel: {kind: ffn}
 decoder.channel.hidden = ffn_dim
 decoder.channel.activation = activation_function |activation
 decoder.channel.bias <- enable_bias
 head.kind = architectures |decoder OPTForCausalLM
 ignore activation_dropout, init_std, layerdrop, prefix
-"""
+"""  # fmt: skip
 
 
 def read_width(config: ConfigReader, line: Line) -> int:
@@ -71,11 +62,4 @@ decoder.blocks.{n}.sublayers.channel.up.* = LAYER.fc1.*
 decoder.blocks.{n}.sublayers.channel.down.* = LAYER.fc2.*
 decoder.end.* = model.decoder.final_layer_norm.*
 """.replace("SELF", "LAYER.self_attn").replace("LAYER", "model.decoder.layers.{n}")
-FAMILY = Family(
-    "opt",
-    ConfigTable(FIELDS, CONVERSIONS),
-    LINES,
-    ["lm_head.weight"],
-    prepare=chain(add_prefix("model."), untie_head("lm_head.weight", "model.decoder.embed_tokens.weight")),
-    finish=remove_prefix("model."),
-)
+FAMILY = decoder_family("opt", FIELDS, LINES, "model.decoder.embed_tokens.weight", CONVERSIONS)

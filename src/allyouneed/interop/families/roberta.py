@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from allyouneed.interop.families import bert
-from allyouneed.interop.hf.weight_table import Family
 
 FIELDS = bert.MODEL + bert.NO_PRETRAINING + bert.HEADS + bert.OFFSET + """
 head<vocabulary>.transform.activation: gelu
@@ -17,12 +16,6 @@ head.transform.norm.* = lm_head.layer_norm.*
 """
 IGNORED_WEIGHTS = ("*.position_ids", "lm_head.decoder.*")
 PRESERVED_WEIGHTS = ("*.pooler.*", "lm_head.bias")
-FAMILY = Family(
-    "roberta",
-    bert.table("Roberta", FIELDS),
-    bert.untied_bias(bert.BODY.replace("bert.", "roberta.") + HEAD + bert.CLASSES, "lm_head"),
-    IGNORED_WEIGHTS,
-    prepare=bert.normalize_names,
-    preserve=PRESERVED_WEIGHTS,
-    finish=bert.restore_names({"RobertaModel": "roberta.pooler.dense"}),
-)
+LINES = bert.untied_bias(bert.BODY.replace("bert.", "roberta.") + HEAD + bert.CLASSES, "lm_head")
+POOLERS = {"RobertaModel": "roberta.pooler.dense"}
+FAMILY = bert.family("roberta", "Roberta", FIELDS, LINES, {}, POOLERS, IGNORED_WEIGHTS, PRESERVED_WEIGHTS)

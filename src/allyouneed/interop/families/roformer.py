@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from allyouneed.interop.families import bert
 from allyouneed.interop.hf.transforms import check_sinusoids, sinusoid_table
-from allyouneed.interop.hf.weight_table import Family, HfConfig, Weights
+from allyouneed.interop.hf.weight_table import HfConfig, Weights
 from allyouneed.nn.positions.absolute import Sinusoidal
 
 # their table of angles needs a length; ours is computed, and not limited: 1536 is that of the published model
@@ -41,12 +41,12 @@ SINUSOIDS = Sinusoidal(order="halves")
 LINES = (
     bert.BODY.replace("bert.", "roformer.") + bert.HEAD + bert.CLASSES + "embed.widen.* = roformer.embeddings_project.*"
 )
-FAMILY = Family(
+FAMILY = bert.family(
     "roformer",
-    bert.table("RoFormer", FIELDS),
+    "RoFormer",
+    FIELDS,
     bert.untied_bias(LINES, "cls.predictions"),
-    bert.IGNORED_WEIGHTS,
-    prepare=prepare,
     preserve=(*bert.PRESERVED_WEIGHTS, TABLE),
+    prepare=prepare,
     finish=finish,
 )

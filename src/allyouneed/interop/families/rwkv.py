@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from allyouneed.interop.hf.config_table import ConfigTable
-from allyouneed.interop.hf.transforms import add_prefix, chain, remove_prefix, untie_head
-from allyouneed.interop.hf.weight_table import Family, TensorTransform
+from allyouneed.interop.hf.decoders import decoder_family
+from allyouneed.interop.hf.weight_table import TensorTransform
 
 # layer_norm_epsilon is hard-coded in their last norm; ignored are the limit of their CUDA kernel, and rescaling that
 # does not change the result
@@ -48,14 +47,5 @@ decoder.blocks.{n}.sublayers.channel.up.weight = rwkv.blocks.{n}.feed_forward.ke
 decoder.blocks.{n}.sublayers.channel.down.weight = rwkv.blocks.{n}.feed_forward.value.weight
 decoder.end.* = rwkv.ln_out.*
 """
-FAMILY = Family(
-    "rwkv",
-    ConfigTable(FIELDS),
-    LINES,
-    ignore=["head.weight"],
-    prepare=chain(add_prefix("rwkv.", "head."), untie_head("head.weight", "rwkv.embeddings.weight")),
-    finish=remove_prefix("rwkv."),
-    transforms={
-        "flat": TensorTransform(lambda tensor, config: tensor.flatten(), lambda tensor, config: tensor[None, None])
-    },
-)
+FLAT = TensorTransform(lambda tensor, config: tensor.flatten(), lambda tensor, config: tensor[None, None])
+FAMILY = decoder_family("rwkv", FIELDS, LINES, "rwkv.embeddings.weight", head="head.weight", transforms={"flat": FLAT})

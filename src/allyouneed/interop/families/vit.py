@@ -24,7 +24,7 @@ encoder.repeat = num_hidden_layers ?? 12
 encoder.wiring: pre-norm
 encoder.mixer: {kind: attention}
 encoder.mixer.heads = num_attention_heads ?? 12
-encoder.mixer.bias = qkv_bias ?? true |bias
+encoder.mixer.bias = qkv_bias ?? true |{true: true, false: {q: false, k: false, v: false}}
 encoder.mixer.dropout = attention_probs_dropout_prob ?? 0.0
 encoder.channel: {kind: ffn}
 encoder.channel.hidden = intermediate_size ?? 3072
@@ -60,21 +60,12 @@ def read_classes(config: ConfigReader, line: Line) -> str:
     return "none" if config.get(line.key) is None else "classes"
 
 
-def write_bias(ours: ModelTree, line: Line) -> bool:
-    bias = ours.get(line.path)
-    return bool(bias["q"] if isinstance(bias, dict) else bias)
-
-
 def write_architecture(ours: ModelTree, line: Line) -> list[str]:
     return ["ViTModel" if ours.get("head.labels") is None else "ViTForImageClassification"]
 
 
 CONVERSIONS = {
     "architecture": Conversion(lambda config, line: None, write_architecture),
-    "bias": Conversion(
-        lambda config, line: config.map_value(line.key, {True: True, False: {"q": False, "k": False, "v": False}}),
-        write_bias,
-    ),
     "classes": Conversion(read_classes, lambda ours, line: ours.get("head.labels", OMITTED)),
     "patches": Conversion(
         read_patches, lambda ours, line: {"image_size": ours["embed.image"], "patch_size": ours["embed.patch"]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allyouneed.interop.families.bart import LAYERS
+from allyouneed.interop.families.bart import BODY, DEC, ENC, LAYERS
 from allyouneed.interop.hf.config_reader import is_headless
 from allyouneed.interop.hf.config_table import ConfigTable
 from allyouneed.interop.hf.transforms import check_sinusoids, sinusoid_table, untie_if_different
@@ -52,35 +52,18 @@ def finish(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
 
 
 TABLE = "model.encoder.embed_positions.weight"
-LINES = """
-embed.tokens.weight = model.decoder.embed_tokens.weight
-embed.positions.weight = model.decoder.embed_positions.weight
+LINES = BODY + """
 source_embed.first.* = model.encoder.conv1.*
 source_embed.second.* = model.encoder.conv2.*
 encoder.blocks.{n}.sublayers.mixer.q.* = ENC.self_attn.q_proj.*
 encoder.blocks.{n}.sublayers.mixer.k.* = ENC.self_attn.k_proj.*
 encoder.blocks.{n}.sublayers.mixer.v.* = ENC.self_attn.v_proj.*
-encoder.blocks.{n}.sublayers.mixer.out.* = ENC.self_attn.out_proj.*
-encoder.blocks.{n}.sublayers.channel.up.* = ENC.fc1.*
-encoder.blocks.{n}.sublayers.channel.down.* = ENC.fc2.*
-encoder.blocks.{n}.wiring.norms.0.* = ENC.self_attn_layer_norm.*
-encoder.blocks.{n}.wiring.norms.1.* = ENC.final_layer_norm.*
-encoder.end.* = model.encoder.layer_norm.*
 decoder.blocks.{n}.sublayers.mixer.q.* = DEC.self_attn.q_proj.*
 decoder.blocks.{n}.sublayers.mixer.k.* = DEC.self_attn.k_proj.*
 decoder.blocks.{n}.sublayers.mixer.v.* = DEC.self_attn.v_proj.*
-decoder.blocks.{n}.sublayers.mixer.out.* = DEC.self_attn.out_proj.*
-decoder.blocks.{n}.sublayers.cross.q.* = DEC.encoder_attn.q_proj.*
 decoder.blocks.{n}.sublayers.cross.k.* = DEC.encoder_attn.k_proj.*
 decoder.blocks.{n}.sublayers.cross.v.* = DEC.encoder_attn.v_proj.*
-decoder.blocks.{n}.sublayers.cross.out.* = DEC.encoder_attn.out_proj.*
-decoder.blocks.{n}.sublayers.channel.up.* = DEC.fc1.*
-decoder.blocks.{n}.sublayers.channel.down.* = DEC.fc2.*
-decoder.blocks.{n}.wiring.norms.0.* = DEC.self_attn_layer_norm.*
-decoder.blocks.{n}.wiring.norms.1.* = DEC.encoder_attn_layer_norm.*
-decoder.blocks.{n}.wiring.norms.2.* = DEC.final_layer_norm.*
-decoder.end.* = model.decoder.layer_norm.*
-""".replace("ENC", "model.encoder.layers.{n}").replace("DEC", "model.decoder.layers.{n}")
+""".replace("ENC", ENC).replace("DEC", DEC)  # fmt: skip
 IGNORED_WEIGHTS = ("proj_out.weight",)
 FAMILY = Family(
     "whisper",

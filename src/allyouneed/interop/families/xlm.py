@@ -6,11 +6,10 @@ token vector (figure 1) in place of BERT's segments, and a head without transfor
 
 from __future__ import annotations
 
-from allyouneed.interop.families.xlnet import remove_prefix
 from allyouneed.interop.hf.config_reader import ConfigReader
 from allyouneed.interop.hf.config_table import ConfigTable, Conversion, Line
-from allyouneed.interop.hf.transforms import untie_if_different
-from allyouneed.interop.hf.weight_table import Family, HfConfig, Weights
+from allyouneed.interop.hf.transforms import add_prefix, chain, remove_prefix, untie_head
+from allyouneed.interop.hf.weight_table import Family
 
 FIELDS = """
 causal in [false]
@@ -81,18 +80,12 @@ head.tags.* = classifier.*
 """.replace("HEADS", "transformer.attentions.{n}")
 
 
-def add_prefix(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
-    """Files of the headless model omit the prefix."""
-    unprefixed = not any(name.startswith("transformer.") for name in weights)
-    weights = {f"transformer.{name}": tensor for name, tensor in weights.items()} if unprefixed else weights
-    return untie_if_different(config, weights, "pred_layer.proj.weight", "transformer.embeddings.weight"), weights
-
-
+PREPARE = chain(add_prefix("transformer."), untie_head("pred_layer.proj.weight", "transformer.embeddings.weight"))
 FAMILY = Family(
     "xlm",
     ConfigTable(FIELDS, CONVERSIONS),
     LINES,
     ("*.position_ids", "pred_layer.proj.weight"),
-    prepare=add_prefix,
-    finish=remove_prefix,
+    prepare=PREPARE,
+    finish=remove_prefix("transformer."),
 )

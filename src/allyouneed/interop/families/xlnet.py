@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from allyouneed.interop.hf.config_reader import is_headless
 from allyouneed.interop.hf.config_table import ConfigTable, Conversion
-from allyouneed.interop.hf.transforms import ROW, untie_if_different
-from allyouneed.interop.hf.weight_table import Family, HfConfig, TensorTransform, Weights
+from allyouneed.interop.hf.transforms import ROW, add_prefix, chain, remove_prefix, untie_head
+from allyouneed.interop.hf.weight_table import Family, HfConfig, TensorTransform
 
 FIELDS = """
 attn_type in [bi]
@@ -85,25 +84,13 @@ TRANSFORMS = {
 }
 
 
-def add_prefix(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
-    """Files of the headless model omit the prefix."""
-    unprefixed = not any(name.startswith("transformer.") for name in weights)
-    weights = {f"transformer.{name}": tensor for name, tensor in weights.items()} if unprefixed else weights
-    return untie_if_different(config, weights, "lm_loss.weight", "transformer.word_embedding.weight"), weights
-
-
-def remove_prefix(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
-    if is_headless(config):
-        weights = {name.removeprefix("transformer."): tensor for name, tensor in weights.items()}
-    return config, weights
-
-
+PREPARE = chain(add_prefix("transformer."), untie_head("lm_loss.weight", "transformer.word_embedding.weight"))
 FAMILY = Family(
     "xlnet",
     ConfigTable(FIELDS, {"clamp": CLAMP}),
     LINES,
     ("lm_loss.weight",),
     TRANSFORMS,
-    add_prefix,
-    finish=remove_prefix,
+    PREPARE,
+    finish=remove_prefix("transformer."),
 )

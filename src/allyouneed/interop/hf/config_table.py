@@ -257,6 +257,11 @@ def _write_name(ours: ModelTree, line: Line) -> Any:
 
 
 def _fits(ours: Any, expected: Any) -> bool:
+    """Whether our value is as expected, as far as that goes; a bias may be set per projection or for all."""
+    if isinstance(ours, dict) and isinstance(expected, bool):
+        return set(ours.values()) == {expected}
+    if isinstance(ours, bool) and isinstance(expected, dict):
+        return set(expected.values()) == {ours}
     if isinstance(expected, dict):
         return isinstance(ours, dict) and all(_fits(ours.get(key), value) for key, value in expected.items())
     return bool((ours["kind"] if isinstance(ours, dict) else ours) == expected)

@@ -76,9 +76,9 @@ def untie_head(head: str, tokens: str) -> CheckpointTransform:
     return lambda config, weights: (untie_if_different(config, weights, head, tokens), weights)
 
 
-def chain(*steps: CheckpointTransform) -> CheckpointTransform:
+def chain(*steps: CheckpointTransform | None) -> CheckpointTransform:
     def run(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
-        for step in steps:
+        for step in filter(None, steps):
             config, weights = step(config, weights)
         return config, weights
 
