@@ -50,6 +50,7 @@ vocab = vocab_size, decoder_vocab_size, two_vocabularies, share_encoder_decoder_
 embed.scale = scale_embedding ?? false |{true: sqrt-width, false: none}
 embed.tied = tie_word_embeddings ?? true
 head.bias = logits_bias ?? false
+?? {vocab_size: 50265}
 ignore _num_labels, bad_words_ids, classif_dropout, classifier_dropout, early_stopping, extra_pos_embeddings,
     force_bos_token_to_be_generated, length_penalty, min_length, no_repeat_ngram_size, num_beams, output_past, prefix,
     save_step

@@ -191,12 +191,13 @@ def family(
     return Family(name, table, lines, ignore, preserve=preserve, **(steps | other))
 
 
-FIELDS = MODEL + HEADS + """
+POSITION_FIELDS = """
 embed.positions = position_embedding_type, max_position_embeddings |absolute
 encoder.mixer.positions = position_embedding_type, max_position_embeddings |relative
 uniem_embedding_strategy in [last_mean]
 ?? {max_position_embeddings: 512}
-"""  # fmt: skip
+"""
+FIELDS = POSITION_FIELDS + MODEL + HEADS
 # the last is a key of M3E: mean pooling, as ours
 RELATIVE_TERMS = {"absolute": None, "relative_key": "key", "relative_key_query": "key-query"}
 

@@ -36,7 +36,8 @@ ignore d_inner, d_model, fused_add_norm, intermediate_size, n_layer, norm_before
     rescale_prenorm_residual, residual_in_fp32, time_step_*, use_associative_scan, use_mambapy
 """
 OWN = """
-decoder.mixer.hidden = expand, intermediate_size |expand
+decoder.mixer.hidden = expand |expand
+decoder.mixer.hidden -> intermediate_size |intermediate
 decoder.mixer.rank = time_step_rank ?? auto |rank
 """
 
@@ -46,9 +47,8 @@ def read_hidden(config: ConfigReader, line: Line) -> int | None:
     return None if hidden == 2 * width else hidden
 
 
-def write_hidden(ours: ModelTree, line: Line) -> dict[str, int]:
-    hidden = ours.get(line.path) or 2 * ours["width"]
-    return {"intermediate_size": hidden, "expand": hidden // ours["width"]}
+def write_hidden(ours: ModelTree, line: Line) -> int:
+    return ours.get(line.path) or 2 * int(ours["width"])
 
 
 def read_rank(config: ConfigReader, line: Line) -> int | None:
@@ -57,7 +57,8 @@ def read_rank(config: ConfigReader, line: Line) -> int | None:
 
 
 CONVERSIONS = {
-    "expand": Conversion(read_hidden, write_hidden),
+    "expand": Conversion(read_hidden, lambda ours, line: write_hidden(ours, line) // ours["width"]),
+    "intermediate": Conversion(read_hidden, write_hidden),
     "rank": Conversion(read_rank, lambda ours, line: ours.get(line.path) or -(-ours["width"] // 16)),
 }
 LINES = """

@@ -189,7 +189,7 @@ def strict_config(*ignored: str) -> Callable[[Callable[[ConfigReader], Tree]], C
             reader.refuse_unread(*ignored)
             if reader.problems:
                 name = config.get("model_type", "this family")
-                raise UserError(f"{name}: unsupported config\n  " + "\n  ".join(reader.problems))
+                raise UserError(f"{name}: unsupported config\n  " + "\n  ".join(dict.fromkeys(reader.problems)))
             return found
 
         return checked

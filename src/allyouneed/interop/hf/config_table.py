@@ -133,11 +133,12 @@ class ConfigTable:
         for line in self.lines:
             defaults |= line.value if line.kind == "??" else {}
         config.set_defaults(defaults)
-        tree: Tree = {}
         for line in self.lines:
             if line.kind == "in":
                 config.require(line.key, *line.value)
-            elif line.kind == ":":
+        tree: Tree = {}
+        for line in self.lines:
+            if line.kind == ":":
                 assign(tree, line.path, line.value)
             elif line.kind in ("=", "<-"):
                 self._read_field(config, line, tree)
