@@ -14,6 +14,7 @@ from allyouneed.interop.hf.config_writer import canonical_tree
 from allyouneed.nn.models.base import Model
 
 WRITTEN_ONLY = {"label2id"}  # the labels of `id2label` once more
+UNREAD = "may change what the model computes"
 VALUES = (None, True, False, 0, 3, 0.25, "other")
 SCALED = {"rope_type": "yarn", "factor": 2.0}  # by the length that the model was trained with
 
@@ -83,7 +84,9 @@ def omit(config, keys):
 
 
 def matters(table, config, key):
-    return key in WRITTEN_ONLY or any(outcome(table, config) != outcome(table, changed(config, key, v)) for v in VALUES)
+    """Whether another value gives another tree, or a refusal, but not that of a key that nothing reads."""
+    found = (outcome(table, changed(config, key, value)) for value in VALUES)
+    return key in WRITTEN_ONLY or any(one != outcome(table, config) and UNREAD not in str(one) for one in found)
 
 
 def changed(config, key, value):
