@@ -34,7 +34,7 @@ import re
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import yaml
@@ -64,6 +64,7 @@ class Line:
     argument: Any = None
 
     @classmethod
+    @cache  # relatives share lines
     def parse(cls, text: str) -> Line:
         kind, _, rest = text.partition(" ")
         if kind == "ignore":
@@ -156,7 +157,7 @@ class ConfigTable:
             return self._conversion(line.conversion).read(config, line)
         if line.fallback is None:
             return config[line.key]
-        return (line.keys and config.get(line.key)) or _compute(line.fallback, config)
+        return (line.keys and config.get(line.key)) or _compute(line.fallback, config.__getitem__)
 
     def _conversion(self, name: str) -> Conversion:
         return self.conversions[name] if name in self.conversions else CONVERSIONS[name]
@@ -181,7 +182,7 @@ class ConfigTable:
         if (value := ours.get(line.path)) is not None:
             return value
         if line.fallback is not None:
-            return _compute(line.fallback, found)
+            return _compute(line.fallback, ConfigReader(found).get)
         place = line.path.rpartition(".")[0]
         return line.value if line.has_default and (not place or ours.get(place)) else ours[line.path]
 
@@ -232,11 +233,11 @@ def _exists(tree: Tree, path: str) -> bool:
     return not place or bool(_parts(tree, f"{place}>"))
 
 
-def _compute(text: str, values: Mapping[str, Any]) -> Any:
+def _compute(text: str, value_of: Callable[[str], Any]) -> Any:
     """`key`, `4 * key` or `key // key`."""
     first, *rest = text.split()
-    value = int(first) if first.isdigit() else values[first]
-    if not rest or value is None or (other := values[rest[1]]) is None:
+    value = int(first) if first.isdigit() else value_of(first)
+    if not rest or value is None or (other := value_of(rest[1])) is None:
         return value
     return value * other if rest[0] == "*" else value // other
 

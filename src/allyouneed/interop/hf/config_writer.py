@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from itertools import groupby
 from typing import Any
 
@@ -105,9 +106,10 @@ class ModelTree:
         return name
 
 
-def split_path(path: str) -> list[tuple[str, str | None]]:
+@cache
+def split_path(path: str) -> tuple[tuple[str, str | None], ...]:
     """The names of a path, each with the kind it is limited to."""
-    return [(name, kind or None) for name, kind in re.findall(r"(\w+)(?:\[\*\])?(?:<(.+?)>)?", path)]
+    return tuple((name, kind or None) for name, kind in re.findall(r"(\w+)(?:\[\*\])?(?:<(.+?)>)?", path))
 
 
 def canonical_tree(config: Model) -> Tree:
