@@ -11,7 +11,7 @@ import parity as judge
 from allyouneed.config import parse
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
-from allyouneed.interop.hf.config_reader import strict_config
+from allyouneed.interop.hf.config_table import ConfigTable
 from allyouneed.interop.hf.transforms import grouped_qkv, merge_groups, split_groups
 from allyouneed.interop.hf.weight_table import Family, TensorTransform
 from allyouneed.nn.linear.bitlinear import quantize_ternary
@@ -20,21 +20,19 @@ from allyouneed.nn.models.base import Model
 EXPERTS, WIDTH, HIDDEN = 3, 8, 5
 
 
-@strict_config("groups")
-def tree(config):
-    expert = {"kind": "glu", "hidden": HIDDEN}
-    mixer = {"kind": "attention", "heads": 4, "kv_heads": 2, "head_width": 3, "pattern": "causal", "bias": False}
-    channel = {"kind": "moe", "experts": EXPERTS, "top": 2, "expert": expert}
-    return {
-        "kind": "decoder",
-        "vocab": 11,
-        "width": config["width"],
-        "embed": {"scale": "none", "tied": config["tied"]},
-        "norm": {"kind": "rms"},
-        "decoder": [{"repeat": 2, "wiring": "pre-norm", "mixer": mixer, "channel": channel}],
-    }
-
-
+FIELDS = """
+kind: decoder
+vocab: 11
+width = width
+embed: {scale: none}
+embed.tied = tied
+norm: {kind: rms}
+decoder.repeat: 2
+decoder.wiring: pre-norm
+decoder.mixer: {kind: attention, heads: 4, kv_heads: 2, head_width: 3, pattern: causal, bias: false}
+decoder.channel: {kind: moe, experts: 3, top: 2, expert: {kind: glu, hidden: 5}}
+ignore groups
+"""
 LINES = """
 embed.tokens.weight = words |T
 head.weight = out
@@ -54,12 +52,11 @@ def flipped(tensor, config):
 
 TOY = Family(
     "toy",
-    tree,
+    ConfigTable(FIELDS),
     LINES,
     ignore=["*.mask"],
     transforms={"upside_down": TensorTransform(flipped, flipped)},
     preserve=["pooler"],
-    hf_config=lambda said: {"width": said["width"], "tied": said["embed.tied"]},
 )
 
 
@@ -146,9 +143,9 @@ def test_real_files_are_reported_alike(tmp_path):
 
 
 def test_an_import_only_family_refuses_export():
-    one = Family("one", tree, LINES)
+    one = Family("one", TOY.tree, LINES)
     with pytest.raises(UserError, match="one: this family can be imported, but not exported"):
-        one.write(parse(Model, tree({"width": WIDTH, "tied": True})).build())
+        one.write(parse(Model, TOY.tree({"width": WIDTH, "tied": True})).build())
 
 
 @pytest.mark.parametrize("heads, groups", [(6, 6), (6, 1), (6, 2), (1, 1)])

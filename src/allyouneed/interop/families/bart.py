@@ -2,118 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, is_headless
+from allyouneed.interop.hf.config_table import ConfigTable, Conversion, Line
 from allyouneed.interop.hf.config_writer import ModelTree
-from allyouneed.interop.hf.transforms import ROW, is_headless, untie_if_different
-from allyouneed.interop.hf.weight_table import CheckpointTransform, EquivalentModel, Family, HfConfig, Weights
+from allyouneed.interop.hf.transforms import ROW, untie_if_different
+from allyouneed.interop.hf.weight_table import Family, HfConfig, Weights
 
-# used only in training, generation or other tasks, or redundant
-IGNORED_KEYS = (
-    "*_layerdrop", "_num_labels", "bad_words_ids", "classif_dropout", "classifier_dropout", "early_stopping",
-    "extra_pos_embeddings", "force_bos_token_to_be_generated", "init_std", "is_encoder_decoder", "length_penalty",
-    "min_length", "no_repeat_ngram_size", "num_beams", "num_hidden_layers", "output_past", "prefix", "save_step",
-)  # fmt: skip
-DEFAULTS = {
-    "vocab_size": 50265,
-    "max_position_embeddings": 1024,
-    "encoder_layers": 12,
-    "encoder_ffn_dim": 4096,
-    "encoder_attention_heads": 16,
-    "decoder_layers": 12,
-    "decoder_ffn_dim": 4096,
-    "decoder_attention_heads": 16,
-    "activation_function": "gelu",
-    "d_model": 1024,
-    "dropout": 0.1,
-    "attention_dropout": 0.0,
-    "activation_dropout": 0.0,
-    "scale_embedding": False,
-    "tie_word_embeddings": True,
-}
+# layers as Whisper has them too
+LAYERS = """
+vocab = vocab_size ?? 50265
+width = d_model ?? 1024
+dropout = dropout ?? 0.1
+-> {is_encoder_decoder: true}
+encoder.repeat = encoder_layers ?? 12
+encoder.wiring: pre-norm
+encoder.mixer: {kind: attention}
+encoder.mixer.heads = encoder_attention_heads ?? 16
+encoder.mixer.dropout = attention_dropout ?? 0.0
+encoder.channel: {kind: ffn}
+encoder.channel.hidden = encoder_ffn_dim ?? 4096
+encoder.channel.activation = activation_function ?? gelu |activation
+encoder.channel.dropout = activation_dropout ?? 0.0
+decoder.repeat = decoder_layers ?? 12
+decoder.wiring: pre-norm
+decoder.mixer: {kind: attention, pattern: causal}
+decoder.mixer.heads = decoder_attention_heads ?? 16
+decoder.mixer.dropout <- attention_dropout
+decoder.cross: {kind: attention}
+decoder.cross.heads <- decoder_attention_heads
+decoder.cross.dropout <- attention_dropout
+decoder.channel: {kind: ffn}
+decoder.channel.hidden = decoder_ffn_dim ?? 4096
+decoder.channel.activation <- activation_function |activation
+decoder.channel.dropout <- activation_dropout
+ignore *_layerdrop, init_std, is_encoder_decoder, num_hidden_layers
+"""
+# ignored keys are used only in training, generation or other tasks, or redundant
+MODEL = LAYERS + """
+kind = architectures |class [CLASS, {ForConditionalGeneration: encoder-decoder, Model: encoder-decoder}]
+vocab = vocab_size, decoder_vocab_size, two_vocabularies, share_encoder_decoder_embeddings |vocabularies
+embed.scale = scale_embedding ?? false |{true: sqrt-width, false: none}
+embed.tied = tie_word_embeddings ?? true
+head.bias = logits_bias ?? false
+?? {vocab_size: 50265}
+ignore _num_labels, bad_words_ids, classif_dropout, classifier_dropout, early_stopping, extra_pos_embeddings,
+    force_bos_token_to_be_generated, length_penalty, min_length, no_repeat_ngram_size, num_beams, output_past, prefix,
+    save_step
+"""  # fmt: skip
+POST_NORM = """
+encoder.wiring: post-norm
+decoder.wiring: post-norm
+"""
+# learned positions after two unused rows, and the sum of embeddings normalised, on either side
+EMBEDDINGS = """
+embed.positions: {kind: learned, offset: 2}
+embed.positions.length = max_position_embeddings ?? 1024
+embed.norm: {kind: layer}
+source_embed.positions: {kind: learned, offset: 2}
+source_embed.positions.length <- max_position_embeddings
+source_embed.scale <- scale_embedding |{true: sqrt-width, false: none}
+source_embed.tied <- tie_word_embeddings
+source_embed.norm: {kind: layer}
+normalize_embedding in [true]
+"""
 
 
-def build_tree(config: ConfigReader, positions: Tree, wiring: str | Tree, norm: bool) -> Tree:
-    """An encoder-decoder with these positions on each side and this wiring; `norm`: normalise the sum of embeddings."""
-    config.require_architecture("ForConditionalGeneration", "Model")
-    embed = {
-        "positions": positions,
-        "scale": "sqrt-width" if config["scale_embedding"] else "none",
-        "tied": config["tie_word_embeddings"],
-        "norm": {"kind": "layer"} if norm else None,
-    }
-    vocab: Any = config["vocab_size"]
+def read_vocabularies(config: ConfigReader, line: Line) -> Tree | int:
+    vocab: int = config["vocab_size"]
     target = config.get("decoder_vocab_size") or vocab
     if config.get("two_vocabularies", not config.get("share_encoder_decoder_embeddings", True)):
-        vocab = {"source": vocab, "target": target}
-    elif target != vocab:
+        return {"source": vocab, "target": target}
+    if target != vocab:
         config.problems.append(f"decoder_vocab_size: {target} differs from vocab_size, but the sides share one matrix")
-    return {
-        "kind": "encoder-decoder",
-        "vocab": vocab,
-        "width": config["d_model"],
-        "dropout": config["dropout"],
-        "embed": embed,
-        # a position table, or a norm, per side
-        "source_embed": embed if norm or positions["kind"] == "learned" else None,
-        **{side: _layers(config, side, wiring) for side in ("encoder", "decoder")},
-        "head": {"bias": config.get("logits_bias", False)},
-    }
+    return vocab
 
 
-def _layers(config: ConfigReader, side: str, wiring: str | Tree) -> list[Tree]:
-    attention = {
-        "kind": "attention",
-        "heads": config[f"{side}_attention_heads"],
-        "dropout": config["attention_dropout"],
-    }
-    layer = {
-        "repeat": config[f"{side}_layers"],
-        "wiring": wiring,
-        "mixer": attention,
-        "channel": {
-            "kind": "ffn",
-            "hidden": config[f"{side}_ffn_dim"],
-            "activation": config.activation("activation_function"),
-            "dropout": config["activation_dropout"],
-        },
-    }
-    return [layer if side == "encoder" else layer | {"mixer": attention | {"pattern": "causal"}, "cross": attention}]
-
-
-def config_fields(ours: ModelTree, name: str) -> Tree:
-    """BART's config for our encoder-decoder; `name`: the class."""
+def write_vocabularies(ours: ModelTree, line: Line) -> Tree:
     vocab = ours["vocab"]
     apart = isinstance(vocab, dict)
-    found: Tree = {
-        "vocab_size": vocab["source"] if apart else vocab,
-        "activation_function": ours.activation("encoder.channel.activation"),
-        "d_model": ours["width"],
-        "dropout": ours.get("dropout", 0.0),
-        "attention_dropout": ours.get("encoder.mixer.dropout", 0.0),
-        "activation_dropout": ours.get("encoder.channel.dropout", 0.0),
-        "scale_embedding": ours["embed.scale"] == "sqrt-width",
-        "tie_word_embeddings": ours.get("embed.tied", True),
-        "two_vocabularies": apart,
-        "logits_bias": ours.get("head.bias", False),
-        "architectures": [name],
-        "is_encoder_decoder": True,
-    }
-    for side in ("encoder", "decoder"):
-        found |= {
-            f"{side}_layers": ours.depth(side),
-            f"{side}_attention_heads": ours[f"{side}.mixer.heads"],
-            f"{side}_ffn_dim": ours[f"{side}.channel.hidden"],
-        }
-    return found
+    source, target = (vocab["source"], vocab["target"]) if apart else (vocab, vocab)
+    found = {"vocab_size": source, "decoder_vocab_size": target, "two_vocabularies": apart}
+    found["share_encoder_decoder_embeddings"] = not apart
+    return found if line.argument == "separate" else {key: found[key] for key in ("vocab_size", "two_vocabularies")}
 
 
+CONVERSIONS = {"vocabularies": Conversion(read_vocabularies, write_vocabularies)}
 SHARED, SOURCE, TARGET = (
     "model.shared.weight",
     "model.encoder.embed_tokens.weight",
@@ -174,24 +153,18 @@ def finish(config: HfConfig, weights: Weights, has_bias: bool = True) -> tuple[H
     return written, found
 
 
-LINES = """
+ENC, DEC = "model.encoder.layers.{n}", "model.decoder.layers.{n}"
+BODY = """
 embed.tokens.weight = model.decoder.embed_tokens.weight
 embed.positions.weight = model.decoder.embed_positions.weight
-embed.norm.* = model.decoder.layernorm_embedding.*
-source_embed.tokens.weight = model.encoder.embed_tokens.weight
-source_embed.positions.weight = model.encoder.embed_positions.weight
-source_embed.norm.* = model.encoder.layernorm_embedding.*
-encoder.blocks.{n}.sublayers.mixer.qkv.* = ENC.self_attn.q_proj.* + ENC.self_attn.k_proj.* + ENC.self_attn.v_proj.*
 encoder.blocks.{n}.sublayers.mixer.out.* = ENC.self_attn.out_proj.*
 encoder.blocks.{n}.sublayers.channel.up.* = ENC.fc1.*
 encoder.blocks.{n}.sublayers.channel.down.* = ENC.fc2.*
 encoder.blocks.{n}.wiring.norms.0.* = ENC.self_attn_layer_norm.*
 encoder.blocks.{n}.wiring.norms.1.* = ENC.final_layer_norm.*
 encoder.end.* = model.encoder.layer_norm.*
-decoder.blocks.{n}.sublayers.mixer.qkv.* = DEC.self_attn.q_proj.* + DEC.self_attn.k_proj.* + DEC.self_attn.v_proj.*
 decoder.blocks.{n}.sublayers.mixer.out.* = DEC.self_attn.out_proj.*
 decoder.blocks.{n}.sublayers.cross.q.* = DEC.encoder_attn.q_proj.*
-decoder.blocks.{n}.sublayers.cross.kv.* = DEC.encoder_attn.k_proj.* + DEC.encoder_attn.v_proj.*
 decoder.blocks.{n}.sublayers.cross.out.* = DEC.encoder_attn.out_proj.*
 decoder.blocks.{n}.sublayers.channel.up.* = DEC.fc1.*
 decoder.blocks.{n}.sublayers.channel.down.* = DEC.fc2.*
@@ -199,75 +172,44 @@ decoder.blocks.{n}.wiring.norms.0.* = DEC.self_attn_layer_norm.*
 decoder.blocks.{n}.wiring.norms.1.* = DEC.encoder_attn_layer_norm.*
 decoder.blocks.{n}.wiring.norms.2.* = DEC.final_layer_norm.*
 decoder.end.* = model.decoder.layer_norm.*
+""".replace("ENC", ENC).replace("DEC", DEC)
+LINES = BODY + """
+embed.norm.* = model.decoder.layernorm_embedding.*
+source_embed.tokens.weight = model.encoder.embed_tokens.weight
+source_embed.positions.weight = model.encoder.embed_positions.weight
+source_embed.norm.* = model.encoder.layernorm_embedding.*
+encoder.blocks.{n}.sublayers.mixer.qkv.* = ENC.self_attn.q_proj.* + ENC.self_attn.k_proj.* + ENC.self_attn.v_proj.*
+decoder.blocks.{n}.sublayers.mixer.qkv.* = DEC.self_attn.q_proj.* + DEC.self_attn.k_proj.* + DEC.self_attn.v_proj.*
+decoder.blocks.{n}.sublayers.cross.kv.* = DEC.encoder_attn.k_proj.* + DEC.encoder_attn.v_proj.*
 head.weight = lm_head.weight
 head.bias = final_logits_bias |row
-""".replace("ENC", "model.encoder.layers.{n}").replace("DEC", "model.decoder.layers.{n}")
+""".replace("ENC", ENC).replace("DEC", DEC)  # fmt: skip
 PRESERVED_WEIGHTS = (SHARED, BIAS)
 TRANSFORMS = {"row": ROW}
-OFFSET = 2  # unused rows at the start of their position tables
 
 
-def learned(config: ConfigReader) -> Tree:
-    return {"kind": "learned", "length": config["max_position_embeddings"], "offset": OFFSET}
+def family(
+    name: str,
+    architecture: str,
+    fields: str,
+    conversions: Mapping[str, Conversion] | None = None,
+    ignore: Sequence[str] = (),
+    preserve: Sequence[str] = (),
+    has_bias: bool = True,
+    **other: Any,
+) -> Family:
+    """A relative; `architecture`: the prefix of its classes; `has_bias`: see `finish`."""
+    lines = LINES if has_bias else LINES.replace("head.bias = final_logits_bias |row", "")
+    return Family(
+        name,
+        ConfigTable(fields.replace("CLASS", architecture), {**CONVERSIONS, **(conversions or {})}),
+        lines,
+        (OUTPUT, *ignore),
+        TRANSFORMS,
+        prepare,
+        (*PRESERVED_WEIGHTS, *preserve),
+        **({"finish": partial(finish, has_bias=has_bias)} | other),
+    )
 
 
-@dataclass(frozen=True)
-class Variant:
-    """What sets a family apart from the others of BART's kind.
-
-    `architecture`: their class with a head. `positions`: those of our tree. `norm`: normalise the sum of embeddings.
-    `required`: flags that must be as given, where present. `table`: rows of their position table, where ours is
-    computed and has none. `fields`: further keys of their config. `has_bias`: see `finish`.
-    """
-
-    name: str
-    architecture: str
-    positions: Callable[[ConfigReader], Tree]
-    wiring: str
-    norm: bool = False
-    defaults: Tree = field(default_factory=dict)
-    required: Tree = field(default_factory=dict)
-    table: int | None = None
-    fields: Callable[[ModelTree], Tree] = lambda ours: {}
-    ignored_keys: Sequence[str] = ()
-    ignored_weights: Sequence[str] = ()
-    preserved_weights: Sequence[str] = ()
-    has_bias: bool = True
-    finish: CheckpointTransform | None = None
-    equivalent: EquivalentModel | None = None
-
-    def family(self) -> Family:
-        return Family(
-            self.name,
-            strict_config(*IGNORED_KEYS, *self.ignored_keys)(self.tree),
-            LINES if self.has_bias else LINES.replace("head.bias = final_logits_bias |row", ""),
-            ignore=(OUTPUT, *self.ignored_weights),
-            transforms=TRANSFORMS,
-            prepare=prepare,
-            preserve=(*PRESERVED_WEIGHTS, *self.preserved_weights),
-            hf_config=self.hf_config,
-            finish=self.finish or partial(finish, has_bias=self.has_bias),
-            equivalent=self.equivalent,
-        )
-
-    def tree(self, config: ConfigReader) -> Tree:
-        config.set_defaults(DEFAULTS | self.defaults)
-        for key, value in self.required.items():
-            config.require(key, value)
-        if self.table is not None:
-            config.get("max_position_embeddings")  # no limit: positions are computed
-        return build_tree(config, self.positions(config), self.wiring, self.norm)
-
-    def hf_config(self, ours: ModelTree) -> Tree:
-        rows = ours["embed.positions.length"] if self.table is None else self.table
-        return config_fields(ours, self.architecture) | {"max_position_embeddings": rows} | self.fields(ours)
-
-
-FAMILY = Variant(
-    "bart",
-    "BartForConditionalGeneration",
-    learned,
-    "post-norm",
-    norm=True,
-    required={"normalize_embedding": True},
-).family()
+FAMILY = family("bart", "Bart", MODEL + POST_NORM + EMBEDDINGS)

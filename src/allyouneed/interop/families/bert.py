@@ -1,145 +1,95 @@
-"""BERT (Devlin et al. 2019), and what its relatives share with it: `encoder` and `config_fields` for configs, `BODY`,
+"""BERT (Devlin et al. 2019), and what its relatives share with it: `MODEL` and the tables after it for configs, `BODY`,
 `normalize_names` and `restore_names` for weights."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
-from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, is_headless
+from allyouneed.interop.hf.config_table import ConfigTable, Conversion, Line
+from allyouneed.interop.hf.config_writer import OMITTED, ModelTree
 from allyouneed.interop.hf.position_offset import model_without_offset, without_offset
-from allyouneed.interop.hf.transforms import is_headless, untie_if_different
+from allyouneed.interop.hf.transforms import untie_if_different
 from allyouneed.interop.hf.weight_table import EquivalentModel, Family, HfConfig, TensorTransform, Weights
 
-IGNORED_KEYS = ("directionality", "output_past", "pooler_*")
-DEFAULTS = {
-    "vocab_size": 30522,
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1,
-    "max_position_embeddings": 512,
-    "type_vocab_size": 2,
-    "layer_norm_eps": 1e-12,
-    "tie_word_embeddings": True,
-}
+MODEL = """
+kind: encoder
+vocab = vocab_size ?? 30522
+width = hidden_size ?? 768
+dropout = hidden_dropout_prob ?? 0.1
+norm: {kind: layer}
+norm.eps = layer_norm_eps ?? 1.0e-12
+embed: {scale: none, norm: {kind: layer}}
+embed.norm.eps <- layer_norm_eps
+embed.tied = tie_word_embeddings ?? true
+embed.types = type_vocab_size ?? 2
+encoder.repeat = num_hidden_layers ?? 12
+encoder.mixer: {kind: attention}
+encoder.mixer.heads = num_attention_heads ?? 12
+encoder.mixer.dropout = attention_probs_dropout_prob ?? 0.1
+encoder.channel: {kind: ffn}
+encoder.channel.hidden = intermediate_size ?? 3072
+encoder.channel.activation = hidden_act ?? gelu |activation
+head.kind = architectures |class [CLASS, {ForMaskedLM: vocabulary, ForSequenceClassification: classes,
+    ForTokenClassification: tags, ForPreTraining: vocabulary, Model: none}]
+head<vocabulary>: {bias: true, transform: {norm: {kind: layer}}}
+head<vocabulary>.transform.norm.eps <- layer_norm_eps
+head<vocabulary>.transform.activation <- hidden_act |activation
+ignore directionality, output_past, pooler_*
+"""
+HEADS = """
+head<classes>.hidden: tanh
+head<classes>.labels = id2label, label2id |labels
+head<classes>.dropout = classifier_dropout |optional
+head<tags>.labels = id2label, label2id |labels
+head<tags>.dropout = classifier_dropout |optional
+"""
+LEARNED = """
+embed.positions: {kind: learned}
+embed.positions.length = max_position_embeddings ?? 512
+position_embedding_type in [absolute]
+"""
+# the table starts with unused rows
+OFFSET = """
+embed.positions = max_position_embeddings, pad_token_id |offset
+position_embedding_type in [absolute]
+?? {max_position_embeddings: 512}
+"""
+NO_PRETRAINING = """
+head.kind = architectures |class [CLASS, {ForMaskedLM: vocabulary, ForSequenceClassification: classes,
+    ForTokenClassification: tags, Model: none}]
+"""
 
 
-def learned(config: ConfigReader, offset: int = 0) -> Tree:
-    """A position table whose first `offset` rows are unused."""
+def read_offset(config: ConfigReader, line: Line) -> Tree:
+    offset = config["pad_token_id"] + 1
     return {"kind": "learned", "length": config["max_position_embeddings"] - offset, "offset": offset}
 
 
-def head(
-    config: ConfigReader, vocabulary: Tree, hidden: str, dropout: str = "classifier_dropout", **others: Tree
-) -> Tree:
-    """The head of their class: `BertForMaskedLM`, …; none for a headless class.
-
-    `hidden`: the activation of the layer before the classifier; `others`: heads that only this family has.
-    """
-    labelled = {"labels": len(config.get("id2label") or "01"), "dropout": config.get(dropout)}
-    heads = {
-        "ForMaskedLM": vocabulary,
-        "ForSequenceClassification": {"kind": "classes", "hidden": hidden} | labelled,
-        "ForTokenClassification": {"kind": "tags"} | labelled,
-        **others,
-    }
-    name = (config.get("architectures") or ["ForMaskedLM"])[0]
-    headless = name.endswith("Model") and not name.endswith("LMHeadModel")
-    known = (
-        {"Model": {"kind": "none"}} if headless else {end: tree for end, tree in heads.items() if name.endswith(end)}
-    )
-    if not known:
-        config.problems.append(f"architectures: {name!r} is not supported (allowed: …Model, …{', …'.join(heads)})")
-    return next(iter(known.values()), vocabulary)
-
-
-def encoder(config: ConfigReader, positions: Tree, mixer: Tree | None = None, inner: int | None = None) -> Tree:
-    """BERT's tree with these positions, other options in its mixer, and token vectors of width `inner`."""
-    if positions["kind"] != "none":
-        config.require("position_embedding_type", "absolute")
-    norm = {"kind": "layer", "eps": config["layer_norm_eps"]}
-    activation, tied = config.activation("hidden_act"), config["tie_word_embeddings"]
-    if inner is not None and not tied:
-        config.problems.append(
-            "tie_word_embeddings: False is not supported where embedding_size differs from hidden_size"
-        )
-    attention = {
-        "kind": "attention",
-        "heads": config["num_attention_heads"],
-        "dropout": config["attention_probs_dropout_prob"],
-    }
-    return {
-        "kind": "encoder",
-        "vocab": config["vocab_size"],
-        "width": config["hidden_size"],
-        "dropout": config["hidden_dropout_prob"],
-        "norm": norm,
-        "embed": {
-            "positions": positions,
-            "scale": "none",
-            "tied": tied,
-            "types": config["type_vocab_size"],
-            "norm": norm,
-            "inner": inner,
-        },
-        "encoder": [
-            {
-                "repeat": config["num_hidden_layers"],
-                "mixer": attention | (mixer or {}),
-                "channel": {"kind": "ffn", "hidden": config["intermediate_size"], "activation": activation},
-            }
-        ],
-        "head": {"kind": "vocabulary", "bias": True, "transform": {"activation": activation, "norm": norm}},
-    }
-
-
-def config_fields(ours: ModelTree, name: str) -> Tree:
-    """BERT's config for our encoder; `name`: the prefix of its classes."""
-    found = {
-        "vocab_size": ours["vocab"],
-        "hidden_size": ours["width"],
-        "num_hidden_layers": ours.depth("encoder"),
-        "num_attention_heads": ours["encoder.mixer.heads"],
-        "intermediate_size": ours["encoder.channel.hidden"],
-        "hidden_act": ours.activation("encoder.channel.activation"),
-        "hidden_dropout_prob": ours.get("dropout", 0.0),
-        "attention_probs_dropout_prob": ours.get("encoder.mixer.dropout", 0.0),
-        "type_vocab_size": ours.get("embed.types", 1),
-        "layer_norm_eps": ours["norm.eps"],
-        "tie_word_embeddings": ours.get("embed.tied", True),
-    }
-    return found | head_fields(ours, name)
-
-
-def head_fields(ours: ModelTree, name: str, dropout: str = "classifier_dropout", masks: str = "ForMaskedLM") -> Tree:
-    """Their class for our head, and its labels."""
-    ends = {masks: "vocabulary", "ForSequenceClassification": "classes", "ForTokenClassification": "tags"}
-    found: Tree = {"architectures": [name + (ours.hf_name("head.kind", ends | {"Model": "none"}) or "")]}
-    labels = ours.get("head.labels")
-    if labels is not None:
-        found |= label_fields(labels)
-    if ours.get("head.dropout") is not None:
-        found[dropout] = ours["head.dropout"]
-    return found
-
-
-def label_fields(count: int) -> Tree:
-    """Default label names; those of the task, if any, replace them."""
-    names = [f"LABEL_{number}" for number in range(count)]
-    return {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
-
-
-def position_fields(ours: ModelTree) -> dict[str, Any]:
-    """The rows of the position table; an offset is `pad_token_id` + 1 unused rows."""
+def write_offset(ours: ModelTree, line: Line) -> Tree:
     offset = ours.get("embed.positions.offset", 0)
     found = {"max_position_embeddings": (ours["embed.positions.length"] or 0) + offset}
     return found | ({"pad_token_id": offset - 1} if offset else {})
+
+
+def read_inner(config: ConfigReader, line: Line) -> Any:
+    """The width of token vectors; null where it is the model's, but for ALBERT."""
+    width, inner = config["hidden_size"], config.get(line.key)
+    if line.argument != "always":
+        inner = None if inner in (0, width) else inner
+    if inner is not None and not config["tie_word_embeddings"]:
+        config.problems.append(
+            "tie_word_embeddings: False is not supported where embedding_size differs from hidden_size"
+        )
+    return inner
+
+
+CONVERSIONS = {
+    "inner": Conversion(read_inner, lambda ours, line: ours.get(line.path, ours["width"])),
+    "offset": Conversion(read_offset, write_offset),
+}
 
 
 BODY = """
@@ -224,34 +174,65 @@ IGNORED_WEIGHTS = ("*.position_ids", "cls.predictions.decoder.*")  # buffers and
 PRESERVED_WEIGHTS = ("*.pooler.*", "cls.seq_relationship.*", "cls.predictions.bias")  # used by other heads only
 
 
-@strict_config(*IGNORED_KEYS)
-def tree(config: ConfigReader) -> Tree:
-    config.set_defaults(DEFAULTS)
-    config.require("uniem_embedding_strategy", "last_mean")  # M3E: mean pooling, as ours
-    terms = config.map_value("position_embedding_type", RELATIVE_TERMS, "absolute")
-    found = encoder(config, learned(config)) if terms is None else relative_encoder(config, terms)
-    return found | {"head": head(config, found["head"], "tanh", ForPreTraining=found["head"])}
+def family(
+    name: str,
+    prefix: str,
+    fields: str,
+    lines: str | Callable[[HfConfig], str],
+    conversions: Mapping[str, Conversion] | None = None,
+    poolers: Mapping[str, str] | None = None,
+    ignore: Sequence[str] = IGNORED_WEIGHTS,
+    preserve: Sequence[str] = PRESERVED_WEIGHTS,
+    **other: Any,
+) -> Family:
+    """A relative; `prefix`: that of its classes; `poolers`: see `restore_names`."""
+    table = ConfigTable(fields.replace("CLASS", prefix), {**CONVERSIONS, **(conversions or {})})
+    steps: dict[str, Any] = {"prepare": normalize_names, "finish": restore_names(poolers or {})}
+    return Family(name, table, lines, ignore, preserve=preserve, **(steps | other))
 
 
+POSITION_FIELDS = """
+embed.positions = position_embedding_type, max_position_embeddings |absolute
+encoder.mixer.positions = position_embedding_type, max_position_embeddings |relative
+uniem_embedding_strategy in [last_mean]
+?? {max_position_embeddings: 512}
+"""
+FIELDS = POSITION_FIELDS + MODEL + HEADS
+# the last is a key of M3E: mean pooling, as ours
 RELATIVE_TERMS = {"absolute": None, "relative_key": "key", "relative_key_query": "key-query"}
 
 
-def relative_encoder(config: ConfigReader, terms: str) -> Tree:
+def read_absolute(config: ConfigReader, line: Line) -> Tree:
+    if config.map_value("position_embedding_type", RELATIVE_TERMS, "absolute") is not None:
+        return {"kind": "none"}
+    return {"kind": "learned", "length": config["max_position_embeddings"]}
+
+
+def read_relative(config: ConfigReader, line: Line) -> Tree | object:
     """Shaw's positions in every layer, a vector for each distance that can occur, and none in the embedding."""
-    most = config["max_position_embeddings"]
-    positions = {"kind": "shaw", "distance": most - 1, "values": False, "terms": terms}
-    return encoder(config, {"kind": "none"}, {"positions": positions})
+    terms = RELATIVE_TERMS.get(config.get("position_embedding_type", "absolute"))
+    distance = config["max_position_embeddings"] - 1
+    return {"kind": "shaw", "distance": distance, "values": False, "terms": terms} if terms else OMITTED
 
 
-def hf_config(ours: ModelTree) -> Tree:
-    if ours.get("encoder.mixer.positions.kind") == "shaw":
-        names = {terms: name for name, terms in RELATIVE_TERMS.items()}
-        positions = {"position_embedding_type": names.get(ours["encoder.mixer.positions.terms"])}
-        positions["max_position_embeddings"] = ours["encoder.mixer.positions.distance"] + 1
-        return config_fields(ours, "Bert") | positions
-    return config_fields(ours, "Bert") | position_fields(ours)
+def write_relative(ours: ModelTree, line: Line) -> Tree:
+    if ours.get(f"{line.path}.kind") != "shaw":
+        return {}
+    names = {terms: name for name, terms in RELATIVE_TERMS.items()}
+    return {
+        "position_embedding_type": names.get(ours[f"{line.path}.terms"]),
+        "max_position_embeddings": ours[f"{line.path}.distance"] + 1,
+    }
 
 
+def write_absolute(ours: ModelTree, line: Line) -> Tree:
+    return {} if ours.get("encoder.mixer.positions.kind") == "shaw" else write_offset(ours, line)
+
+
+POSITIONS = {
+    "absolute": Conversion(read_absolute, write_absolute),
+    "relative": Conversion(read_relative, write_relative),
+}
 POOLER = """
 encoder.blocks.{n}.sublayers.mixer.relative.keys_table.weight = DISTANCES |reversed
 head.hidden.* = bert.pooler.dense.*
@@ -259,15 +240,15 @@ head.classes.* = classifier.*
 head.tags.* = classifier.*
 """
 DISTANCES = "bert.encoder.layer.{n}.attention.self.distance_embedding.weight"  # query minus key; ours: key minus query
-FAMILY = Family(
+REVERSED = TensorTransform(lambda table, config: table.flip(0), lambda table, config: table.flip(0))
+FAMILY = family(
     "bert",
-    tree,
+    "Bert",
+    FIELDS,
     untied_bias(BODY + HEAD + POOLER.replace("DISTANCES", DISTANCES), "cls.predictions"),
-    IGNORED_WEIGHTS,
-    {"reversed": TensorTransform(lambda table, config: table.flip(0), lambda table, config: table.flip(0))},
-    prepare=normalize_names,
+    POSITIONS,
+    {"BertModel": "bert.pooler.dense"},
     preserve=(*PRESERVED_WEIGHTS, "bert.embeddings.position_embeddings.weight"),  # stored beside relative positions
-    hf_config=hf_config,
-    finish=restore_names({"BertModel": "bert.pooler.dense"}),
+    transforms={"reversed": REVERSED},
     equivalent=EquivalentModel(without_offset, model_without_offset),
 )

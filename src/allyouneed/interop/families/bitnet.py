@@ -8,34 +8,38 @@ import torch
 from torch import Tensor
 
 from allyouneed.interop.families import llama
-from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
-from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.hf.config_reader import ConfigReader
+from allyouneed.interop.hf.config_table import Conversion, Line
+from allyouneed.interop.hf.config_writer import OMITTED
 from allyouneed.interop.hf.transforms import chain
-from allyouneed.interop.hf.weight_table import Family, HfConfig, Weights
+from allyouneed.interop.hf.weight_table import HfConfig, Weights
+
+FIELDS = llama.FIELDS + """
+linear = quantization_config |ternary
+decoder.mixer.sub_norm: {kind: rms}
+decoder.mixer.sub_norm.eps <- rms_norm_eps
+decoder.channel: {kind: glu, norm: true}
+decoder.channel.bias: false
+"""  # fmt: skip
+ONLINE = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"}
 
 
-@strict_config("max_position_embeddings")
-def tree(config: ConfigReader) -> Tree:
-    norm = {"kind": "rms", "eps": config["rms_norm_eps"]}
-    layers = llama.layers(config, llama.attention(config, sub_norm=norm), llama.swiglu(config, bias=False, norm=True))
-    if not config.get("quantization_config"):  # their class then has ordinary linear maps
-        return llama.decoder(config, layers)
-    check(config.nested("quantization_config"))
-    return llama.decoder(config, layers, linear="bit")
-
-
-def check(config: ConfigReader) -> None:
+def ternary(config: ConfigReader, line: Line) -> str:
     """Latent weights are quantized on the fly (`online`), ternary weights are stored (`offline`); a config without a
     mode comes with latent weights."""
-    config.require("quant_method", "bitnet")
-    config.require("linear_class", "autobitlinear", "bitlinear")
-    config.require("quantization_mode", "online", "offline")
-    config.get("modules_to_not_convert")  # the head, which is not ternary in ours either
-    if not config.require("use_rms_norm", False):  # one norm each for queries, keys and values
-        config.get("rms_norm_eps")
-    config.refuse_unread()
+    if not config.get(line.key):
+        return "dense"  # their class then has ordinary linear maps
+    quantization = config.nested(line.key)
+    quantization.require("quant_method", "bitnet")
+    quantization.require("linear_class", "autobitlinear", "bitlinear")
+    quantization.require("quantization_mode", "online", "offline")
+    quantization.get("modules_to_not_convert")  # the head, which is not ternary in ours either
+    if not quantization.require("use_rms_norm", False):  # one norm each for queries, keys and values
+        quantization.get("rms_norm_eps")
+    return "bit"
 
 
+TERNARY = Conversion(ternary, lambda ours, line: ONLINE if ours.get("linear.kind") == "bit" else OMITTED)
 NORMS = """
 decoder.blocks.{n}.sublayers.mixer.sub_norm.weight = model.layers.{n}.self_attn.attn_sub_norm.weight
 decoder.blocks.{n}.sublayers.channel.norm.weight = model.layers.{n}.mlp.ffn_sub_norm.weight
@@ -64,9 +68,6 @@ def pack_ternary(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]
     return config, found
 
 
-ONLINE = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"}
-
-
 def _ternary_names(weights: Weights) -> list[str]:
     return [name.removesuffix("_scale") for name in weights if name.endswith(".weight_scale")]
 
@@ -87,25 +88,13 @@ def _pack_rows(ternary: Tensor) -> Tensor:
     return torch.stack([part << shift for part, shift in parts]).sum(0, dtype=torch.uint8)
 
 
-def hf_config(ours: ModelTree) -> HfConfig:
-    ternary = ours.get("linear.kind") == "bit"
-    return {
-        "architectures": ours.architectures("BitNetForCausalLM"),
-        **({"quantization_config": ONLINE} if ternary else {}),
-        **llama.shared_fields(ours),
-        **llama.mlp_fields(ours),
-        "attention_bias": ours.flag("decoder.mixer.bias"),
-    }
-
-
-FAMILY = Family(
+FAMILY = llama.family(
     "bitnet",
-    tree,
+    "BitNetForCausalLM",
+    FIELDS,
     llama.LINES + NORMS,
-    llama.IGNORED_WEIGHTS,
-    {},
-    chain(llama.PREPARE, unpack_ternary),
-    ("*.weight_scale",),
-    hf_config,
-    chain(pack_ternary, llama.FINISH),
+    {"ternary": TERNARY},
+    prepare=chain(llama.FAMILY.prepare, unpack_ternary),
+    preserve=("*.weight_scale",),
+    finish=chain(pack_ternary, llama.FAMILY.finish),
 )

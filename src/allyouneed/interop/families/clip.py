@@ -7,140 +7,82 @@ from copy import copy
 
 from torch import nn
 
-from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
-from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.hf.config_reader import ConfigReader
+from allyouneed.interop.hf.config_table import ConfigTable, Conversion, Line
+from allyouneed.interop.hf.config_writer import OMITTED, ModelTree
 from allyouneed.interop.hf.weight_table import EquivalentModel, Family, HfConfig, TensorTransform
 from allyouneed.nn.models.base import Model
 
-# used only in training, or redundant; older files repeat the towers' configs
-IGNORED_KEYS = ("initializer_factor", "logit_scale_init_value", "text_config_dict", "vision_config_dict")
-DEFAULTS = {"projection_dim": 512}
-TOWER_DEFAULTS = {"num_hidden_layers": 12, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "attention_dropout": 0.0}
 DEFAULT_END = 49407
-TEXT_DEFAULTS = TOWER_DEFAULTS | {
-    "vocab_size": 49408,
-    "hidden_size": 512,
-    "intermediate_size": 2048,
-    "num_attention_heads": 8,
-    "max_position_embeddings": 77,
-    "eos_token_id": DEFAULT_END,
-}
 FIRST_END = 2  # in the first release, whose end token is not 2 but the last of the vocabulary
-IMAGE_DEFAULTS = TOWER_DEFAULTS | {
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_attention_heads": 12,
-    "num_channels": 3,
-    "image_size": 224,
-    "patch_size": 32,
-}
+# ignored keys are used only in training, or redundant; older files repeat the towers' configs
+FIELDS = """
+width = projection_dim ?? 512
+kind = architectures |class ["", {CLIPModel: two-towers}]
+end = text_config.eos_token_id |end
+ignore initializer_factor, logit_scale_init_value, text_config_dict, vision_config_dict
+"""
 # a tower's own projection_dim has no effect in CLIPModel; the rest are generation options and keys of older files
-TOWER_HARMLESS = (
-    "*_no_repeat_ngram_size", "add_cross_attention", "bad_words_ids", "diversity_penalty", "do_sample", "dropout",
-    "early_stopping", "initializer_factor", "is_decoder", "is_encoder_decoder", "length_penalty", "min_length",
-    "no_repeat_ngram_size", "num_beam*", "num_return_sequences", "prefix", "projection_dim", "repetition_penalty",
-    "temperature", "tie_*", "top_*", "typical_p",
-)  # fmt: skip
+TOWER_FIELDS = """
+OURS.width = CONFIG.hidden_size ?? 512
+OURS.norm: {kind: layer}
+OURS.norm.eps = CONFIG.layer_norm_eps ?? 1.0e-5
+OURS.encoder.repeat = CONFIG.num_hidden_layers ?? 12
+OURS.encoder.wiring: pre-norm
+OURS.encoder.mixer: {kind: attention}
+OURS.encoder.mixer.heads = CONFIG.num_attention_heads ?? 8
+OURS.encoder.mixer.dropout = CONFIG.attention_dropout ?? 0.0
+OURS.encoder.channel: {kind: ffn}
+OURS.encoder.channel.hidden = CONFIG.intermediate_size ?? 2048
+OURS.encoder.channel.activation = CONFIG.hidden_act ?? quick_gelu |activation
+OURS.head: {kind: pooled}
+OURS.head.width <- projection_dim
+width -> CONFIG.projection_dim
+"""
+TOWER_IGNORED = """
+    *_no_repeat_ngram_size add_cross_attention bad_words_ids diversity_penalty do_sample dropout early_stopping
+    initializer_factor is_decoder is_encoder_decoder length_penalty min_length no_repeat_ngram_size num_beam*
+    num_return_sequences prefix projection_dim repetition_penalty temperature tie_* top_* typical_p
+"""
+TEXT_FIELDS = """
+-> {text_config: {model_type: clip_text_model}}
+text.vocab = text_config.vocab_size ?? 49408
+text.embed: {positions: {kind: learned}, scale: none, tied: false}
+text.embed.positions.length = text_config.max_position_embeddings ?? 77
+text.encoder.mixer.pattern: causal
+text.head.pool: last
+"""
+IMAGE_FIELDS = """
+-> {vision_config: {model_type: clip_vision_model}}
+?? {vision_config.hidden_size: 768, vision_config.intermediate_size: 3072, vision_config.num_attention_heads: 12}
+?? {vision_config.image_size: 224, vision_config.patch_size: 32, text_config.eos_token_id: 49407}
+image.embed: {kind: patches, bias: false, norm: {kind: layer}, positions: {kind: learned}}
+image.embed.image = vision_config.image_size
+image.embed.patch = vision_config.patch_size
+image.embed.channels = vision_config.num_channels ?? 3
+image.embed.norm.eps <- vision_config.layer_norm_eps
+image.embed.positions.length <- vision_config.image_size, vision_config.patch_size |patches
+image.encoder.mixer.pattern: full
+image.head.pool: first
+"""
+for _ours, _config, _own in ("image", "vision_config", IMAGE_FIELDS), ("text", "text_config", TEXT_FIELDS):
+    FIELDS += TOWER_FIELDS.replace("OURS", _ours).replace("CONFIG", _config) + _own
+    FIELDS += "ignore " + ", ".join(f"{_config}.{key}" for key in TOWER_IGNORED.split()) + "\n"
 
 
-@strict_config(*IGNORED_KEYS)
-def tree(config: ConfigReader) -> Tree:
-    config.set_defaults(DEFAULTS)
-    config.require_architecture("CLIPModel")
-    text, image = config.nested("text_config"), config.nested("vision_config")
-    text.set_defaults(TEXT_DEFAULTS)
-    image.set_defaults(IMAGE_DEFAULTS)
-    width = config["projection_dim"]
-    patches = (image["image_size"] // image["patch_size"]) ** 2
-    found = {
-        "kind": "two-towers",
-        "width": width,
-        "image": _tower(image, width, "full", "first")
-        | {
-            "embed": {
-                "kind": "patches",
-                "image": image["image_size"],
-                "patch": image["patch_size"],
-                "channels": image["num_channels"],
-                "bias": False,
-                "norm": {"kind": "layer", "eps": image["layer_norm_eps"]},
-                "positions": {"kind": "learned", "length": patches + 1},
-            }
-        },
-        "text": _tower(text, width, "causal", "last")
-        | {
-            "vocab": text["vocab_size"],
-            "embed": {
-                "positions": {"kind": "learned", "length": text["max_position_embeddings"]},
-                "scale": "none",
-                "tied": False,
-            },
-        },
-        "end": "largest" if text["eos_token_id"] == FIRST_END else text["eos_token_id"],
-    }
-    for tower in (text, image):
-        tower.refuse_unread(*TOWER_HARMLESS)
-    return found
+def read_end(config: ConfigReader, line: Line) -> str | int:
+    end: int = config[line.key]
+    return "largest" if end == FIRST_END else end
 
 
-def _tower(config: ConfigReader, width: int, pattern: str, pool: str) -> Tree:
-    return {
-        "width": config["hidden_size"],
-        "norm": {"kind": "layer", "eps": config["layer_norm_eps"]},
-        "encoder": [
-            {
-                "repeat": config["num_hidden_layers"],
-                "wiring": "pre-norm",
-                "mixer": {
-                    "kind": "attention",
-                    "heads": config["num_attention_heads"],
-                    "pattern": pattern,
-                    "dropout": config["attention_dropout"],
-                },
-                "channel": {
-                    "kind": "ffn",
-                    "hidden": config["intermediate_size"],
-                    "activation": config.activation("hidden_act"),
-                },
-            }
-        ],
-        "head": {"kind": "pooled", "pool": pool, "width": width},
-    }
+def write_end(ours: ModelTree, line: Line) -> int | object:
+    end: int | str | None = ours.get("end")
+    return OMITTED if end == DEFAULT_END else FIRST_END if end == "largest" else end
 
 
-def hf_config(ours: ModelTree) -> Tree:
-    end = ours.get("end")
-    return {
-        "projection_dim": ours["width"],
-        "architectures": ["CLIPModel"],
-        "text_config": _tower_fields(ours, "text")
-        | {
-            "model_type": "clip_text_model",
-            "vocab_size": ours["text.vocab"],
-            "max_position_embeddings": ours["text.embed.positions.length"],
-            **({} if end == DEFAULT_END else {"eos_token_id": FIRST_END if end == "largest" else end}),
-        },
-        "vision_config": _tower_fields(ours, "image")
-        | {
-            "model_type": "clip_vision_model",
-            "image_size": ours["image.embed.image"],
-            "patch_size": ours["image.embed.patch"],
-            "num_channels": ours["image.embed.channels"],
-        },
-    }
-
-
-def _tower_fields(ours: ModelTree, tower: str) -> Tree:
-    return {
-        "hidden_size": ours[f"{tower}.width"],
-        "num_hidden_layers": ours.depth(f"{tower}.encoder"),
-        "num_attention_heads": ours[f"{tower}.encoder.mixer.heads"],
-        "intermediate_size": ours[f"{tower}.encoder.channel.hidden"],
-        "hidden_act": ours.activation(f"{tower}.encoder.channel.activation"),
-        "layer_norm_eps": ours[f"{tower}.norm.eps"],
-        "attention_dropout": ours.get(f"{tower}.encoder.mixer.dropout", 0.0),
-        "projection_dim": ours["width"],
-    }
+def patches(config: ConfigReader, line: Line) -> int:
+    count: int = (config["vision_config.image_size"] // config["vision_config.patch_size"]) ** 2
+    return count + 1
 
 
 LINES = """
@@ -170,8 +112,9 @@ TEXT = TOWER.replace("OURS", "text").replace("LAYER", "text_model.encoder.layers
 
 def patch_shape(config: HfConfig) -> tuple[int, int, int]:
     """(channels, height, width) of a patch; ours is flat."""
-    vision = IMAGE_DEFAULTS | config["vision_config"]
-    return vision["num_channels"], vision["patch_size"], vision["patch_size"]
+    vision = config["vision_config"]
+    side = vision.get("patch_size", 32)
+    return vision.get("num_channels", 3), side, side
 
 
 TRANSFORMS = {
@@ -195,12 +138,12 @@ def model_with_end(model: nn.Module) -> nn.Module:
     return found
 
 
+CONVERSIONS = {"end": Conversion(read_end, write_end), "patches": Conversion(patches)}
 FAMILY = Family(
     "clip",
-    tree,
+    ConfigTable(FIELDS, CONVERSIONS),
     LINES + IMAGE + TEXT,
     IGNORED_WEIGHTS,
     TRANSFORMS,
-    hf_config=hf_config,
     equivalent=EquivalentModel(config_with_end, model_with_end),
 )

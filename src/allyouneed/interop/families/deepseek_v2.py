@@ -8,16 +8,51 @@ from typing import Any
 import torch
 
 from allyouneed.interop.families import llama
-from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree
+from allyouneed.interop.hf.config_table import Conversion, Line
 from allyouneed.interop.hf.config_writer import ModelTree
 from allyouneed.interop.hf.rope import rope_parameters, rotary, yarn_scale
 from allyouneed.interop.hf.transforms import chain
-from allyouneed.interop.hf.weight_table import Family, HfConfig, Weights
+from allyouneed.interop.hf.weight_table import HfConfig, Weights
 
-IGNORED_KEYS = ("ep_size", "head_dim", "max_position_embeddings", "qk_head_dim", "seq_aux")
+FIELDS = llama.MODEL + """
+decoder.mixer: {kind: mla, pattern: causal}
+decoder.mixer.heads = num_attention_heads, num_key_value_heads |heads
+decoder.mixer.kv_rank = kv_lora_rank
+decoder.mixer.query_rank = q_lora_rank ?? null
+decoder.mixer.nope_width = qk_nope_head_dim
+decoder.mixer.rope_width = qk_rope_head_dim
+decoder.mixer.value_width = v_head_dim
+decoder.mixer.bias = attention_bias ?? false |flag
+decoder.mixer.dropout = attention_dropout ?? 0.0
+decoder.mixer.positions = rope_parameters, rope_scaling, rope_theta, max_position_embeddings |positions
+moe_layer_freq in [1]
+scoring_func in [softmax]
+norm_topk_prob in [false]
+decoder[*].channel.kind = first_k_dense_replace ?? 0 |dense_layers
+decoder.channel<glu>.hidden = intermediate_size
+decoder.channel<glu>.activation = hidden_act |activation gelu_pytorch_tanh
+decoder.channel<glu>.bias = mlp_bias ?? false
+decoder.channel<moe>: {expert: {kind: glu, bias: false}}
+decoder.channel<moe>.experts = n_routed_experts
+decoder.channel<moe>.top = num_experts_per_tok
+decoder.channel<moe>.expert.hidden = moe_intermediate_size
+decoder.channel<moe>.expert.activation = hidden_act |activation gelu_pytorch_tanh
+decoder.channel<moe>.shared = n_shared_experts, mlp_bias |shared
+decoder.channel<moe>.balance = aux_loss_alpha ?? 0.001
+decoder.channel<moe>.router.scale = routed_scaling_factor ?? 1.0
+decoder.channel<moe>.router.groups = topk_method, n_group, topk_group |groups
+ignore ep_size, head_dim, qk_head_dim, seq_aux
+"""  # fmt: skip
 
 
-def positions(config: ConfigReader) -> Tree:
+def heads(config: ConfigReader, line: Line) -> int:
+    count: int = config["num_attention_heads"]
+    config.require("num_key_value_heads", count)
+    return count
+
+
+def positions(config: ConfigReader, line: Line) -> Tree:
     """With `mscale_all_dim`, YaRN scales the whole scores, not only the rotated part."""
     found = rotary(config, order="interleaved")
     rope: dict[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -30,54 +65,61 @@ def positions(config: ConfigReader) -> Tree:
     return found | {"scaling": found["scaling"] | factor}
 
 
-def attention(config: ConfigReader) -> Tree:
-    config.require("num_key_value_heads", config["num_attention_heads"])
+def write_positions(ours: ModelTree, line: Line) -> Tree:
+    found = rope_parameters(ours)
+    if ours.get("decoder.mixer.positions.scaling.sharpen") != "scores":
+        return found
+    rope: Tree = dict(found["rope_parameters"])
+    scale = (rope.pop("attention_factor") - 1) / (0.1 * math.log(rope["factor"]))
+    return found | {"rope_parameters": rope | {"mscale": scale, "mscale_all_dim": scale}}
+
+
+def read_kinds(config: ConfigReader, line: Line) -> list[str]:
+    dense = config[line.key]
+    return ["glu" if number < dense else "moe" for number in range(config["num_hidden_layers"])]
+
+
+def write_dense(ours: ModelTree, line: Line) -> int:
+    layers = ours.layers("decoder")
+    return next((n for n, layer in enumerate(layers) if layer.get("channel.kind") == "moe"), len(layers))
+
+
+def read_shared(config: ConfigReader, line: Line) -> Tree | None:
+    """The shared experts are one wide one."""
+    if not (count := config.get("n_shared_experts")):
+        return None
+    hidden = config["moe_intermediate_size"] * count
+    activation, bias = config.activation("hidden_act"), config["mlp_bias"]
+    return {"kind": "glu", "hidden": hidden, "activation": activation, "bias": bias}
+
+
+def write_shared(ours: ModelTree, line: Line) -> Tree:
+    hidden, bias = ours[f"{line.path}.hidden"], ours.get(f"{line.path}.bias")
     return {
-        "kind": "mla",
-        "heads": config["num_attention_heads"],
-        "kv_rank": config["kv_lora_rank"],
-        "query_rank": config.get("q_lora_rank"),
-        "nope_width": config["qk_nope_head_dim"],
-        "rope_width": config["qk_rope_head_dim"],
-        "value_width": config["v_head_dim"],
-        "pattern": "causal",
-        "positions": positions(config),
-        "bias": config.get("attention_bias", False),
-        "dropout": config.get("attention_dropout", 0.0),
+        "n_shared_experts": hidden // ours["decoder.channel<moe>.expert.hidden"],
+        "mlp_bias": bool(bias or ours.get("decoder.channel<glu>.bias")),
     }
 
 
-def experts(config: ConfigReader) -> Tree:
-    config.require("moe_layer_freq", 1)
-    config.require("scoring_func", "softmax")
-    config.require("norm_topk_prob", False)
-    hidden, shared = config["moe_intermediate_size"], config.get("n_shared_experts")
+def read_groups(config: ConfigReader, line: Line) -> Tree | None:
     groups = {"count": config.get("n_group"), "top": config.get("topk_group")}
     limited = config.require("topk_method", "greedy", "group_limited_greedy") == "group_limited_greedy"
-    return {
-        "kind": "moe",
-        "experts": config["n_routed_experts"],
-        "top": config["num_experts_per_tok"],
-        "expert": llama.swiglu(config, hidden, bias=False),
-        "shared": llama.swiglu(config, hidden * shared) if shared else None,
-        "balance": config.get("aux_loss_alpha", 0.001),
-        "router": {"scale": config.get("routed_scaling_factor", 1.0), "groups": groups if limited else None},
-    }
+    return groups if limited else None
 
 
-@strict_config(*IGNORED_KEYS)
-def tree(config: ConfigReader) -> Tree:
-    mixer, dense = attention(config), config.get("first_k_dense_replace", 0)
-    sparse = config["num_hidden_layers"] - dense
-    counted = [(dense, llama.swiglu(config)), (sparse, experts(config))]
-    layers = [
-        {"repeat": count, "wiring": "pre-norm", "mixer": mixer, "channel": channel}
-        for count, channel in counted
-        if count > 0
-    ]
-    return llama.decoder(config, layers)
+def write_groups(ours: ModelTree, line: Line) -> Tree:
+    groups = ours.get(line.path) or {}
+    method = "group_limited_greedy" if groups else "greedy"
+    return {"topk_method": method, "n_group": groups.get("count"), "topk_group": groups.get("top")}
 
 
+CONVERSIONS = {
+    "dense_layers": Conversion(read_kinds, write_dense),
+    "groups": Conversion(read_groups, write_groups),
+    "heads": Conversion(heads, lambda ours, line: dict.fromkeys(line.keys, ours[line.path])),
+    "positions": Conversion(positions, write_positions),
+    "shared": Conversion(read_shared, write_shared),
+}
 FUSED, KEYS, VALUES = "self_attn.kv_b_proj.weight", "self_attn.keys.weight", "self_attn.values.weight"
 
 
@@ -129,65 +171,12 @@ BLOCK.channel.shared.down.* = MLP.shared_experts.down_proj.*
 )
 
 
-def mscale_fields(rope: Tree, ours: ModelTree) -> Tree:
-    """Inverse of `positions`: `mscale` from the attention factor."""
-    if ours.get("decoder.mixer.positions.scaling.sharpen") != "scores":
-        return rope
-    found = {key: value for key, value in rope.items() if key != "attention_factor"}
-    scale = (rope["attention_factor"] - 1) / (0.1 * math.log(rope["factor"]))
-    return found | {"mscale": scale, "mscale_all_dim": scale}
-
-
-def hf_config(ours: ModelTree) -> HfConfig:
-    """A model may have only dense or only sparse layers; the sizes of the missing kind have no effect."""
-    layers = ours.layers("decoder")
-    dense = next((n for n, layer in enumerate(layers) if layer.get("channel.kind") == "moe"), len(layers))
-    plain, sparse = layers[0], layers[-1]
-    activation = plain.activation("channel.activation") if dense else sparse.activation("channel.expert.activation")
-    expert = sparse.get("channel.expert.hidden") or sparse["channel.hidden"]
-    shared = sparse["channel.shared.hidden"] if dense < len(layers) else expert
-    groups = sparse.get("channel.router.groups", {})
-    rope = rope_parameters(ours)
-    return {
-        "architectures": ours.architectures("DeepseekV2ForCausalLM"),
-        "vocab_size": ours["vocab"],
-        "hidden_size": ours["width"],
-        "num_hidden_layers": len(layers),
-        "num_attention_heads": ours["decoder.mixer.heads"],
-        "num_key_value_heads": ours["decoder.mixer.heads"],
-        "kv_lora_rank": ours["decoder.mixer.kv_rank"],
-        "q_lora_rank": ours.get("decoder.mixer.query_rank"),
-        "qk_nope_head_dim": ours["decoder.mixer.nope_width"],
-        "qk_rope_head_dim": ours["decoder.mixer.rope_width"],
-        "v_head_dim": ours["decoder.mixer.value_width"],
-        "attention_bias": ours.flag("decoder.mixer.bias"),
-        "attention_dropout": ours.get("decoder.mixer.dropout", 0.0),
-        "hidden_act": activation,
-        "intermediate_size": plain.get("channel.hidden") or expert,
-        "mlp_bias": bool(plain.get("channel.bias") or sparse.get("channel.shared.bias")),
-        "first_k_dense_replace": dense,
-        "moe_intermediate_size": expert,
-        "n_routed_experts": sparse.get("channel.experts", 1),
-        "num_experts_per_tok": sparse.get("channel.top", 1),
-        "n_shared_experts": shared // expert,
-        "routed_scaling_factor": sparse.get("channel.router.scale", 1.0),
-        "topk_method": "group_limited_greedy" if groups else "greedy",
-        "n_group": groups.get("count"),
-        "topk_group": groups.get("top"),
-        "aux_loss_alpha": sparse.get("channel.balance", 0.0),
-        "rms_norm_eps": ours["norm.eps"],
-        "tie_word_embeddings": ours["embed.tied"],
-        **rope,
-        "rope_parameters": mscale_fields(rope["rope_parameters"], ours),
-    }
-
-
-FAMILY = Family(
+FAMILY = llama.family(
     "deepseek_v2",
-    tree,
+    "DeepseekV2ForCausalLM",
+    FIELDS,
     lines,
-    llama.IGNORED_WEIGHTS,
-    prepare=chain(llama.PREPARE, split_kv),
-    hf_config=hf_config,
-    finish=chain(merge_kv, llama.FINISH),
+    CONVERSIONS,
+    prepare=chain(llama.FAMILY.prepare, split_kv),
+    finish=chain(merge_kv, llama.FAMILY.finish),
 )

@@ -3,38 +3,39 @@
 from __future__ import annotations
 
 from allyouneed.interop.families import gemma, llama
-from allyouneed.interop.families.qwen2 import layer_patterns, layer_type_fields
-from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.families.qwen2 import read_patterns, write_types
+from allyouneed.interop.hf.config_reader import ConfigReader
+from allyouneed.interop.hf.config_table import Conversion, Line
 from allyouneed.interop.hf.config_writer import ModelTree
-from allyouneed.interop.hf.weight_table import Family, HfConfig
+
+FIELDS = gemma.FIELDS + """
+decoder.wiring: sandwich
+decoder.mixer.scores: {kind: scaled-dot}
+decoder.mixer.scores.scale = query_pre_attn_scalar |scalar
+decoder.mixer.soft_cap = attn_logit_softcapping ?? null
+decoder.channel.activation = hidden_activation |activation gelu_pytorch_tanh
+decoder[*].mixer.pattern = layer_types, sliding_window |alternating
+ignore cache_implementation
+head<vocabulary>.soft_cap = final_logit_softcapping ?? null
+"""  # fmt: skip
 
 
-@strict_config("cache_implementation", "hidden_act", "max_position_embeddings")
-def tree(config: ConfigReader) -> Tree:
-    scale = config["query_pre_attn_scalar"] ** -0.5
-    channel = {
-        "kind": "glu",
-        "hidden": config["intermediate_size"],
-        "activation": config.activation("hidden_activation"),
-    }
-    alternating = [("sliding_attention", "full_attention")[n % 2] for n in range(config["num_hidden_layers"])]
-    layers = [
-        {
-            "repeat": count,
-            "wiring": "sandwich",
-            "mixer": llama.attention(
-                config,
-                pattern=pattern,
-                scores={"kind": "scaled-dot", "scale": scale},
-                soft_cap=config.get("attn_logit_softcapping"),
-            ),
-            "channel": channel,
-        }
-        for pattern, count in layer_patterns(config, alternating)
-    ]
-    return gemma.decoder(config, layers, head={"soft_cap": config.get("final_logit_softcapping")})
+def alternating(config: ConfigReader, line: Line) -> list[str]:
+    kinds = ("sliding_attention", "full_attention")
+    return read_patterns(config, [kinds[number % 2] for number in range(config["num_hidden_layers"])])
 
 
+def write_scalar(ours: ModelTree, line: Line) -> int:
+    scale = ours.get(line.path)
+    if scale is None:
+        return int(ours.get("decoder.mixer.head_width") or ours["width"] // ours["decoder.mixer.heads"])
+    return round(scale**-2)  # an integer
+
+
+CONVERSIONS = {
+    "alternating": Conversion(alternating, write_types),
+    "scalar": Conversion(lambda config, line: config[line.key] ** -0.5, write_scalar),
+}
 NORMS = """
 decoder.blocks.{n}.wiring.norms.0.weight = model.layers.{n}.input_layernorm.weight
 decoder.blocks.{n}.wiring.norms.1.weight = model.layers.{n}.post_attention_layernorm.weight
@@ -42,26 +43,5 @@ decoder.blocks.{n}.wiring.norms.2.weight = model.layers.{n}.pre_feedforward_laye
 decoder.blocks.{n}.wiring.norms.3.weight = model.layers.{n}.post_feedforward_layernorm.weight
 """
 
-
-def hf_config(ours: ModelTree) -> HfConfig:
-    sizes, types = llama.shared_fields(ours), layer_type_fields(ours)
-    scale = ours.get("decoder.mixer.scores.scale")
-    scalar = sizes["head_dim"] if scale is None else round(scale**-2)  # an integer
-    return {
-        "architectures": ours.architectures("Gemma2ForCausalLM"),
-        **sizes,
-        "intermediate_size": ours["decoder.channel.hidden"],
-        "hidden_activation": ours.activation("decoder.channel.activation", tanh="gelu_pytorch_tanh"),
-        "attention_bias": ours.flag("decoder.mixer.bias"),
-        "query_pre_attn_scalar": scalar,
-        "attn_logit_softcapping": ours.get("decoder.mixer.soft_cap"),
-        "final_logit_softcapping": ours.get("head.soft_cap"),
-        "layer_types": types["layer_types"],
-        "sliding_window": types["sliding_window"],
-    }
-
-
 LINES = llama.OUTSIDE + NORMS + llama.ATTENTION + llama.CHANNEL
-FAMILY = Family(
-    "gemma2", tree, LINES, llama.IGNORED_WEIGHTS, prepare=llama.PREPARE, hf_config=hf_config, finish=llama.FINISH
-)
+FAMILY = llama.family("gemma2", "Gemma2ForCausalLM", FIELDS, LINES, CONVERSIONS)

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from itertools import groupby
+from typing import Any
 
-from allyouneed.interop.families import gpt2, llama
-from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_reader import ConfigReader
+from allyouneed.interop.hf.config_table import Conversion, Line
 from allyouneed.interop.hf.config_writer import ModelTree
-from allyouneed.interop.hf.transforms import match_head
-from allyouneed.interop.hf.weight_table import Family, HfConfig
+from allyouneed.interop.hf.decoders import MODEL, decoder_family
 
 PATTERNS = {"global": "causal", "local": "causal & window({})"}
+FIELDS = MODEL + """
+dropout = resid_dropout ?? 0.0
+dropout -> embed_dropout
+embed: {scale: none, positions: {kind: learned}}
+embed.positions.length = max_position_embeddings
+decoder.repeat = num_layers
+decoder.mixer: {kind: attention, scores: dot, bias: {q: false, k: false, v: false}}
+decoder.mixer.heads = num_heads
+decoder[*].mixer.pattern = attention_types, attention_layers, window_size |patterns
+decoder.channel.hidden = intermediate_size or 4 * hidden_size
+decoder.channel.activation = activation_function |activation
+head.kind = architectures |decoder GPTNeoForCausalLM
+ignore embd_pdrop, n_ctx, reorder_and_upcast_attn, summary_*, classifier_dropout, embed_dropout
+"""  # fmt: skip
 
 
-def layer_patterns(config: ConfigReader) -> list[tuple[str, int]]:
-    """(pattern, number of consecutive layers)."""
+def patterns(config: ConfigReader, line: Line) -> list[str]:
     types = config.get("attention_types") or [[["global", "local"], config["num_layers"] // 2]]
     kinds = config.get("attention_layers") or [kind for turn, times in types for _ in range(times) for kind in turn]
     window, unknown = config.get("window_size", 256), sorted(set(kinds) - set(PATTERNS))
@@ -23,65 +36,13 @@ def layer_patterns(config: ConfigReader) -> list[tuple[str, int]]:
     )
     if len(kinds) != config["num_layers"]:
         config.problems.append(f"attention_types: {len(kinds)} layers, but num_layers is {config['num_layers']}")
-    texts = [PATTERNS.get(kind, "causal").format(window) for kind in kinds]
-    return [(text, len(list(run))) for text, run in groupby(texts)]
+    return [PATTERNS.get(kind, "causal").format(window) for kind in kinds]
 
 
-@strict_config(*gpt2.IGNORED_KEYS, "classifier_dropout", "embed_dropout")
-def tree(config: ConfigReader) -> Tree:
-    width = config["hidden_size"]
-    mixer = {
-        "kind": "attention",
-        "heads": config["num_heads"],
-        "scores": "dot",
-        "bias": {"q": False, "k": False, "v": False},
-        "dropout": config.get("attention_dropout", 0.0),
-    }
-    channel = {
-        "kind": "ffn",
-        "hidden": config.get("intermediate_size") or 4 * width,
-        "activation": config.activation("activation_function"),
-    }
-    found = {
-        "kind": "decoder",
-        "vocab": config["vocab_size"],
-        "width": width,
-        "dropout": config.get("resid_dropout", 0.0),
-        "norm": {"kind": "layer", "eps": config.get("layer_norm_epsilon", 1e-5)},
-        "init": {"kind": "normal", "std": config.get("initializer_range", 0.02)},
-        "embed": {
-            "positions": {"kind": "learned", "length": config["max_position_embeddings"]},
-            "scale": "none",
-            "tied": config.get("tie_word_embeddings", True),
-        },
-        "decoder": [
-            {"repeat": count, "wiring": "pre-norm", "mixer": mixer | {"pattern": pattern}, "channel": channel}
-            for pattern, count in layer_patterns(config)
-        ],
-    }
-    return match_head(config, found)
-
-
-def hf_config(ours: ModelTree) -> HfConfig:
+def attention_types(ours: ModelTree, line: Line) -> dict[str, Any]:
     plain = [layer.get("mixer.pattern") == "causal" for layer in ours.layers("decoder")]
-    runs = [("global" if kind else "local", len(list(run))) for kind, run in groupby(plain)]
-    return {
-        "architectures": ours.architectures("GPTNeoForCausalLM"),
-        "vocab_size": ours["vocab"],
-        "hidden_size": ours["width"],
-        "num_layers": len(plain),
-        "attention_types": [[[kind], count] for kind, count in runs],
-        "window_size": llama.sliding_window(ours) or 256,
-        "num_heads": ours["decoder.mixer.heads"],
-        "intermediate_size": ours["decoder.channel.hidden"],
-        "activation_function": ours.activation("decoder.channel.activation"),
-        "max_position_embeddings": ours["embed.positions.length"],
-        "layer_norm_epsilon": ours["norm.eps"],
-        "resid_dropout": ours["dropout"],
-        "embed_dropout": ours["dropout"],
-        "attention_dropout": ours.get("decoder.mixer.dropout", 0.0),
-        "tie_word_embeddings": ours["embed.tied"],
-    }
+    runs = [[["global" if kind else "local"], len(list(run))] for kind, run in groupby(plain)]
+    return {"attention_types": runs, "window_size": ours.window() or 256}
 
 
 LINES = """
@@ -96,13 +57,8 @@ decoder.blocks.{n}.sublayers.channel.up.* = LAYER.mlp.c_fc.*
 decoder.blocks.{n}.sublayers.channel.down.* = LAYER.mlp.c_proj.*
 decoder.end.* = transformer.ln_f.*
 """.replace("SELF", "LAYER.attn.attention").replace("LAYER", "transformer.h.{n}")
-IGNORED_WEIGHTS = ["lm_head.weight", "*.attention.bias", "*.attention.masked_bias"]
-FAMILY = Family(
-    "gpt_neo",
-    tree,
-    LINES,
-    IGNORED_WEIGHTS,
-    prepare=gpt2.PREPARE,
-    hf_config=hf_config,
-    finish=gpt2.FINISH,
+TOKENS = "transformer.wte.weight"
+IGNORED = ("*.attention.bias", "*.attention.masked_bias")
+FAMILY = decoder_family(
+    "gpt_neo", FIELDS, LINES, TOKENS, {"patterns": Conversion(patterns, attention_types)}, ignore=IGNORED
 )

@@ -2,45 +2,32 @@
 
 from __future__ import annotations
 
-from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
-from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.hf.config_table import ConfigTable, Conversion
+from allyouneed.interop.hf.decoders import MODEL
 from allyouneed.interop.hf.rope import rope_parameters, rotary
-from allyouneed.interop.hf.transforms import chain, grouped_qkv, match_head, remove_prefix, untie_head
+from allyouneed.interop.hf.transforms import chain, grouped_qkv, remove_prefix, untie_head
 from allyouneed.interop.hf.weight_table import Family, HfConfig, Weights
 
-
-@strict_config("classifier_dropout", "max_position_embeddings")
-def tree(config: ConfigReader) -> Tree:
-    mixer = {
-        "kind": "attention",
-        "heads": config["num_attention_heads"],
-        "pattern": "causal",
-        "positions": rotary(config, fraction=config.get("rotary_pct", 0.25), base=config.get("rotary_emb_base", 10000)),
-        "bias": config.get("attention_bias", True),
-        "dropout": config.get("attention_dropout", 0.0),
-    }
-    channel = {"kind": "ffn", "hidden": config["intermediate_size"], "activation": config.activation("hidden_act")}
-    parallel = config.get("use_parallel_residual", True)
-    found = {
-        "kind": "decoder",
-        "vocab": config["vocab_size"],
-        "width": config["hidden_size"],
-        "dropout": config.get("hidden_dropout", 0.0),
-        "norm": {"kind": "layer", "eps": config["layer_norm_eps"]},
-        "init": {"kind": "normal", "std": config.get("initializer_range", 0.02)},
-        "embed": {"scale": "none", "tied": config.get("tie_word_embeddings", False)},
-        "decoder": [
-            {
-                "repeat": config["num_hidden_layers"],
-                "wiring": {"kind": "parallel", "norms": "each"} if parallel else "pre-norm",
-                "mixer": mixer,
-                "channel": channel,
-            }
-        ],
-    }
-    return match_head(config, found)
-
-
+FIELDS = MODEL + """
+dropout = hidden_dropout ?? 0.0
+norm.eps = layer_norm_eps
+embed.tied = tie_word_embeddings ?? false
+decoder.wiring = use_parallel_residual ?? true |{true: {kind: parallel, norms: each}, false: pre-norm}
+decoder.mixer.heads = num_attention_heads
+decoder.mixer.bias = attention_bias ?? true |flag
+decoder.mixer.positions = rope_parameters, rope_scaling, rope_theta, partial_rotary_factor, rotary_pct, rotary_emb_base,
+    max_position_embeddings |rotary
+decoder.channel.hidden = intermediate_size
+decoder.channel.activation = hidden_act |activation
+head.kind = architectures |decoder GPTNeoXForCausalLM
+ignore classifier_dropout, max_position_embeddings
+"""  # fmt: skip
+ROTARY = Conversion(
+    lambda config, line: rotary(
+        config, fraction=config.get("rotary_pct", 0.25), base=config.get("rotary_emb_base", 10000)
+    ),
+    lambda ours, line: rope_parameters(ours, partial=True),
+)
 LINES = """
 embed.tokens.weight = gpt_neox.embed_in.weight
 head.weight = embed_out.weight
@@ -63,32 +50,12 @@ def normalize_names(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weigh
     }
 
 
-def hf_config(ours: ModelTree) -> HfConfig:
-    return {
-        "architectures": ours.architectures("GPTNeoXForCausalLM"),
-        "vocab_size": ours["vocab"],
-        "hidden_size": ours["width"],
-        "num_hidden_layers": ours.depth("decoder"),
-        "num_attention_heads": ours["decoder.mixer.heads"],
-        "intermediate_size": ours["decoder.channel.hidden"],
-        "hidden_act": ours.activation("decoder.channel.activation"),
-        "layer_norm_eps": ours["norm.eps"],
-        "attention_bias": ours.flag("decoder.mixer.bias"),
-        "use_parallel_residual": ours.get("decoder.wiring.kind") == "parallel",
-        "hidden_dropout": ours["dropout"],
-        "attention_dropout": ours.get("decoder.mixer.dropout", 0.0),
-        "tie_word_embeddings": ours["embed.tied"],
-        **rope_parameters(ours, partial=True),
-    }
-
-
 FAMILY = Family(
     "gpt_neox",
-    tree,
+    ConfigTable(FIELDS, {"rotary": ROTARY}),
     LINES,
     ignore=["embed_out.weight", "*.attention.bias", "*.attention.masked_bias", "*.rotary_emb.inv_freq"],
     transforms={"apart": grouped_qkv(lambda config: (config["num_attention_heads"], config["num_attention_heads"]))},
     prepare=chain(normalize_names, untie_head("embed_out.weight", "gpt_neox.embed_in.weight")),
-    hf_config=hf_config,
     finish=remove_prefix("gpt_neox."),
 )

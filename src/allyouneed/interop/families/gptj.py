@@ -3,40 +3,33 @@
 from __future__ import annotations
 
 from allyouneed.interop.families import gpt2
-from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_reader import ConfigReader
+from allyouneed.interop.hf.config_table import Conversion, Line
 from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.hf.decoders import decoder_family
 from allyouneed.interop.hf.rope import DEFAULT_LENGTH
-from allyouneed.interop.hf.transforms import match_head
-from allyouneed.interop.hf.weight_table import Family, HfConfig
+
+FIELDS = gpt2.MODEL + f"""
+init: {{kind: normal}}
+embed.tied = tie_word_embeddings ?? false
+decoder.wiring: {{kind: parallel, norms: one}}
+decoder.mixer: {{kind: attention, pattern: causal, bias: false}}
+decoder.mixer.positions: {{kind: rotary, order: interleaved}}
+decoder.mixer.positions.fraction = rotary_dim |rotary_dim
+head.kind = architectures |decoder GPTJForCausalLM
+head<vocabulary>.bias: true
+-> {{n_positions: {DEFAULT_LENGTH}}}
+ignore n_positions, rotary, scale_attn_weights
+"""  # fmt: skip
 
 
-@strict_config(*gpt2.IGNORED_KEYS, "n_positions", "rotary", "scale_attn_weights")
-def tree(config: ConfigReader) -> Tree:
-    width, heads = config["n_embd"], config["n_head"]
-    rotated = config.get("rotary_dim") or width // heads
-    positions = {"kind": "rotary", "order": "interleaved", "fraction": rotated / (width // heads)}
-    drop = config.get("attn_pdrop", 0.0)
-    mixer = {"kind": "attention", "heads": heads, "pattern": "causal", "bias": False, "dropout": drop}
-    hidden, activation = config.get("n_inner") or 4 * width, config.activation("activation_function")
-    found = {
-        "kind": "decoder",
-        "vocab": config["vocab_size"],
-        "width": width,
-        "dropout": config.get("resid_pdrop", 0.0),
-        "norm": {"kind": "layer", "eps": config.get("layer_norm_epsilon", 1e-5)},
-        "init": {"kind": "normal", "std": config.get("initializer_range", 0.02)},
-        "embed": {"scale": "none", "tied": config.get("tie_word_embeddings", False)},
-        "decoder": [
-            {
-                "repeat": config["n_layer"],
-                "wiring": {"kind": "parallel", "norms": "one"},
-                "mixer": mixer | {"positions": positions},
-                "channel": {"kind": "ffn", "hidden": hidden, "activation": activation},
-            }
-        ],
-        "head": {"bias": True},
-    }
-    return match_head(config, found)
+def fraction(config: ConfigReader, line: Line) -> float:
+    head_width: int = config["n_embd"] // config["n_head"]
+    return (config.get(line.key) or head_width) / head_width
+
+
+def rotary_dim(ours: ModelTree, line: Line) -> int:
+    return round(ours[line.path] * (ours["width"] // ours["decoder.mixer.heads"]))
 
 
 LINES = """
@@ -49,24 +42,5 @@ decoder.blocks.{n}.sublayers.channel.up.* = LAYER.mlp.fc_in.*
 decoder.blocks.{n}.sublayers.channel.down.* = LAYER.mlp.fc_out.*
 decoder.end.* = transformer.ln_f.*
 """.replace("LAYER", "transformer.h.{n}")
-
-
-def hf_config(ours: ModelTree) -> HfConfig:
-    rotated = ours["decoder.mixer.positions.fraction"] * (ours["width"] // ours["decoder.mixer.heads"])
-    names = {
-        "architectures": ours.architectures("GPTJForCausalLM"),
-        "n_positions": DEFAULT_LENGTH,
-        "rotary_dim": round(rotated),
-    }
-    return {**names, **gpt2.shared_fields(ours)}
-
-
-FAMILY = Family(
-    "gptj",
-    tree,
-    LINES,
-    gpt2.IGNORED_WEIGHTS,
-    prepare=gpt2.PREPARE,
-    hf_config=hf_config,
-    finish=gpt2.FINISH,
-)
+FRACTION = Conversion(fraction, rotary_dim)
+FAMILY = decoder_family("gptj", FIELDS, LINES, gpt2.TOKENS, {"rotary_dim": FRACTION}, ignore=gpt2.IGNORED)

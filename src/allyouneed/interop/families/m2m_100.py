@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-from allyouneed.interop.families.bart import Variant
-from allyouneed.interop.hf.config_reader import ConfigReader, Tree
-from allyouneed.interop.hf.config_writer import ModelTree
+from allyouneed.interop.families import bart
+from allyouneed.interop.hf.config_reader import ConfigReader
+from allyouneed.interop.hf.config_table import Conversion, Line
+
+# the published model's position table has 1024 rows; ours is computed
+FIELDS = bart.MODEL + """
+embed.positions: {kind: sinusoidal, order: halves, closed: true}
+embed.positions.offset = pad_token_id ?? 1 |offset
+-> {max_position_embeddings: 1024}
+?? {vocab_size: 128112, scale_embedding: true, activation_function: relu, attention_dropout: 0.1}
+ignore max_position_embeddings
+"""  # fmt: skip
 
 
-def positions(config: ConfigReader) -> Tree:
+def read_offset(config: ConfigReader, line: Line) -> int:
     if config["d_model"] % 2:
         config.problems.append(f"d_model: {config['d_model']} is odd; the last feature would have no sinusoid")
-    return {"kind": "sinusoidal", "order": "halves", "closed": True, "offset": config["pad_token_id"] + 1}
+    offset: int = config[line.key] + 1
+    return offset
 
 
-def fields(ours: ModelTree) -> Tree:
-    return {"pad_token_id": max(ours.get("embed.positions.offset", 0) - 1, 0)}
-
-
-FAMILY = Variant(
+FAMILY = bart.family(
     "m2m_100",
-    "M2M100ForConditionalGeneration",
-    positions,
-    "pre-norm",
-    defaults={
-        "scale_embedding": True,
-        "pad_token_id": 1,
-        "vocab_size": 128112,
-        "activation_function": "relu",
-        "attention_dropout": 0.1,
-    },
-    table=1024,  # of the published model
-    fields=fields,
-    ignored_weights=("model.*.embed_positions.weights",),
+    "M2M100",
+    FIELDS,
     has_bias=False,
-).family()
+    ignore=("model.*.embed_positions.weights",),
+    conversions={"offset": Conversion(read_offset, lambda ours, line: max(ours.get(line.path, 0) - 1, 0))},
+)

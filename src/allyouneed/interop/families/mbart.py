@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from allyouneed.interop.families.bart import Variant, learned
+from allyouneed.interop.families import bart
 
-FAMILY = Variant(
-    "mbart",
-    "MBartForConditionalGeneration",
-    learned,
-    "pre-norm",
-    norm=True,
-    required={"add_final_layer_norm": True, "normalize_before": True, "normalize_embedding": True},
-).family()
+FIELDS = bart.MODEL + bart.EMBEDDINGS + """
+add_final_layer_norm in [true]
+normalize_before in [true]
+"""  # fmt: skip
+FAMILY = bart.family("mbart", "MBart", FIELDS)

@@ -2,68 +2,33 @@
 
 from __future__ import annotations
 
-from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
-from allyouneed.interop.hf.config_writer import ModelTree
-from allyouneed.interop.hf.transforms import add_prefix, chain, match_head, remove_prefix, untie_head
-from allyouneed.interop.hf.weight_table import Family, HfConfig
+from allyouneed.interop.hf.config_table import Conversion
+from allyouneed.interop.hf.decoders import MODEL, decoder_family
 
-# the implementation has no learned positions and a hidden width of 4 × d_model, whatever the config says; the rest
-# concerns training
-IGNORED_KEYS = (
-    "expansion_ratio",
-    "emb*_pdrop",
-    "embedding_fraction",
-    "fc_type",
-    "init_*",
-    "learned_pos_emb",
-    "max_seq_len",
-    "tokenizer_name",
-)
-UNUSED = ("attn_impl", "attn_uses_sequence_id", "is_encoder_decoder")
-
-
-def positions(config: ConfigReader) -> Tree:
-    config.require("alibi", True)
-    return {"kind": "alibi", "octaves": config.get("alibi_bias_max", 8)}
-
-
-@strict_config(*IGNORED_KEYS)
-def tree(config: ConfigReader) -> Tree:
-    attn, width, heads = config.nested("attn_config"), config["d_model"], config["n_heads"]
-    config.require("no_bias", True)
-    config.require("norm_type", "low_precision_layernorm", "layernorm")
-    attn.require("attn_type", "multihead_attention")
-    drop = attn.get("attn_pdrop", 0.0)
-    mixer = {
-        "kind": "attention",
-        "heads": heads,
-        "pattern": "causal",
-        "positions": positions(attn),
-        "scores": {"kind": "scaled-dot", "scale": attn.get("softmax_scale")},
-        "bias": False,
-        "dropout": drop,
-    }
-    attn.refuse_unread(*UNUSED)
-    found = {
-        "kind": "decoder",
-        "vocab": config["vocab_size"],
-        "width": width,
-        "dropout": config.get("resid_pdrop", 0.0),
-        "norm": {"kind": "layer", "eps": config.get("layer_norm_epsilon", 1e-5), "bias": False},
-        "init": {"kind": "normal", "std": config.get("initializer_range", 0.02)},
-        "embed": {"scale": "none", "tied": config.get("tie_word_embeddings", True)},
-        "decoder": [
-            {
-                "repeat": config["n_layers"],
-                "wiring": "pre-norm",
-                "mixer": mixer,
-                "channel": {"kind": "ffn", "hidden": 4 * width, "activation": "gelu", "bias": False},
-            }
-        ],
-    }
-    return match_head(config, found)
-
-
+# the implementation has no learned positions and a hidden width of 4 × d_model, whatever the config says; the rest of
+# the ignored keys concerns training
+FIELDS = MODEL + """
+width = d_model
+dropout = resid_pdrop ?? 0.0
+norm: {kind: layer, bias: false}
+norm_type in [low_precision_layernorm, layernorm]
+no_bias in [true]
+decoder.repeat = n_layers
+attn_config.attn_type in [multihead_attention]
+attn_config.alibi in [true]
+-> {attn_config: {alibi: true}}
+decoder.mixer: {kind: attention, pattern: causal, bias: false, positions: {kind: alibi}, scores: {kind: scaled-dot}}
+decoder.mixer.heads = n_heads
+decoder.mixer.dropout <- attn_config.attn_pdrop ?? 0.0
+decoder.mixer.positions.octaves = attn_config.alibi_bias_max ?? 8 |integer
+decoder.mixer.scores.scale = attn_config.softmax_scale ?? null
+decoder.channel: {kind: ffn, activation: gelu, bias: false}
+decoder.channel.hidden <- 4 * d_model
+head.kind = architectures |decoder MptForCausalLM
+ignore expansion_ratio, emb*_pdrop, embedding_fraction, fc_type, init_*, learned_pos_emb, max_seq_len, tokenizer_name,
+    attn_config.attn_impl, attn_config.attn_uses_sequence_id, attn_config.is_encoder_decoder
+"""  # fmt: skip
+INTEGER = Conversion(lambda config, line: config[line.key], lambda ours, line: int(ours[line.path]))
 LINES = """
 embed.tokens.weight = transformer.wte.weight
 head.weight = lm_head.weight
@@ -75,33 +40,4 @@ decoder.blocks.{n}.sublayers.channel.up.weight = transformer.blocks.{n}.ffn.up_p
 decoder.blocks.{n}.sublayers.channel.down.weight = transformer.blocks.{n}.ffn.down_proj.weight
 decoder.end.weight = transformer.norm_f.weight
 """
-
-
-def hf_config(ours: ModelTree) -> HfConfig:
-    attn = {
-        "alibi": ours.get("decoder.mixer.positions.kind") == "alibi",
-        "alibi_bias_max": int(ours["decoder.mixer.positions.octaves"]),
-        "softmax_scale": ours.get("decoder.mixer.scores.scale"),
-    }
-    return {
-        "architectures": ours.architectures("MptForCausalLM"),
-        "vocab_size": ours["vocab"],
-        "d_model": ours["width"],
-        "n_layers": ours.depth("decoder"),
-        "n_heads": ours["decoder.mixer.heads"],
-        "layer_norm_epsilon": ours["norm.eps"],
-        "resid_pdrop": ours["dropout"],
-        "tie_word_embeddings": ours["embed.tied"],
-        "attn_config": attn,
-    }
-
-
-FAMILY = Family(
-    "mpt",
-    tree,
-    LINES,
-    ["lm_head.weight"],
-    prepare=chain(add_prefix("transformer."), untie_head("lm_head.weight", "transformer.wte.weight")),
-    hf_config=hf_config,
-    finish=remove_prefix("transformer."),
-)
+FAMILY = decoder_family("mpt", FIELDS, LINES, "transformer.wte.weight", {"integer": INTEGER})

@@ -2,60 +2,54 @@
 
 from __future__ import annotations
 
-from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree
+from allyouneed.interop.hf.config_table import Conversion, Line
 from allyouneed.interop.hf.config_writer import ModelTree
-from allyouneed.interop.hf.transforms import add_prefix, chain, match_head, remove_prefix, untie_head
-from allyouneed.interop.hf.weight_table import Family, HfConfig
+from allyouneed.interop.hf.decoders import MODEL, decoder_family
 
-IGNORED_KEYS = ("activation_dropout", "init_std", "layerdrop", "prefix")
+FIELDS = MODEL + """
+width = hidden_size, word_embed_proj_dim |width
+dropout = dropout ?? 0.1
+norm.eps: 1.0e-5
+norm.weight = layer_norm_elementwise_affine ?? true
+norm.bias <- layer_norm_elementwise_affine
+init.std <- init_std ?? 0.02
+embed: {scale: none, positions: {kind: learned, offset: 2}}
+embed.positions.length = max_position_embeddings
+decoder.wiring = do_layer_norm_before, _remove_final_layer_norm |wiring
+decoder.mixer.heads = num_attention_heads
+decoder.mixer.bias = enable_bias ?? true |flag
+decoder.channel.hidden = ffn_dim
+decoder.channel.activation = activation_function |activation
+decoder.channel.bias <- enable_bias
+head.kind = architectures |decoder OPTForCausalLM
+ignore activation_dropout, init_std, layerdrop, prefix
+"""  # fmt: skip
 
 
-def wiring(config: ConfigReader) -> Tree:
-    prepare = config.get("do_layer_norm_before", True)
-    final = not config.get("_remove_final_layer_norm", False)
-    return {"kind": "pre-norm", "final": final} if prepare else {"kind": "post-norm"}
-
-
-@strict_config(*IGNORED_KEYS)
-def tree(config: ConfigReader) -> Tree:
-    width, bias = config["hidden_size"], config.get("enable_bias", True)
+def read_width(config: ConfigReader, line: Line) -> int:
+    width: int = config["hidden_size"]
     config.require("word_embed_proj_dim", width)
-    affine = config.get("layer_norm_elementwise_affine", True)
-    found = {
-        "kind": "decoder",
-        "vocab": config["vocab_size"],
-        "width": width,
-        "dropout": config.get("dropout", 0.1),
-        "norm": {"kind": "layer", "weight": affine, "bias": affine},
-        "init": {"kind": "normal", "std": config.get("init_std", 0.02)},
-        "embed": {
-            "positions": {"kind": "learned", "length": config["max_position_embeddings"], "offset": 2},
-            "scale": "none",
-            "tied": config.get("tie_word_embeddings", True),
-        },
-        "decoder": [
-            {
-                "repeat": config["num_hidden_layers"],
-                "wiring": wiring(config),
-                "mixer": {
-                    "kind": "attention",
-                    "heads": config["num_attention_heads"],
-                    "pattern": "causal",
-                    "bias": bias,
-                    "dropout": config.get("attention_dropout", 0.0),
-                },
-                "channel": {
-                    "kind": "ffn",
-                    "hidden": config["ffn_dim"],
-                    "activation": config.activation("activation_function"),
-                    "bias": bias,
-                },
-            }
-        ],
+    return width
+
+
+def read_wiring(config: ConfigReader, line: Line) -> Tree:
+    before, final = config.get("do_layer_norm_before", True), not config.get("_remove_final_layer_norm", False)
+    return {"kind": "pre-norm", "final": final} if before else {"kind": "post-norm"}
+
+
+def write_wiring(ours: ModelTree, line: Line) -> Tree:
+    before = ours.get("decoder.wiring.kind") == "pre-norm"
+    return {
+        "do_layer_norm_before": before,
+        "_remove_final_layer_norm": before and not ours["decoder.wiring.final"],
     }
-    return match_head(config, found)
 
 
+CONVERSIONS = {
+    "width": Conversion(read_width, lambda ours, line: dict.fromkeys(line.keys, ours["width"])),
+    "wiring": Conversion(read_wiring, write_wiring),
+}
 LINES = """
 embed.tokens.weight = model.decoder.embed_tokens.weight
 embed.positions.weight = model.decoder.embed_positions.weight
@@ -68,36 +62,4 @@ decoder.blocks.{n}.sublayers.channel.up.* = LAYER.fc1.*
 decoder.blocks.{n}.sublayers.channel.down.* = LAYER.fc2.*
 decoder.end.* = model.decoder.final_layer_norm.*
 """.replace("SELF", "LAYER.self_attn").replace("LAYER", "model.decoder.layers.{n}")
-
-
-def hf_config(ours: ModelTree) -> HfConfig:
-    prepare = ours.get("decoder.wiring.kind") == "pre-norm"
-    return {
-        "architectures": ours.architectures("OPTForCausalLM"),
-        "vocab_size": ours["vocab"],
-        "hidden_size": ours["width"],
-        "word_embed_proj_dim": ours["width"],
-        "num_hidden_layers": ours.depth("decoder"),
-        "num_attention_heads": ours["decoder.mixer.heads"],
-        "ffn_dim": ours["decoder.channel.hidden"],
-        "activation_function": ours.activation("decoder.channel.activation"),
-        "max_position_embeddings": ours["embed.positions.length"],
-        "do_layer_norm_before": prepare,
-        "_remove_final_layer_norm": prepare and not ours["decoder.wiring.final"],
-        "layer_norm_elementwise_affine": ours["norm.weight"],
-        "enable_bias": ours.flag("decoder.mixer.bias"),
-        "dropout": ours["dropout"],
-        "attention_dropout": ours.get("decoder.mixer.dropout", 0.0),
-        "tie_word_embeddings": ours["embed.tied"],
-    }
-
-
-FAMILY = Family(
-    "opt",
-    tree,
-    LINES,
-    ["lm_head.weight"],
-    prepare=chain(add_prefix("model."), untie_head("lm_head.weight", "model.decoder.embed_tokens.weight")),
-    hf_config=hf_config,
-    finish=remove_prefix("model."),
-)
+FAMILY = decoder_family("opt", FIELDS, LINES, "model.decoder.embed_tokens.weight", CONVERSIONS)

@@ -7,15 +7,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from allyouneed.interop.families.bart import Variant, finish
-from allyouneed.interop.families.marian import EQUIVALENT, sinusoids
-from allyouneed.interop.hf.transforms import is_headless
+from allyouneed.interop.families import bart
+from allyouneed.interop.families.marian import EQUIVALENT, SINUSOIDS
+from allyouneed.interop.hf.config_reader import is_headless
 from allyouneed.interop.hf.weight_table import HfConfig, Weights
+
+# ignored keys describe the family; the published models' position tables have 1024 rows, ours are computed
+FIELDS = bart.MODEL + SINUSOIDS + """
+-> {max_position_embeddings: 1024}
+ignore add_bias_logits, add_final_layer_norm, normalize_before, normalize_embedding, static_position_embeddings
+"""  # fmt: skip
 
 
 def with_tables(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
     """Their files have the sinusoids as well, one table for each side; an imported model keeps its own."""
-    written, found = finish(config, weights)
+    written, found = bart.finish(config, weights)
     prefix = "" if is_headless(config) else "model."
     names = [f"{prefix}{side}.embed_positions.weight" for side in ("encoder", "decoder")]
     kept = found.get(names[0])
@@ -31,20 +37,11 @@ def sinusoid_rows(length: int, width: int) -> Tensor:
     return torch.from_numpy(np.concatenate([np.sin(angles[:, 0::2]), np.cos(angles[:, 1::2])], 1)).float()
 
 
-FAMILY = Variant(
+FAMILY = bart.family(
     "pegasus",
-    "PegasusForConditionalGeneration",
-    sinusoids,
-    "pre-norm",
-    table=1024,  # of the published models
-    ignored_keys=(  # they describe the family
-        "add_bias_logits",
-        "add_final_layer_norm",
-        "normalize_before",
-        "normalize_embedding",
-        "static_position_embeddings",
-    ),
-    preserved_weights=("model.*.embed_positions.weight",),
+    "Pegasus",
+    FIELDS,
+    preserve=("model.*.embed_positions.weight",),
     finish=with_tables,
     equivalent=EQUIVALENT,
-).family()
+)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import Any
 
 from allyouneed.interop.families import llama
-from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_reader import ConfigReader
+from allyouneed.interop.hf.config_table import Conversion, Line
 from allyouneed.interop.hf.config_writer import ModelTree
-from allyouneed.interop.hf.weight_table import Family, HfConfig
 
 PATTERNS = {"full_attention": "causal", "sliding_attention": "causal & window({})"}
 
 
-def layer_patterns(config: ConfigReader, default: list[str] | None = None) -> list[tuple[str, int]]:
-    """(pattern, number of consecutive layers); `default`: the layer types where the config has none."""
+def read_patterns(config: ConfigReader, default: list[str] | None = None) -> list[str]:
+    """The pattern of each layer; `default`: the layer types where the config has none."""
     count, window = config["num_hidden_layers"], config.get("sliding_window")
     sliding = config.get("use_sliding_window", window is not None) and window is not None
     first = config.get("max_window_layers", 0)
@@ -27,29 +26,11 @@ def layer_patterns(config: ConfigReader, default: list[str] | None = None) -> li
     config.problems.extend(
         f"layer_types: {kind!r} is not supported (allowed: {', '.join(PATTERNS)})" for kind in unknown
     )
-    texts = [PATTERNS.get(kind, "causal").format(window) for kind in kinds]
-    return [(text, len(list(run))) for text, run in groupby(texts)]
+    return [PATTERNS.get(kind, "causal").format(window) for kind in kinds]
 
 
-@strict_config("max_position_embeddings")
-def tree(config: ConfigReader) -> Tree:
-    bias = {"q": True, "k": True, "v": True, "out": False}
-    channel = llama.swiglu(config, bias=False)
-    layers = [
-        {
-            "repeat": count,
-            "wiring": "pre-norm",
-            "mixer": llama.attention(config, pattern=pattern, bias=bias),
-            "channel": channel,
-        }
-        for pattern, count in layer_patterns(config)
-    ]
-    return llama.decoder(config, layers)
-
-
-def layer_type_fields(ours: ModelTree) -> dict[str, Any]:
-    """Inverse of `layer_patterns`."""
-    window = llama.sliding_window(ours)
+def write_types(ours: ModelTree, line: Line) -> dict[str, Any]:
+    window = ours.window()
     plain = [layer.get("mixer.pattern") == "causal" for layer in ours.layers("decoder")]
     return {
         "layer_types": ["full_attention" if full else "sliding_attention" for full in plain],
@@ -58,15 +39,12 @@ def layer_type_fields(ours: ModelTree) -> dict[str, Any]:
     }
 
 
-def hf_config(ours: ModelTree) -> HfConfig:
-    return {
-        "architectures": ours.architectures("Qwen2ForCausalLM"),
-        **llama.shared_fields(ours),
-        **llama.mlp_fields(ours),
-        **layer_type_fields(ours),
-    }
-
-
-FAMILY = Family(
-    "qwen2", tree, llama.LINES, llama.IGNORED_WEIGHTS, prepare=llama.PREPARE, hf_config=hf_config, finish=llama.FINISH
-)
+FIELDS = llama.FIELDS + """
+decoder.channel.bias: false
+decoder[*].mixer.pattern = layer_types, sliding_window, use_sliding_window, max_window_layers |layer_types
+"""  # fmt: skip
+BIAS = """
+decoder.mixer.bias: {q: true, k: true, v: true, out: false}
+"""
+LAYER_TYPES = {"layer_types": Conversion(lambda config, line: read_patterns(config), write_types)}
+FAMILY = llama.family("qwen2", "Qwen2ForCausalLM", FIELDS + BIAS, conversions=LAYER_TYPES)

@@ -8,51 +8,57 @@ once per round in which it is found; ours is the paper's definition with as many
 from __future__ import annotations
 
 import math
-from itertools import groupby
 from typing import Any
 
 import torch
 
 from allyouneed.config import iter_parts
-from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, is_headless
+from allyouneed.interop.hf.config_table import ConfigTable, Conversion, Line
 from allyouneed.interop.hf.config_writer import ModelTree
-from allyouneed.interop.hf.transforms import add_prefix, chain, is_headless, match_head, remove_prefix
+from allyouneed.interop.hf.transforms import add_prefix, chain, remove_prefix
 from allyouneed.interop.hf.weight_table import Family, HfConfig, TensorTransform, Weights
 from allyouneed.nn.mixers.attention.lsh import LSH
 from allyouneed.nn.models.base import Model
 
-# used only in training or by other classes, and keys of old files
-IGNORED_KEYS = (
-    "axial_norm_std",
-    "chunk_size_lm_head",
-    "classifier_dropout",
-    "lsh_num_chunks_after",
-    "num_hidden_layers",
-)
-OLD = ("num_chunks_*", "output_past")
-DEFAULTS = {
-    "vocab_size": 320,
-    "hidden_size": 256,
-    "attention_head_size": 64,
-    "num_attention_heads": 12,
-    "attn_layers": ["local", "lsh", "local", "lsh", "local", "lsh"],
-    "feed_forward_size": 512,
-    "hidden_act": "relu",
-    "layer_norm_eps": 1e-12,
-    "max_position_embeddings": 4096,
-    "axial_pos_embds": True,
-    "axial_pos_shape": [64, 64],
-    "axial_pos_embds_dim": [64, 192],
-    "local_attn_chunk_length": 64,
-    "lsh_attn_chunk_length": 64,
-    "num_hashes": 1,
-    "hidden_dropout_prob": 0.05,
-    "local_attention_probs_dropout_prob": 0.05,
-    "lsh_attention_probs_dropout_prob": 0.0,
-}
+# ignored keys are used only in training or by other classes, or are keys of old files
+FIELDS = """
+kind: decoder
+is_decoder in [true]
+-> {is_decoder: true}
+tie_word_embeddings in [false]
+vocab = vocab_size ?? 320
+width = hidden_size ?? 256
+dropout = hidden_dropout_prob ?? 0.05
+norm: {kind: layer}
+norm.eps = layer_norm_eps ?? 1.0e-12
+init: {kind: normal}
+init.std <- initializer_range ?? 0.02
+embed: {scale: none, tied: false}
+embed.positions = axial_pos_embds, axial_pos_shape, axial_pos_embds_dim, max_position_embeddings |positions
+decoder.wiring: {kind: reversible, join: concat}
+decoder[*].mixer.kind = attn_layers |layers
+decoder.mixer.heads = num_attention_heads ?? 12
+decoder.mixer.head_width = attention_head_size ?? 64 or hidden_size // num_attention_heads
+decoder.mixer<attention>: {bias: false}
+decoder.mixer<attention>.pattern = local_attn_chunk_length, local_num_chunks_before, local_num_chunks_after |blocks
+decoder.mixer<attention>.dropout = local_attention_probs_dropout_prob ?? 0.05
+decoder.mixer<lsh> = lsh_attn_chunk_length, lsh_num_chunks_before, num_buckets, num_hashes, hash_seed |lsh
+decoder.mixer<lsh>.dropout = lsh_attention_probs_dropout_prob ?? 0.0
+decoder.channel: {kind: ffn}
+decoder.channel.hidden = feed_forward_size ?? 512
+decoder.channel.activation = hidden_act ?? relu |activation
+decoder.channel.dropout <- hidden_dropout_prob
+head.kind = architectures |decoder ReformerModelWithLMHead
+?? {attn_layers: [local, lsh, local, lsh, local, lsh], max_position_embeddings: 4096, axial_pos_embds: true}
+?? {axial_pos_shape: [64, 64], axial_pos_embds_dim: [64, 192]}
+?? {local_attn_chunk_length: 64, lsh_attn_chunk_length: 64, num_hashes: 1}
+ignore axial_norm_std, chunk_size_lm_head, classifier_dropout, lsh_num_chunks_after, num_hidden_layers, num_chunks_*,
+    output_past
+"""
 
 
-def positions(config: ConfigReader) -> Tree:
+def read_positions(config: ConfigReader, line: Line) -> Tree:
     max_length = config["max_position_embeddings"]
     shape, widths = config["axial_pos_shape"], config["axial_pos_embds_dim"]
     if not config["axial_pos_embds"]:
@@ -67,68 +73,7 @@ def positions(config: ConfigReader) -> Tree:
     return {"kind": "learned-2d", "rows": shape[0], "columns": shape[-1], "row_width": widths[0]}
 
 
-def local_mixer(config: ConfigReader, heads: Tree) -> Tree:
-    config.require("local_num_chunks_after", 0)
-    prepare = config.require("local_num_chunks_before", 1, 0)  # with more, theirs counts keys twice in short texts
-    blocks = f"block-window({config['local_attn_chunk_length']}, {1 + prepare})"
-    drop = config["local_attention_probs_dropout_prob"]
-    return heads | {"kind": "attention", "pattern": f"causal & {blocks}", "bias": False, "dropout": drop}
-
-
-def lsh_mixer(config: ConfigReader, heads: Tree) -> Tree:
-    """Where a chunk covers the max_length text, nothing is hashed."""
-    mixer = heads | {"kind": "lsh", "buckets": 1, "rounds": 1, "dropout": config["lsh_attention_probs_dropout_prob"]}
-    chunk, buckets, rounds = config["lsh_attn_chunk_length"], config.get("num_buckets"), config["num_hashes"]
-    seed = config.get("hash_seed") or 0
-    if chunk >= config["max_position_embeddings"]:
-        config.get("lsh_num_chunks_before")
-        return mixer
-    config.require("lsh_num_chunks_before", 1)
-    if buckets is None:  # theirs chooses a power of two for its first long text
-        buckets = 2 ** ((2 * (config["max_position_embeddings"] // chunk)).bit_length() - 1)
-    elif not isinstance(buckets, int):  # factors
-        buckets = math.prod(buckets)
-    return mixer | {"buckets": buckets, "rounds": rounds, "chunk": chunk, "whole": chunk, "seed": seed}
-
-
-@strict_config(*IGNORED_KEYS, *OLD)
-def tree(config: ConfigReader) -> Tree:
-    config.set_defaults(DEFAULTS)
-    config.require("is_decoder", True)
-    config.require("tie_word_embeddings", False)
-    heads = {"heads": config["num_attention_heads"], "head_width": config["attention_head_size"]}
-    kinds = {"local": local_mixer(config, heads), "lsh": lsh_mixer(config, heads)}
-    unknown = sorted(set(config["attn_layers"]) - set(kinds))
-    config.problems.extend(f"attn_layers: {kind!r} is not supported (allowed: {', '.join(kinds)})" for kind in unknown)
-    channel = {
-        "kind": "ffn",
-        "hidden": config["feed_forward_size"],
-        "activation": config.activation("hidden_act"),
-        "dropout": config["hidden_dropout_prob"],
-    }
-    found = {
-        "kind": "decoder",
-        "vocab": config["vocab_size"],
-        "width": config["hidden_size"],
-        "dropout": config["hidden_dropout_prob"],
-        "norm": {"kind": "layer", "eps": config["layer_norm_eps"]},
-        "init": {"kind": "normal", "std": config.get("initializer_range", 0.02)},
-        "embed": {"positions": positions(config), "scale": "none", "tied": False},
-        "decoder": [
-            {
-                "repeat": len(list(run)),
-                "wiring": {"kind": "reversible", "join": "concat"},
-                "mixer": kinds.get(kind, kinds["lsh"]),
-                "channel": channel,
-            }
-            for kind, run in groupby(config["attn_layers"])
-        ],
-    }
-    return match_head(config, found)
-
-
-def position_fields(ours: ModelTree) -> dict[str, Any]:
-    """Inverse of `positions`."""
+def write_positions(ours: ModelTree, line: Line) -> dict[str, Any]:
     if ours.get("embed.positions.kind") != "learned-2d":
         return {"axial_pos_embds": False, "max_position_embeddings": ours["embed.positions.length"]}
     rows, columns = ours["embed.positions.rows"], ours["embed.positions.columns"]
@@ -141,39 +86,58 @@ def position_fields(ours: ModelTree) -> dict[str, Any]:
     }
 
 
-def lsh_fields(ours: ModelTree, max_length: int) -> dict[str, Any]:
-    """Inverse of `lsh_mixer`."""
-    if ours.get("mixer.buckets") == 1:
-        return {"lsh_attn_chunk_length": max_length}
-    found = {"lsh_attn_chunk_length": ours["mixer.chunk"], "num_buckets": ours["mixer.buckets"]}
-    return found | {"num_hashes": ours["mixer.rounds"], "hash_seed": ours["mixer.seed"]}
+KINDS = {"local": "attention", "lsh": "lsh"}
 
 
-def hf_config(ours: ModelTree) -> HfConfig:
-    layers, found = ours.layers("decoder"), position_fields(ours)
-    kinds = ["lsh" if layer.get("mixer.kind") == "lsh" else "local" for layer in layers]
-    for kind, layer in dict(zip(kinds, layers, strict=True)).items():
-        found[f"{kind}_attention_probs_dropout_prob"] = layer.get("mixer.dropout", 0.0)
-        if kind == "lsh":
-            found |= lsh_fields(layer, found["max_position_embeddings"])
-        else:
-            block, count = ours.parse_integers(r"causal & block-window\((\d+), (\d+)\)", layer["mixer.pattern"], 2)
-            found |= {"local_attn_chunk_length": block, "local_num_chunks_before": count - 1}
-    return found | {
-        "architectures": ours.architectures("ReformerModelWithLMHead"),
-        "is_decoder": True,
-        "vocab_size": ours["vocab"],
-        "hidden_size": ours["width"],
-        "attn_layers": kinds,
-        "num_attention_heads": ours["decoder.mixer.heads"],
-        "attention_head_size": ours.get("decoder.mixer.head_width") or ours["width"] // ours["decoder.mixer.heads"],
-        "feed_forward_size": ours["decoder.channel.hidden"],
-        "hidden_act": ours.activation("decoder.channel.activation"),
-        "layer_norm_eps": ours["norm.eps"],
-        "hidden_dropout_prob": ours["dropout"],
-    }
+def read_kinds(config: ConfigReader, line: Line) -> list[str]:
+    unknown = sorted(set(config[line.key]) - set(KINDS))
+    config.problems.extend(f"attn_layers: {kind!r} is not supported (allowed: {', '.join(KINDS)})" for kind in unknown)
+    return [KINDS.get(kind, "lsh") for kind in config[line.key]]
 
 
+def write_kinds(ours: ModelTree, line: Line) -> list[str]:
+    return ["lsh" if layer.get("mixer.kind") == "lsh" else "local" for layer in ours.layers("decoder")]
+
+
+def read_blocks(config: ConfigReader, line: Line) -> str:
+    config.require("local_num_chunks_after", 0)
+    before = config.require("local_num_chunks_before", 1, 0)  # with more, theirs counts keys twice in short texts
+    return f"causal & block-window({config['local_attn_chunk_length']}, {1 + before})"
+
+
+def write_blocks(ours: ModelTree, line: Line) -> dict[str, int]:
+    block, count = ours.parse_integers(r"causal & block-window\((\d+), (\d+)\)", ours[line.path], 2)
+    return {"local_attn_chunk_length": block, "local_num_chunks_before": count - 1}
+
+
+def read_lsh(config: ConfigReader, line: Line) -> Tree:
+    """Where a chunk covers the max_length text, nothing is hashed."""
+    chunk, buckets, rounds = config["lsh_attn_chunk_length"], config.get("num_buckets"), config["num_hashes"]
+    seed = config.get("hash_seed") or 0
+    if chunk >= config["max_position_embeddings"]:
+        config.get("lsh_num_chunks_before")
+        return {"buckets": 1, "rounds": 1}
+    config.require("lsh_num_chunks_before", 1)
+    if buckets is None:  # theirs chooses a power of two for its first long text
+        buckets = 2 ** ((2 * (config["max_position_embeddings"] // chunk)).bit_length() - 1)
+    elif not isinstance(buckets, int):  # factors
+        buckets = math.prod(buckets)
+    return {"buckets": buckets, "rounds": rounds, "chunk": chunk, "whole": chunk, "seed": seed}
+
+
+def write_lsh(ours: ModelTree, line: Line) -> dict[str, int]:
+    if ours.get(f"{line.path}.buckets") == 1:
+        return {"lsh_attn_chunk_length": write_positions(ours, line)["max_position_embeddings"]}
+    names = {"lsh_attn_chunk_length": "chunk", "num_buckets": "buckets", "num_hashes": "rounds", "hash_seed": "seed"}
+    return {key: ours[f"{line.path}.{name}"] for key, name in names.items()}
+
+
+CONVERSIONS = {
+    "blocks": Conversion(read_blocks, write_blocks),
+    "layers": Conversion(read_kinds, write_kinds),
+    "lsh": Conversion(read_lsh, write_lsh),
+    "positions": Conversion(read_positions, write_positions),
+}
 LINES = """
 embed.tokens.weight = reformer.embeddings.word_embeddings.weight
 embed.positions.weight = reformer.embeddings.position_embeddings.embedding.weight
@@ -219,13 +183,12 @@ def notes(ours: Model) -> list[str]:
 IGNORED_WEIGHTS = ("*.mask_value_float*", "*.self_mask_value_float*")
 FAMILY = Family(
     "reformer",
-    tree,
+    ConfigTable(FIELDS, CONVERSIONS),
     LINES,
     IGNORED_WEIGHTS,
     TRANSFORMS,
     prepare=add_prefix("reformer."),
     preserve=(BIAS,),
-    hf_config=hf_config,
     finish=chain(add_unused_bias, remove_prefix("reformer.")),
     notes=notes,
 )

@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
-from allyouneed.interop.hf.config_writer import ModelTree
-from allyouneed.interop.hf.transforms import add_prefix, chain, match_head, remove_prefix, untie_head
-from allyouneed.interop.hf.weight_table import Family, HfConfig, TensorTransform
+from allyouneed.interop.hf.decoders import decoder_family
+from allyouneed.interop.hf.weight_table import TensorTransform
 
-# the limit of their CUDA kernel; rescaling that does not change the result
-IGNORED_KEYS = ("context_length", "rescale_every")
-
-
-@strict_config(*IGNORED_KEYS)
-def tree(config: ConfigReader) -> Tree:
-    width = config["hidden_size"]
-    norm = {"kind": "layer", "eps": config.require("layer_norm_epsilon", 1e-5)}  # hard-coded in their last norm
-    hidden = config.get("attention_hidden_size") or width
-    found = {
-        "kind": "decoder",
-        "vocab": config["vocab_size"],
-        "width": width,
-        "norm": norm,
-        "embed": {"scale": "none", "tied": config.get("tie_word_embeddings", False), "norm": norm},
-        "decoder": [
-            {
-                "repeat": config["num_hidden_layers"],
-                "wiring": "pre-norm",
-                "mixer": {"kind": "rwkv", "hidden": None if hidden == width else hidden},
-                "channel": {"kind": "rwkv-channel", "hidden": config.get("intermediate_size") or 4 * width},
-            }
-        ],
-    }
-    return match_head(config, found)
-
-
+# layer_norm_epsilon is hard-coded in their last norm; ignored are the limit of their CUDA kernel, and rescaling that
+# does not change the result
+FIELDS = """
+kind: decoder
+vocab = vocab_size
+width = hidden_size
+norm: {kind: layer, eps: 1.0e-5}
+layer_norm_epsilon in [1.0e-5]
+-> {layer_norm_epsilon: 1.0e-5, rescale_every: 0}
+embed: {scale: none, norm: {kind: layer, eps: 1.0e-5}}
+embed.tied = tie_word_embeddings ?? false
+decoder.repeat = num_hidden_layers
+decoder.wiring: pre-norm
+decoder.mixer: {kind: rwkv}
+decoder.mixer.hidden = attention_hidden_size |unless_width
+decoder.channel: {kind: rwkv-channel}
+decoder.channel.hidden = intermediate_size or 4 * hidden_size
+head.kind = architectures |decoder RwkvForCausalLM
+ignore context_length, rescale_every
+"""
 LINES = """
 embed.tokens.weight = rwkv.embeddings.weight
 embed.norm.* = rwkv.blocks.0.pre_ln.*
@@ -56,31 +47,5 @@ decoder.blocks.{n}.sublayers.channel.up.weight = rwkv.blocks.{n}.feed_forward.ke
 decoder.blocks.{n}.sublayers.channel.down.weight = rwkv.blocks.{n}.feed_forward.value.weight
 decoder.end.* = rwkv.ln_out.*
 """
-
-
-def hf_config(ours: ModelTree) -> HfConfig:
-    return {
-        "architectures": ours.architectures("RwkvForCausalLM"),
-        "vocab_size": ours["vocab"],
-        "hidden_size": ours["width"],
-        "num_hidden_layers": ours.depth("decoder"),
-        "attention_hidden_size": ours.get("decoder.mixer.hidden") or ours["width"],
-        "intermediate_size": ours["decoder.channel.hidden"],
-        "layer_norm_epsilon": ours["norm.eps"],
-        "rescale_every": 0,
-        "tie_word_embeddings": ours["embed.tied"],
-    }
-
-
-FAMILY = Family(
-    "rwkv",
-    tree,
-    LINES,
-    ignore=["head.weight"],
-    prepare=chain(add_prefix("rwkv.", "head."), untie_head("head.weight", "rwkv.embeddings.weight")),
-    hf_config=hf_config,
-    finish=remove_prefix("rwkv."),
-    transforms={
-        "flat": TensorTransform(lambda tensor, config: tensor.flatten(), lambda tensor, config: tensor[None, None])
-    },
-)
+FLAT = TensorTransform(lambda tensor, config: tensor.flatten(), lambda tensor, config: tensor[None, None])
+FAMILY = decoder_family("rwkv", FIELDS, LINES, "rwkv.embeddings.weight", head="head.weight", transforms={"flat": FLAT})

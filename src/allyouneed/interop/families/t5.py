@@ -2,121 +2,112 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
-from allyouneed.interop.hf.config_reader import ACTIVATIONS, ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_reader import ACTIVATIONS, ConfigReader, Tree, is_headless
+from allyouneed.interop.hf.config_table import ConfigTable, Conversion, Line
 from allyouneed.interop.hf.config_writer import ModelTree
-from allyouneed.interop.hf.transforms import is_headless
 from allyouneed.interop.hf.weight_table import Family, HfConfig, Weights
 
-IGNORED_KEYS = (
-    "classifier_dropout", "dense_act_fn", "initializer_factor", "is_encoder_decoder",
-    "is_gated_act", "n_positions", "num_hidden_layers", "output_past",
-)  # fmt: skip
-DEFAULTS = {
-    "vocab_size": 32128,
-    "d_model": 512,
-    "d_kv": 64,
-    "d_ff": 2048,
-    "num_layers": 6,
-    "num_heads": 8,
-    "relative_attention_num_buckets": 32,
-    "relative_attention_max_distance": 128,
-    "dropout_rate": 0.1,
-    "layer_norm_epsilon": 1e-6,
-    "feed_forward_proj": "relu",
-    "tie_word_embeddings": True,
-}
+# their `tie_word_embeddings` means that the input of the head is scaled; whether it is tied, only the weights tell
+MODEL = """
+kind = architectures |class [CLASS, {ForConditionalGeneration: encoder-decoder, EncoderModel: encoder,
+    Model: encoder-decoder}]
+-> {is_encoder_decoder: true}
+vocab = vocab_size, two_vocabularies |vocabularies
+width = d_model ?? 512
+dropout = dropout_rate ?? 0.1
+norm: {kind: rms}
+norm.eps = layer_norm_epsilon ?? 1.0e-6
+init: {kind: t5}
+embed: {scale: none}
+embed.tied = tie_word_embeddings ?? true
+encoder.repeat = num_layers ?? 6
+encoder.wiring: pre-norm
+encoder.mixer: {kind: attention, scores: dot, bias: false, pattern: full, positions: {kind: buckets}}
+encoder.mixer.heads = num_heads ?? 8
+encoder.mixer.head_width = d_kv ?? 64 or d_model // num_heads
+encoder.mixer.dropout <- dropout_rate
+encoder.mixer.positions.buckets = relative_attention_num_buckets ?? 32
+encoder.mixer.positions.distance = relative_attention_max_distance ?? 128
+decoder.repeat = num_decoder_layers, num_layers |depth
+decoder.wiring: pre-norm
+decoder.mixer: {kind: attention, scores: dot, bias: false, pattern: causal, positions: {kind: buckets}}
+decoder.mixer.heads <- num_heads
+decoder.mixer.head_width <- d_kv
+decoder.mixer.dropout <- dropout_rate
+decoder.mixer.positions.buckets <- relative_attention_num_buckets
+decoder.mixer.positions.distance <- relative_attention_max_distance
+decoder.cross: {kind: attention, scores: dot, bias: false}
+decoder.cross.heads <- num_heads
+decoder.cross.head_width <- d_kv
+decoder.cross.dropout <- dropout_rate
+head.scale = scale_decoder_outputs |scaled
+?? {vocab_size: 32128}
+ignore classifier_dropout, dense_act_fn, initializer_factor, is_encoder_decoder, is_gated_act, n_positions,
+    num_hidden_layers, output_past
+"""
+CHANNELS = """
+encoder.channel.bias: false
+encoder.channel = feed_forward_proj ?? relu |channel
+encoder.channel.hidden = d_ff ?? 2048
+encoder.channel.dropout <- dropout_rate
+decoder.channel.bias: false
+decoder.channel <- feed_forward_proj |channel
+decoder.channel.hidden <- d_ff
+decoder.channel.dropout <- dropout_rate
+"""
 GATED = "gated-"
-
-
 # their gated GELU is the tanh approximation
 GATES = {"gated-gelu": "gelu-tanh"} | {f"{GATED}{word}": ours for word, ours in ACTIVATIONS.items() if word != "gelu"}
 
 
-def channel(config: ConfigReader) -> Tree:
-    """From `feed_forward_proj`: an activation, optionally prefixed with `gated-`."""
-    names = ACTIVATIONS | GATES
-    return {
-        "kind": "glu" if config["feed_forward_proj"].startswith(GATED) else "ffn",
-        "hidden": config["d_ff"],
-        "activation": config.map_value("feed_forward_proj", names),
-        "bias": False,
-        "dropout": config["dropout_rate"],
-    }
+def read_channel(config: ConfigReader, line: Line) -> Tree:
+    """An activation, optionally prefixed with `gated-`."""
+    kind = "glu" if config[line.key].startswith(GATED) else "ffn"
+    return {"kind": kind, "activation": config.map_value(line.key, ACTIVATIONS | GATES)}
 
 
-def build_tree(config: ConfigReader, encoder: list[Tree], decoder: list[Tree], scaled: bool) -> Tree:
-    """The encoder-decoder around layers with their channels; `scaled`: scale the input of the head by width^-1/2."""
-    config.require_architecture("ForConditionalGeneration", "Model")
-    vocab = config["vocab_size"]
-    return {
-        "kind": "encoder-decoder",
-        "vocab": {"source": vocab, "target": vocab} if config.get("two_vocabularies", False) else vocab,
-        "width": config["d_model"],
-        "dropout": config["dropout_rate"],
-        "norm": {"kind": "rms", "eps": config["layer_norm_epsilon"]},
-        "init": {"kind": "t5"},
-        "embed": {"scale": "none", "tied": config["tie_word_embeddings"]},
-        "encoder": [layer | _layer(config, "full") for layer in encoder],
-        "decoder": [layer | _layer(config, "causal") | {"cross": _attention(config)} for layer in decoder],
-        "head": {"scale": "inverse-sqrt-width" if scaled else "none"},
-    }
+def write_channel(ours: ModelTree, line: Line) -> str | None:
+    gated = ours[f"{line.path}.kind"] == "glu"
+    name: str | None = ours.hf_name(f"{line.path}.activation", GATES if gated else ACTIVATIONS)
+    return name
 
 
-def _attention(config: ConfigReader) -> Tree:
-    return {
-        "kind": "attention",
-        "heads": config["num_heads"],
-        "head_width": config["d_kv"],
-        "scores": "dot",
-        "bias": False,
-        "dropout": config["dropout_rate"],
-    }
+def read_vocabularies(config: ConfigReader, line: Line) -> Tree | int:
+    vocab: int = config["vocab_size"]
+    return {"source": vocab, "target": vocab} if config.get("two_vocabularies", False) else vocab
 
 
-def _layer(config: ConfigReader, pattern: str) -> Tree:
-    buckets = {
-        "kind": "buckets",
-        "buckets": config["relative_attention_num_buckets"],
-        "distance": config["relative_attention_max_distance"],
-    }
-    return {"wiring": "pre-norm", "mixer": _attention(config) | {"pattern": pattern, "positions": buckets}}
+def write_vocabularies(ours: ModelTree, line: Line) -> Tree:
+    vocab = ours["vocab"]
+    apart = isinstance(vocab, dict)
+    return {"vocab_size": vocab["target"] if apart else vocab, "two_vocabularies": apart}
 
 
-def depths(config: ConfigReader) -> tuple[int, int]:
-    """Number of encoder and decoder layers."""
-    return config["num_layers"], config.get("num_decoder_layers") or config["num_layers"]
+def read_scale(config: ConfigReader, line: Line) -> str:
+    return "inverse-sqrt-width" if config.get(line.key, config["tie_word_embeddings"]) else "none"
 
 
-def config_fields(ours: ModelTree, name: str) -> Tree:
-    """T5's config for our encoder-decoder; `name`: the class. Their `tie_word_embeddings` means that the input of the
-    head is scaled; whether it is tied, only the weights tell."""
-    vocab, scaled = ours["vocab"], ours.get("head.scale", "none") != "none"
-    heads = ours["encoder.mixer.heads"]
-    return {
-        "vocab_size": vocab["target"] if isinstance(vocab, dict) else vocab,
-        "d_model": ours["width"],
-        "d_kv": ours.get("encoder.mixer.head_width", (ours["width"] or 0) // (heads or 1)),
-        "d_ff": ours.get("encoder.channel.hidden", ours.get("encoder.channel.expert.hidden")),
-        "num_layers": ours.depth("encoder"),
-        "num_decoder_layers": ours.depth("decoder" if ours.get("decoder") else "encoder"),
-        "num_heads": heads,
-        "relative_attention_num_buckets": ours["encoder.mixer.positions.buckets"],
-        "relative_attention_max_distance": ours["encoder.mixer.positions.distance"],
-        "dropout_rate": ours.get("dropout", 0.0),
-        "layer_norm_epsilon": ours["norm.eps"],
-        "scale_decoder_outputs": scaled,
-        "tie_word_embeddings": ours.get("embed.tied", True),
-        "two_vocabularies": isinstance(vocab, dict),
-        "architectures": [name],
-        "is_encoder_decoder": True,
-    }
+CONVERSIONS = {
+    "channel": Conversion(read_channel, write_channel),
+    "depth": Conversion(
+        lambda config, line: config.get("num_decoder_layers") or config["num_layers"],
+        lambda ours, line: {"num_decoder_layers": ours.depth("decoder" if ours.get("decoder") else "encoder")},
+    ),
+    "scaled": Conversion(read_scale, lambda ours, line: ours.get(line.path, "none") != "none"),
+    "vocabularies": Conversion(read_vocabularies, write_vocabularies),
+}
 
 
-def feed_forward(ours: ModelTree) -> Tree:
-    gated = ours["encoder.channel.kind"] == "glu"
-    return {"feed_forward_proj": ours.hf_name("encoder.channel.activation", GATES if gated else ACTIVATIONS)}
+def without_decoder(config: ConfigReader, tree: Tree) -> Tree:
+    """The encoder only, where the class has no decoder."""
+    if tree["kind"] != "encoder":
+        return tree
+    kept = {key: value for key, value in tree.items() if key != "decoder"}
+    return kept | {"embed": kept["embed"] | {"tied": True}, "head": {"kind": "none"}}
 
 
 LINES = """
@@ -204,35 +195,23 @@ def finish(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
     return written, {"shared.weight": target, **copies, **found}
 
 
-@strict_config(*IGNORED_KEYS)
-def tree(config: ConfigReader) -> Tree:
-    config.set_defaults(DEFAULTS)
-    encoder, decoder = ([{"repeat": count, "channel": channel(config)}] for count in depths(config))
-    scaled = config.get("scale_decoder_outputs", config["tie_word_embeddings"])
-    found = build_tree(config, encoder, decoder, scaled)
-    return without_decoder(found) if is_encoder_only(config) else found
+def family(
+    name: str,
+    architecture: str,
+    fields: str,
+    lines: str = LINES.replace("FFN", "DenseReluDense"),
+    conversions: Mapping[str, Conversion] = CONVERSIONS,
+) -> Family:
+    """A relative; `architecture`: the prefix of its classes."""
+    return Family(
+        name,
+        ConfigTable(fields.replace("CLASS", architecture), {**CONVERSIONS, **conversions}, without_decoder),
+        lines,
+        IGNORED_WEIGHTS,
+        prepare=prepare,
+        preserve=PRESERVED_WEIGHTS,
+        finish=finish,
+    )
 
 
-def without_decoder(tree: Tree) -> Tree:
-    """The encoder only."""
-    kept = {key: value for key, value in tree.items() if key != "decoder"}
-    return kept | {"kind": "encoder", "embed": kept["embed"] | {"tied": True}, "head": {"kind": "none"}}
-
-
-def hf_config(ours: ModelTree, name: str = "T5") -> Tree:
-    encoder_only = ours["kind"] == "encoder"
-    return config_fields(
-        ours, f"{name}EncoderModel" if encoder_only else f"{name}ForConditionalGeneration"
-    ) | feed_forward(ours)
-
-
-FAMILY = Family(
-    "t5",
-    tree,
-    LINES.replace("FFN", "DenseReluDense"),
-    IGNORED_WEIGHTS,
-    prepare=prepare,
-    preserve=PRESERVED_WEIGHTS,
-    hf_config=hf_config,
-    finish=finish,
-)
+FAMILY = family("t5", "T5", MODEL + CHANNELS)

@@ -3,79 +3,74 @@ untrained."""
 
 from __future__ import annotations
 
-from allyouneed.interop.families.bert import label_fields
-from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
-from allyouneed.interop.hf.config_writer import ModelTree
-from allyouneed.interop.hf.transforms import ROW, is_headless
+from allyouneed.interop.hf.config_reader import ConfigReader, Tree, is_headless
+from allyouneed.interop.hf.config_table import ConfigTable, Conversion, Line
+from allyouneed.interop.hf.config_writer import OMITTED, ModelTree
+from allyouneed.interop.hf.transforms import ROW
 from allyouneed.interop.hf.weight_table import Family, HfConfig, TensorTransform, Weights
 
-IGNORED_KEYS = ("encoder_stride", "pooler_*")
-DEFAULTS = {
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-    "layer_norm_eps": 1e-12,
-    "image_size": 224,
-    "patch_size": 16,
-    "num_channels": 3,
-    "qkv_bias": True,
-}
-
-
-@strict_config(*IGNORED_KEYS)
-def tree(config: ConfigReader) -> Tree:
-    config.set_defaults(DEFAULTS)
-    return build_tree(config, learned=1)
-
-
-def build_tree(config: ConfigReader, learned: int) -> Tree:
-    """An encoder of patches after `learned` learned tokens: the class token, and the distillation token."""
-    config.require_architecture(
-        "ForImageClassification", "Model", *(["ForImageClassificationWithTeacher"] if learned > 1 else [])
-    )
-    (height, width), (down, across) = _sides(config["image_size"]), _sides(config["patch_size"])
-    classes = config.get("classes")
-    return {
-        "kind": "encoder",
-        "width": config["hidden_size"],
-        "dropout": config["hidden_dropout_prob"],
-        "norm": {"kind": "layer", "eps": config["layer_norm_eps"]},
-        "embed": {
-            "kind": "patches",
-            "image": [height, width] if height != width else height,
-            "patch": [down, across] if down != across else down,
-            "channels": config["num_channels"],
-            "distillation_token": learned > 1,
-            "positions": {"kind": "learned", "length": (height // down) * (width // across) + learned},
-        },
-        "encoder": [
-            {
-                "repeat": config["num_hidden_layers"],
-                "wiring": "pre-norm",
-                "mixer": {
-                    "kind": "attention",
-                    "heads": config["num_attention_heads"],
-                    "bias": config.map_value("qkv_bias", {True: True, False: {"q": False, "k": False, "v": False}}),
-                    "dropout": config["attention_probs_dropout_prob"],
-                },
-                "channel": {
-                    "kind": "ffn",
-                    "hidden": config["intermediate_size"],
-                    "activation": config.activation("hidden_act"),
-                },
-            }
-        ],
-        "head": "none" if classes is None else {"kind": "classes", "labels": classes, "dropout": 0.0},
-    }
+FIELDS = """
+kind: encoder
+width = hidden_size ?? 768
+dropout = hidden_dropout_prob ?? 0.0
+norm: {kind: layer}
+norm.eps = layer_norm_eps ?? 1.0e-12
+embed.kind: patches
+embed.positions: {kind: learned}
+embed = image_size, patch_size |patches
+embed.channels = num_channels ?? 3
+embed.distillation_token: false
+encoder.repeat = num_hidden_layers ?? 12
+encoder.wiring: pre-norm
+encoder.mixer: {kind: attention}
+encoder.mixer.heads = num_attention_heads ?? 12
+encoder.mixer.bias = qkv_bias ?? true |{true: true, false: {q: false, k: false, v: false}}
+encoder.mixer.dropout = attention_probs_dropout_prob ?? 0.0
+encoder.channel: {kind: ffn}
+encoder.channel.hidden = intermediate_size ?? 3072
+encoder.channel.activation = hidden_act ?? gelu |activation
+head.kind = classes |classes
+head -> architectures |architecture
+head<classes>: {dropout: 0.0}
+head<classes>.labels <- classes
+head<classes>.labels -> id2label, label2id |labels
+?? {image_size: 224, patch_size: 16}
+ignore encoder_stride, pooler_*
+"""
 
 
 def _sides(value: int | list[int]) -> tuple[int, int]:
     height, width = (value, value) if isinstance(value, int) else value
     return height, width
+
+
+def read_patches(config: ConfigReader, line: Line) -> Tree:
+    """One position for each patch, and for each token that is learned: the class token, and DeiT's."""
+    (height, width), (down, across) = _sides(config["image_size"]), _sides(config["patch_size"])
+    return {
+        "image": [height, width] if height != width else height,
+        "patch": [down, across] if down != across else down,
+        "positions": {"length": (height // down) * (width // across) + (line.argument or 1)},
+    }
+
+
+def read_classes(config: ConfigReader, line: Line) -> str:
+    """Only the weights tell the number of classes, if any: see `prepare`."""
+    config.require_architecture("ForImageClassification", "Model", *(line.argument or ()))
+    return "none" if config.get(line.key) is None else "classes"
+
+
+def write_architecture(ours: ModelTree, line: Line) -> list[str]:
+    return ["ViTModel" if ours.get("head.labels") is None else "ViTForImageClassification"]
+
+
+CONVERSIONS = {
+    "architecture": Conversion(lambda config, line: None, write_architecture),
+    "classes": Conversion(read_classes, lambda ours, line: ours.get("head.labels", OMITTED)),
+    "patches": Conversion(
+        read_patches, lambda ours, line: {"image_size": ours["embed.image"], "patch_size": ours["embed.patch"]}
+    ),
+}
 
 
 def prepare(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
@@ -89,7 +84,7 @@ def prepare(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
 def finish(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
     """The headless class requires a pooler; ours has none, so it is written as zeros."""
     body = f"{config['model_type']}."
-    found, width = {**weights}, config.get("hidden_size", DEFAULTS["hidden_size"])
+    found, width = {**weights}, config.get("hidden_size", 768)
     if is_headless(config):
         size = config.get("pooler_output_size") or width
         like = next(iter(weights.values()))
@@ -97,31 +92,6 @@ def finish(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
         found = {f"{body}pooler.dense.{kind}": tensor for kind, tensor in pooler.items()} | found
         found = {name.removeprefix(body): tensor for name, tensor in found.items()}
     return {key: value for key, value in config.items() if key != "classes"}, found
-
-
-def config_fields(ours: ModelTree, name: str, end: str) -> Tree:
-    """ViT's config for our encoder; `name`: the prefix of its classes, `end`: the suffix of the one with a head."""
-    labels, bias = ours.get("head.labels"), ours.get("encoder.mixer.bias")
-    found = {
-        "hidden_size": ours["width"],
-        "num_hidden_layers": ours.depth("encoder"),
-        "num_attention_heads": ours["encoder.mixer.heads"],
-        "intermediate_size": ours["encoder.channel.hidden"],
-        "hidden_act": ours.activation("encoder.channel.activation"),
-        "hidden_dropout_prob": ours.get("dropout", 0.0),
-        "attention_probs_dropout_prob": ours.get("encoder.mixer.dropout", 0.0),
-        "layer_norm_eps": ours["norm.eps"],
-        "image_size": ours["embed.image"],
-        "patch_size": ours["embed.patch"],
-        "num_channels": ours["embed.channels"],
-        "qkv_bias": bias["q"] if isinstance(bias, dict) else bool(bias),
-        "architectures": [f"{name}Model" if labels is None else f"{name}{end}"],
-    }
-    return found if labels is None else found | label_fields(labels) | {"classes": labels}
-
-
-def hf_config(ours: ModelTree) -> Tree:
-    return config_fields(ours, "ViT", "ForImageClassification")
 
 
 LINES = """
@@ -143,8 +113,8 @@ head.classes.* = classifier.*
 def patch_shape(config: HfConfig) -> tuple[int, int, int]:
     """(channels, height, width) of a patch; ours is flat."""
     return (
-        config.get("num_channels", DEFAULTS["num_channels"]),
-        *_sides(config.get("patch_size", DEFAULTS["patch_size"])),
+        config.get("num_channels", 3),
+        *_sides(config.get("patch_size", 16)),
     )
 
 
@@ -153,5 +123,4 @@ FLAT = TensorTransform(
 )
 TRANSFORMS = {"flat": FLAT, "row": ROW}
 PRESERVED_WEIGHTS = ("*.pooler.*",)
-
-FAMILY = Family("vit", tree, LINES, (), TRANSFORMS, prepare, PRESERVED_WEIGHTS, hf_config, finish)
+FAMILY = Family("vit", ConfigTable(FIELDS, CONVERSIONS), LINES, (), TRANSFORMS, prepare, PRESERVED_WEIGHTS, finish)

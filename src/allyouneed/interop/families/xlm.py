@@ -6,95 +6,62 @@ token vector (figure 1) in place of BERT's segments, and a head without transfor
 
 from __future__ import annotations
 
-from allyouneed.interop.families.bert import head, head_fields
-from allyouneed.interop.families.xlnet import remove_prefix
-from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
-from allyouneed.interop.hf.config_writer import ModelTree
-from allyouneed.interop.hf.transforms import untie_if_different
-from allyouneed.interop.hf.weight_table import Family, HfConfig, Weights
+from allyouneed.interop.hf.config_reader import ConfigReader
+from allyouneed.interop.hf.config_table import ConfigTable, Conversion, Line
+from allyouneed.interop.hf.transforms import add_prefix, chain, remove_prefix, untie_head
+from allyouneed.interop.hf.weight_table import Family
 
-DEFAULTS = {
-    "vocab_size": 30145,
-    "emb_dim": 2048,
-    "n_layers": 12,
-    "n_heads": 16,
-    "dropout": 0.1,
-    "attention_dropout": 0.1,
-    "gelu_activation": True,
-    "n_langs": 1,
-    "use_lang_emb": True,
-    "max_position_embeddings": 512,
-    "layer_norm_eps": 1e-12,
-    "summary_first_dropout": 0.1,
-    "tie_word_embeddings": True,
+FIELDS = """
+causal in [false]
+asm in [false]
+is_encoder in [true]
+summary_type in [first]
+summary_use_proj in [true]
+summary_activation in [null]
+summary_proj_to_labels in [true]
+kind: encoder
+vocab = vocab_size ?? 30145
+width = emb_dim ?? 2048
+dropout = dropout ?? 0.1
+norm: {kind: layer}
+norm.eps = layer_norm_eps ?? 1.0e-12
+embed: {scale: none, positions: {kind: learned}, norm: {kind: layer}}
+embed.positions.length = max_position_embeddings ?? 512
+embed.tied = tie_word_embeddings ?? true
+embed.types = n_langs, use_lang_emb |languages
+embed.norm.eps <- layer_norm_eps
+encoder.repeat = n_layers ?? 12
+encoder.mixer: {kind: attention}
+encoder.mixer.heads = n_heads ?? 16
+encoder.mixer.dropout = attention_dropout ?? 0.1
+encoder.channel: {kind: ffn}
+encoder.channel.hidden <- 4 * emb_dim
+encoder.channel.activation = gelu_activation ?? true |gelu
+head.kind = architectures |class [XLM, {WithLMHeadModel: vocabulary, ForMaskedLM: vocabulary,
+    ForSequenceClassification: classes, ForTokenClassification: tags, Model: none}]
+head<vocabulary>: {bias: true}
+head<classes>.hidden: null
+head<classes>.labels = id2label, label2id |labels
+head<classes>.dropout = summary_first_dropout ?? 0.1 |optional
+head<tags>.labels = id2label, label2id |labels
+?? {n_langs: 1, use_lang_emb: true}
+ignore *_index, *init_std, *_n_top, lang_id, lang2id, id2lang, max_vocab, min_count, sinusoidal_embeddings, n_words,
+    encoder_only, attention_setting, share_inout_emb
+"""
+
+
+def languages(config: ConfigReader, line: Line) -> int | None:
+    count, used = config["n_langs"], config["use_lang_emb"]
+    return count if count > 1 and used else None
+
+
+CONVERSIONS = {
+    "gelu": Conversion(
+        lambda config, line: "gelu" if config[line.key] else "relu",
+        lambda ours, line: ours.activation(line.path) == "gelu",
+    ),
+    "languages": Conversion(languages, lambda ours, line: {"n_langs": ours.get(line.path, 1)}),
 }
-IGNORED_KEYS = """*_index *init_std *_n_top lang_id lang2id id2lang max_vocab min_count sinusoidal_embeddings n_words
-encoder_only attention_setting share_inout_emb"""
-
-
-@strict_config(*IGNORED_KEYS.split())
-def tree(config: ConfigReader) -> Tree:
-    config.set_defaults(DEFAULTS)
-    for name, value in {"causal": False, "asm": False, "is_encoder": True}.items():
-        config.require(name, value)
-    summary = {"type": "first", "use_proj": True, "activation": None, "proj_to_labels": True}
-    for name, expected in summary.items():
-        config.require(f"summary_{name}", expected)
-    norm, width = {"kind": "layer", "eps": config["layer_norm_eps"]}, config["emb_dim"]
-    vocabulary: Tree = {"kind": "vocabulary", "bias": True}
-    found = head(config, vocabulary, "identity", "summary_first_dropout", WithLMHeadModel=vocabulary)
-    if found["kind"] == "classes":
-        found |= {"hidden": None}
-    languages, used = config["n_langs"], config["use_lang_emb"]
-    return {
-        "kind": "encoder",
-        "vocab": config["vocab_size"],
-        "width": width,
-        "dropout": config["dropout"],
-        "norm": norm,
-        "embed": {
-            "positions": {"kind": "learned", "length": config["max_position_embeddings"]},
-            "scale": "none",
-            "tied": config["tie_word_embeddings"],
-            "types": languages if languages > 1 and used else None,
-            "norm": norm,
-        },
-        "encoder": [
-            {
-                "repeat": config["n_layers"],
-                "mixer": {
-                    "kind": "attention",
-                    "heads": config["n_heads"],
-                    "dropout": config["attention_dropout"],
-                },
-                "channel": {
-                    "kind": "ffn",
-                    "hidden": 4 * width,
-                    "activation": "gelu" if config["gelu_activation"] else "relu",
-                },
-            }
-        ],
-        "head": found | {"dropout": None} if found["kind"] == "tags" else found,
-    }
-
-
-def hf_config(ours: ModelTree) -> Tree:
-    activation = ours.activation("encoder.channel.activation")
-    return {
-        "vocab_size": ours["vocab"],
-        "emb_dim": ours["width"],
-        "n_layers": ours.depth("encoder"),
-        "n_heads": ours["encoder.mixer.heads"],
-        "dropout": ours.get("dropout", 0.0),
-        "attention_dropout": ours.get("encoder.mixer.dropout", 0.0),
-        "gelu_activation": activation == "gelu",
-        "n_langs": ours.get("embed.types", 1),
-        "max_position_embeddings": ours["embed.positions.length"],
-        "layer_norm_eps": ours["norm.eps"],
-        "tie_word_embeddings": ours.get("embed.tied", True),
-    } | head_fields(ours, "XLM", "summary_first_dropout", masks="WithLMHeadModel")
-
-
 LINES = """
 embed.tokens.weight = transformer.embeddings.weight
 embed.positions.weight = transformer.position_embeddings.weight
@@ -113,19 +80,12 @@ head.tags.* = classifier.*
 """.replace("HEADS", "transformer.attentions.{n}")
 
 
-def add_prefix(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
-    """Files of the headless model omit the prefix."""
-    unprefixed = not any(name.startswith("transformer.") for name in weights)
-    weights = {f"transformer.{name}": tensor for name, tensor in weights.items()} if unprefixed else weights
-    return untie_if_different(config, weights, "pred_layer.proj.weight", "transformer.embeddings.weight"), weights
-
-
+PREPARE = chain(add_prefix("transformer."), untie_head("pred_layer.proj.weight", "transformer.embeddings.weight"))
 FAMILY = Family(
     "xlm",
-    tree,
+    ConfigTable(FIELDS, CONVERSIONS),
     LINES,
     ("*.position_ids", "pred_layer.proj.weight"),
-    prepare=add_prefix,
-    hf_config=hf_config,
-    finish=remove_prefix,
+    prepare=PREPARE,
+    finish=remove_prefix("transformer."),
 )

@@ -2,63 +2,48 @@
 
 from __future__ import annotations
 
-from allyouneed.interop.families.bert import head, head_fields
-from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
-from allyouneed.interop.hf.config_writer import ModelTree
-from allyouneed.interop.hf.transforms import ROW, is_headless, untie_if_different
-from allyouneed.interop.hf.weight_table import Family, HfConfig, TensorTransform, Weights
+from allyouneed.interop.hf.config_table import ConfigTable, Conversion
+from allyouneed.interop.hf.transforms import ROW, add_prefix, chain, remove_prefix, untie_head
+from allyouneed.interop.hf.weight_table import Family, HfConfig, TensorTransform
 
-DEFAULTS = {
-    "vocab_size": 32000,
-    "d_model": 1024,
-    "n_layer": 24,
-    "n_head": 16,
-    "d_inner": 4096,
-    "ff_activation": "gelu",
-    "dropout": 0.1,
-    "layer_norm_eps": 1e-12,
-    "tie_word_embeddings": True,
-    "clamp_len": -1,
-}
-
-
-@strict_config(
-    "mem_len", "reuse_len", "use_mems_*", "start_n_top", "end_n_top", "n_token", "untie_r", "d_head", "same_length"
+FIELDS = """
+attn_type in [bi]
+bi_data in [false]
+summary_type in [last]
+summary_use_proj in [true]
+summary_activation in [tanh]
+kind: encoder
+vocab = vocab_size ?? 32000
+width = d_model ?? 1024
+dropout = dropout ?? 0.1
+norm: {kind: layer}
+norm.eps = layer_norm_eps ?? 1.0e-12
+embed: {scale: none, asks: true}
+embed.tied = tie_word_embeddings ?? true
+encoder.repeat = n_layer ?? 24
+encoder.mixer: {kind: attention, pattern: permuted, positions: {kind: xlnet}, bias: false, cache: hidden}
+encoder.mixer.heads = n_head ?? 16
+encoder.mixer.head_width -> d_head or d_model // n_head
+encoder.mixer.positions.clamp = clamp_len ?? -1 |clamp
+encoder.mixer.dropout <- dropout
+encoder.channel: {kind: ffn}
+encoder.channel.hidden = d_inner ?? 4096
+encoder.channel.activation = ff_activation ?? gelu |activation
+encoder.channel.dropout <- dropout
+head.kind = architectures |class [XLNet, {LMHeadModel: vocabulary, ForMaskedLM: vocabulary,
+    ForSequenceClassification: classes, ForTokenClassification: tags, Model: none}]
+head<vocabulary>: {bias: true}
+head<classes>: {hidden: tanh, pool: last}
+head<classes>.labels = id2label, label2id |labels
+head<classes>.dropout = summary_last_dropout |optional
+head<tags>.labels = id2label, label2id |labels
+head<tags>.dropout = summary_last_dropout |optional
+ignore mem_len, reuse_len, use_mems_*, start_n_top, end_n_top, n_token, untie_r, d_head, same_length
+"""
+CLAMP = Conversion(
+    lambda config, line: config[line.key] if config[line.key] > 0 else None,
+    lambda ours, line: ours.get(line.path, -1),
 )
-def tree(config: ConfigReader) -> Tree:
-    config.set_defaults(DEFAULTS)
-    config.require("attn_type", "bi")
-    config.require("bi_data", False)
-    config.require("summary_type", "last")
-    config.require("summary_use_proj", True)
-    clamp, dropout = config["clamp_len"], config["dropout"]
-    mixer = {
-        "kind": "attention",
-        "heads": config["n_head"],
-        "pattern": "permuted",
-        "positions": {"kind": "xlnet", "clamp": clamp if clamp > 0 else None},
-        "bias": False,
-        "dropout": dropout,
-        "cache": "hidden",
-    }
-    channel = {"kind": "ffn", "hidden": config["d_inner"], "activation": config.activation("ff_activation")}
-    vocabulary = {"kind": "vocabulary", "bias": True}
-    pooled = config.require("summary_activation", "tanh")
-    found = head(config, vocabulary, pooled, "summary_last_dropout", LMHeadModel=vocabulary)
-    if found["kind"] == "classes":
-        found |= {"pool": "last"}
-    return {
-        "kind": "encoder",
-        "vocab": config["vocab_size"],
-        "width": config["d_model"],
-        "dropout": dropout,
-        "norm": {"kind": "layer", "eps": config["layer_norm_eps"]},
-        "embed": {"scale": "none", "tied": config["tie_word_embeddings"], "asks": True},
-        "encoder": [{"repeat": config["n_layer"], "mixer": mixer, "channel": channel | {"dropout": dropout}}],
-        "head": found,
-    }
-
-
 LINES = """
 embed.tokens.weight = transformer.word_embedding.weight
 embed.asking.weight = transformer.mask_emb |first
@@ -99,36 +84,13 @@ TRANSFORMS = {
 }
 
 
-def add_prefix(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
-    """Files of the headless model omit the prefix."""
-    unprefixed = not any(name.startswith("transformer.") for name in weights)
-    weights = {f"transformer.{name}": tensor for name, tensor in weights.items()} if unprefixed else weights
-    return untie_if_different(config, weights, "lm_loss.weight", "transformer.word_embedding.weight"), weights
-
-
-def remove_prefix(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
-    if is_headless(config):
-        weights = {name.removeprefix("transformer."): tensor for name, tensor in weights.items()}
-    return config, weights
-
-
-def hf_config(ours: ModelTree) -> Tree:
-    heads = ours["encoder.mixer.heads"]
-    return {
-        "vocab_size": ours["vocab"],
-        "d_model": ours["width"],
-        "d_head": ours.get("encoder.mixer.head_width", (ours["width"] or 0) // (heads or 1)),
-        "n_layer": ours.depth("encoder"),
-        "n_head": heads,
-        "d_inner": ours["encoder.channel.hidden"],
-        "ff_activation": ours.activation("encoder.channel.activation"),
-        "dropout": ours.get("dropout", 0.0),
-        "layer_norm_eps": ours["norm.eps"],
-        "tie_word_embeddings": ours.get("embed.tied", True),
-        "clamp_len": ours.get("encoder.mixer.positions.clamp", -1),
-    } | head_fields(ours, "XLNet", "summary_last_dropout", masks="LMHeadModel")
-
-
+PREPARE = chain(add_prefix("transformer."), untie_head("lm_loss.weight", "transformer.word_embedding.weight"))
 FAMILY = Family(
-    "xlnet", tree, LINES, ("lm_loss.weight",), TRANSFORMS, add_prefix, hf_config=hf_config, finish=remove_prefix
+    "xlnet",
+    ConfigTable(FIELDS, {"clamp": CLAMP}),
+    LINES,
+    ("lm_loss.weight",),
+    TRANSFORMS,
+    PREPARE,
+    finish=remove_prefix("transformer."),
 )

@@ -1,7 +1,8 @@
 """Read a Hugging Face config strictly: keys that no family reads are refused.
 
 A single unread key can change the model. So a family builds its tree through a `ConfigReader`: every key must be read,
-be known to change nothing, or be off (null, false, 0, empty). All other keys are reported at once, by name."""
+be known to change nothing, or be off (null, false, 0, empty). All other keys are reported at once, by name.
+`outer.key` is a key of the config under `outer`."""
 
 from __future__ import annotations
 
@@ -86,14 +87,17 @@ class ConfigReader(Mapping[str, Any]):
     def __init__(self, config: Mapping[str, Any], prefix: str = "", problems: list[str] | None = None) -> None:
         self.config, self.prefix, self.read_keys = config, prefix, set[str]()
         self.problems: list[str] = [] if problems is None else problems
+        self.parts: dict[str, ConfigReader] = {}
 
     def __getitem__(self, key: str) -> Any:
-        if key not in self.config:
+        if key not in self:
             raise UserError(f"{self.prefix}{key}: missing in the config")
-        self.read_keys.add(key)
-        return self.config[key]
+        return self.get(key)
 
     def get(self, key: str, default: Any = None) -> Any:
+        outer, _, key = key.rpartition(".")
+        if outer:
+            return self.nested(outer).get(key, default)
         self.read_keys.add(key)
         return self.config.get(key, default)
 
@@ -104,11 +108,17 @@ class ConfigReader(Mapping[str, Any]):
 
     def set_defaults(self, defaults: Mapping[str, Any]) -> None:
         """The family's defaults for keys the file leaves out."""
-        self.read_keys |= defaults.keys() - self.config.keys()
-        self.config = {**defaults, **self.config}
+        for key, value in defaults.items():
+            outer, _, inner = key.rpartition(".")
+            if outer:
+                self.nested(outer).set_defaults({inner: value})
+            elif key not in self.config:
+                self.read_keys.add(key)
+                self.config = {**self.config, key: value}
 
     def __contains__(self, key: object) -> bool:
-        return key in self.config
+        outer, _, key = str(key).rpartition(".")
+        return key in (self.nested(outer).config if outer else self.config)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.config)
@@ -146,18 +156,26 @@ class ConfigReader(Mapping[str, Any]):
         return name
 
     def nested(self, key: str) -> ConfigReader:
-        """A reader of the config under this key; it shares `problems`."""
-        return ConfigReader(self.get(key) or {}, f"{self.prefix}{key}.", self.problems)
+        """The reader of the config under this key; it shares `problems`."""
+        if key not in self.parts:
+            self.parts[key] = ConfigReader(self.get(key) or {}, f"{self.prefix}{key}.", self.problems)
+        return self.parts[key]
 
     def refuse_unread(self, *ignored: str) -> None:
-        """Record every key that is set, was not read and is not in `ignored` (patterns with `*`)."""
-        known = (*METADATA_KEYS, *GENERATION_KEYS, *ignored)
+        """Record every key that is set, was not read and is not in `ignored` (patterns with `*`), nested ones too."""
+        known = (*(self.prefix + key for key in (*METADATA_KEYS, *GENERATION_KEYS)), *ignored)
         for key, value in self.config.items():
-            read = key in self.read_keys or any(fnmatchcase(key, pattern) for pattern in known)
-            if value and not read:
-                self.problems.append(
-                    f"{self.prefix}{key}: {value!r} is not supported and may change what the model computes"
-                )
+            name = self.prefix + key
+            if value and key not in self.read_keys and not any(fnmatchcase(name, pattern) for pattern in known):
+                self.problems.append(f"{name}: {value!r} is not supported and may change what the model computes")
+        for part in self.parts.values():
+            part.refuse_unread(*ignored)
+
+
+def is_headless(config: Mapping[str, Any]) -> bool:
+    """Whether the class name is that of a model without a head."""
+    name = (config.get("architectures") or [""])[0]
+    return bool(name.endswith("Model") and not name.endswith(("LMHeadModel", "MTModel", "EncoderModel")))
 
 
 def strict_config(*ignored: str) -> Callable[[Callable[[ConfigReader], Tree]], Callable[[Mapping[str, Any]], Tree]]:
@@ -171,7 +189,7 @@ def strict_config(*ignored: str) -> Callable[[Callable[[ConfigReader], Tree]], C
             reader.refuse_unread(*ignored)
             if reader.problems:
                 name = config.get("model_type", "this family")
-                raise UserError(f"{name}: unsupported config\n  " + "\n  ".join(reader.problems))
+                raise UserError(f"{name}: unsupported config\n  " + "\n  ".join(dict.fromkeys(reader.problems)))
             return found
 
         return checked

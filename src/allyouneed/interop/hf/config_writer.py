@@ -1,8 +1,7 @@
-"""Write our model as a Hugging Face config: the view of our tree that a family's `hf_config` reads; mirrors
-config_reader.py.
+"""Write our model as a Hugging Face config: the view of our tree that a family's table reads; mirrors config_reader.py.
 
-A path goes through a list of layers by its first entry: `ours["decoder.mixer.heads"]`. `hf_config` may be short: its
-result is read back by the family's own `tree`, and every difference is refused by name.
+A path goes through a list of layers by its first entry: `ours["decoder.mixer.heads"]`, or by the first whose part is of
+a kind: `ours["decoder.channel<moe>.experts"]`. What is written is read back, and every difference is refused by name.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from itertools import groupby
 from typing import Any
 
@@ -17,6 +17,7 @@ from allyouneed.config import tree_of
 from allyouneed.interop.hf.config_reader import ACTIVATIONS, Tree
 from allyouneed.nn.models.base import Model
 
+OMITTED: Any = object()  # the value of a key that is not written, or of an option that is not set
 TRAINING_KEYS = ("dropout", "init", "jitter", "z_loss", "balance")  # no effect on inference
 
 
@@ -28,15 +29,25 @@ class ModelTree:
         self.problems: list[str] = [] if problems is None else problems
 
     def get(self, path: str, default: Any = None) -> Any:
-        node: Any = self.tree
-        for key in path.split("."):
-            node = node[0] if isinstance(node, list) and node else node
-            node = node.get(key) if isinstance(node, dict) else None
-        return default if node is None else node
+        """The value at a path; the `repeat` of a stack is its depth."""
+        if path.endswith(".repeat"):
+            return self.depth(path.removesuffix(".repeat"))
+        nodes: list[Any] = [self.tree]
+        for name, kind in split_path(path):
+            nodes = [layer for node in nodes for layer in (node if isinstance(node, list) else [node])]
+            nodes = [node.get(name) if isinstance(node, dict) else None for node in nodes]
+            nodes = [node for node in nodes if kind is None or (isinstance(node, dict) and node["kind"] == kind)]
+        return default if not nodes or nodes[0] is None else nodes[0]
+
+    def has_kinds(self, path: str) -> bool:
+        """Whether there are parts of the kinds that the path names."""
+        place = path.rpartition(">")[0]
+        return not place or self.get(f"{place}>") is not None
 
     def __getitem__(self, path: str) -> Any:
         found = self.get(path)
         if found is None:
+            path = re.sub("<.*?>", "", path)
             self.problems.append(f"{self.prefix}{path}: required, but {self._nearest(path)} has none")
         return found
 
@@ -83,10 +94,22 @@ class ModelTree:
         match = re.fullmatch(pattern, text or "")
         return [int(group) for group in match.groups()] if match else [0] * count
 
+    def window(self) -> int | None:
+        """The causal window of the first layer that has one."""
+        patterns = [layer.get("mixer.pattern", "") for layer in self.layers("decoder")]
+        found = (re.fullmatch(r"causal & window\((\d+)\)", pattern) for pattern in patterns)
+        return next((int(match[1]) for match in found if match), None)
+
     def activation(self, path: str, tanh: str = "gelu_new") -> str:
         """`tanh`: the family's name for the tanh approximation of GELU, which has several."""
         name: str = tanh if self[path] == "gelu-tanh" else self.hf_name(path, ACTIVATIONS)
         return name
+
+
+@cache
+def split_path(path: str) -> tuple[tuple[str, str | None], ...]:
+    """The names of a path, each with the kind it is limited to."""
+    return tuple((name, kind or None) for name, kind in re.findall(r"(\w+)(?:\[\*\])?(?:<(.+?)>)?", path))
 
 
 def canonical_tree(config: Model) -> Tree:
@@ -100,7 +123,7 @@ def canonical_tree(config: Model) -> Tree:
 
 def _canonical(node: Any, width: Any) -> Any:
     if isinstance(node, list):
-        return _merge_repeats([_canonical(entry, width) for entry in node])
+        return merge_repeats([_canonical(entry, width) for entry in node])
     if not isinstance(node, dict):
         return float(f"{node:.12g}") if isinstance(node, float) else node
     width = node.get("width") or width  # a tower has its own
@@ -117,7 +140,7 @@ def _canonical(node: Any, width: Any) -> Any:
     return found
 
 
-def _merge_repeats(entries: list[Any]) -> list[Any]:
+def merge_repeats(entries: list[Any]) -> list[Any]:
     """Merge equal consecutive layers into one entry; entries with shared weights stay separate."""
     if not all(isinstance(entry, dict) and "repeat" in entry for entry in entries):
         return entries

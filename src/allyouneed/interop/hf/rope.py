@@ -20,15 +20,13 @@ def rotary(
         fraction = rope.require("partial_rotary_factor", 1.0, None) or 1.0
     else:
         fraction = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or fraction
-    found = {
+    return {
         "kind": "rotary",
         "base": float(rope.get("rope_theta") or config.get("rope_theta") or base),
         "order": order,
         "fraction": fraction,
         "scaling": scaling(rope, config.get("max_position_embeddings")),
     }
-    rope.refuse_unread()
-    return found
 
 
 def scaling(rope: ConfigReader, length: int | None) -> dict[str, Any]:

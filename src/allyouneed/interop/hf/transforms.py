@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.errors import UserError
-from allyouneed.interop.hf.config_reader import ConfigReader, Tree
+from allyouneed.interop.hf.config_reader import is_headless
 from allyouneed.interop.hf.weight_table import CheckpointTransform, HfConfig, TensorTransform, Weights
 from allyouneed.nn.positions.absolute import Sinusoidal
 
@@ -38,18 +38,6 @@ def grouped_qkv(counts: Callable[[HfConfig], tuple[int, int]]) -> TensorTransfor
         lambda tensor, config: split_groups(tensor, *counts(config)),
         lambda tensor, config: merge_groups(tensor, *counts(config)),
     )
-
-
-def is_headless(config: HfConfig) -> bool:
-    """Whether the class name is that of a model without a head."""
-    name = (config.get("architectures") or [""])[0]
-    return name.endswith("Model") and not name.endswith(("LMHeadModel", "MTModel", "EncoderModel"))
-
-
-def match_head(config: ConfigReader, tree: Tree) -> Tree:
-    """A decoder's tree with the head of its class: its own, or none."""
-    config.require_architecture("ForCausalLM", "LMHeadModel", "ModelWithLMHead", "Model")
-    return tree | {"head": {"kind": "none"}} if is_headless(config) else tree
 
 
 def add_prefix(prefix: str, head: str = "lm_head.") -> CheckpointTransform:
@@ -88,9 +76,9 @@ def untie_head(head: str, tokens: str) -> CheckpointTransform:
     return lambda config, weights: (untie_if_different(config, weights, head, tokens), weights)
 
 
-def chain(*steps: CheckpointTransform) -> CheckpointTransform:
+def chain(*steps: CheckpointTransform | None) -> CheckpointTransform:
     def run(config: HfConfig, weights: Weights) -> tuple[HfConfig, Weights]:
-        for step in steps:
+        for step in filter(None, steps):
             config, weights = step(config, weights)
         return config, weights
 

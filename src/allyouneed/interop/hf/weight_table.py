@@ -1,4 +1,5 @@
-"""A model family as a table: their config as our tree, and for each of our weights the tensors of theirs it is made of.
+"""A model family as two tables: their config (config_table.py), and for each of our weights the tensors of theirs it is
+made of.
 
 A line reads `ours = theirs`. `{n}` stands for a number that both sides share, `*` for `weight` and `bias`:
 
@@ -29,6 +30,8 @@ from torch import Tensor, nn
 from allyouneed.config import parse, tree_of
 from allyouneed.data.files.mapped import release_pages
 from allyouneed.errors import UserError
+from allyouneed.interop.hf.config_reader import Tree
+from allyouneed.interop.hf.config_table import ConfigTable
 from allyouneed.interop.hf.config_writer import ModelTree, canonical_tree, differences
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.weights import assign_weights, dtype_problem, meta_model
@@ -94,24 +97,24 @@ class EquivalentModel:
 
 @dataclass(frozen=True)
 class Family:
-    """`tree(config)` gives our model's tree, `hf_config(ours)` their config from our tree (without token ids); `lines`
-    is the weight table. Weights of theirs that ours does not use, by patterns with `*`: `ignore` lists redundant ones
-    (buffers, copies of tied matrices), `preserve` those a round trip must keep (BERT's pooler).
+    """`fields` is the table of the config (without token ids), or, for files that are never written, a function that
+    gives our tree; `lines` is the weight table. Weights of theirs that ours does not use, by patterns with `*`:
+    `ignore` lists redundant ones (buffers, copies of tied matrices), `preserve` those a round trip must keep (BERT's
+    pooler).
 
-    `prepare(config, weights)` turns both into what the table expects, where names are old or the config leaves open
-    what only the weights tell; `finish` is its inverse, applied to what the table and `hf_config` give. `equivalent`
-    maps a model of ours to an equivalent one that the family can express. `notes`: what a user should know about this
-    model before comparing its results with theirs.
+    `prepare(config, weights)` turns both into what the tables expect, where names are old or the config leaves open
+    what only the weights tell; `finish` is its inverse, applied to what the tables give. `equivalent` maps a model of
+    ours to an equivalent one that the family can express. `notes`: what a user should know about this model before
+    comparing its results with theirs.
     """
 
     name: str
-    tree: Callable[[HfConfig], dict[str, Any]]
+    fields: ConfigTable | Callable[[HfConfig], Tree]
     lines: str | Callable[[HfConfig], str]
     ignore: Sequence[str] = ()
     transforms: Mapping[str, TensorTransform] = field(default_factory=dict)
     prepare: CheckpointTransform | None = None
     preserve: Sequence[str] = ()
-    hf_config: Callable[[ModelTree], HfConfig] | None = None
     finish: CheckpointTransform | None = None
     equivalent: EquivalentModel | None = None
     notes: Callable[[Model], Sequence[str]] | None = None
@@ -139,6 +142,10 @@ class Family:
         model = meta_model(ours)
         self.fill(model, config, weights, dtype, device)
         return model.eval()
+
+    def tree(self, config: HfConfig) -> Tree:
+        """Our tree, from their config."""
+        return self.fields.read(config) if isinstance(self.fields, ConfigTable) else self.fields(config)
 
     def read_config(self, config: HfConfig) -> Model:
         """Our config, from theirs as returned by `prepare`."""
@@ -242,13 +249,13 @@ class Family:
         return self._write_as(model, ours, self.write_config(ours), unused or {})
 
     def write_config(self, ours: Model) -> dict[str, Any]:
-        """Our config as theirs; it may hold keys that only `tree` knows, which `finish` removes."""
-        if self.hf_config is None:
+        """Our config as theirs; it may hold keys that only the table knows, which `finish` removes."""
+        if not isinstance(self.fields, ConfigTable):
             raise UserError(f"{self.name}: this family can be imported, but not exported")
         ours = ours if self.equivalent is None else self.equivalent.config(ours)
         tree = ModelTree(tree_of(ours, full=True))
         try:
-            config = {"model_type": self.name, **self.hf_config(tree)}
+            config = {"model_type": self.name, **self.fields.write(tree)}
         except (TypeError, ValueError, LookupError, ArithmeticError):
             if not tree.problems:  # not caused by a missing path
                 raise

@@ -19,9 +19,10 @@ from allyouneed.data.tokenizers.bounds import MAX_BYTES
 from allyouneed.errors import UserError
 from allyouneed.files.reading import file_in, has_file, read_text
 from allyouneed.folder import Folder
-from allyouneed.interop.families.bart import LINES, PRESERVED_WEIGHTS, TRANSFORMS, build_tree, prepare
+from allyouneed.interop.families.bart import CONVERSIONS, LINES, MODEL, PRESERVED_WEIGHTS, TRANSFORMS, prepare
 from allyouneed.interop.heads import config_of
 from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
+from allyouneed.interop.hf.config_table import ConfigTable, assign
 from allyouneed.interop.hf.weight_table import Family
 from allyouneed.interop.tokenizers import subword_files
 from allyouneed.interop.tokenizers.subword_files import Roles
@@ -195,8 +196,13 @@ def tree(config: ConfigReader) -> Tree:
     names |= {"d_model": config["encoder_embed_dim"], "activation_function": config["activation_fn"]}
     names |= {"scale_embedding": not config["no_scale_embedding"], "share_encoder_decoder_embeddings": True}
     config.set_defaults(names)
-    wiring = {"kind": "pre-norm", "final": finals[0]} if before else "post-norm"
-    return build_tree(config, positions, wiring, norm=bool(config["layernorm_embedding"]))
+    tree = ConfigTable(MODEL, CONVERSIONS).read_lines(config)
+    tree["embed"] |= {"positions": positions, "norm": {"kind": "layer"} if config["layernorm_embedding"] else None}
+    if config["layernorm_embedding"] or positions["kind"] == "learned":  # one for each side
+        tree["source_embed"] = tree["embed"]
+    for side in SIDES:
+        assign(tree, f"{side}.wiring", {"kind": "pre-norm", "final": finals[0]} if before else "post-norm")
+    return tree
 
 
 FAMILY = Family("fairseq", tree, LINES, ("lm_head.weight",), TRANSFORMS, None, PRESERVED_WEIGHTS)
