@@ -20,7 +20,7 @@ from allyouneed.apps.translate.direction import find_direction
 from allyouneed.apps.translate.documents.translate import DocumentTranslation, translate_documents
 from allyouneed.apps.translate.glossary import Glossary
 from allyouneed.apps.translate.languages import LanguageFrames
-from allyouneed.apps.translate.numbers.figures import put_right
+from allyouneed.apps.translate.numbers.repair import put_right
 from allyouneed.apps.translate.result import AlignmentLink, Candidate, Translation
 from allyouneed.apps.translate.routes import Route, Routes
 from allyouneed.apps.translate.scoring import score_targets
