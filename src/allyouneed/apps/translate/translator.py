@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from allyouneed.apps.translate.alignment import Aligner
 from allyouneed.apps.translate.context import (
@@ -17,7 +17,6 @@ from allyouneed.apps.translate.context import (
     trained_context,
 )
 from allyouneed.apps.translate.direction import find_direction
-from allyouneed.apps.translate.documents.translate import DocumentTranslation, translate_documents
 from allyouneed.apps.translate.glossary import Glossary
 from allyouneed.apps.translate.languages import LanguageFrames
 from allyouneed.apps.translate.numbers.repair import put_right
@@ -49,6 +48,9 @@ from allyouneed.infer.frames import Frame, draft_engine, generate_targets, seque
 from allyouneed.infer.predictors.base import EvaluationResult, check_texts, evenly_spaced
 from allyouneed.infer.predictors.generating import GeneratingPredictor
 from allyouneed.metrics.translation import TranslationScores, evaluate
+
+if TYPE_CHECKING:
+    from allyouneed.apps.translate.documents.translate import DocumentTranslation
 
 __all__ = ["AlignmentLink", "Candidate", "Translation", "Translator", "copied", "ends_in_loop", "one_line"]
 WHOLE = 64  # tokens of a line that is not split into sentences
@@ -203,6 +205,8 @@ class Translator(GeneratingPredictor):
         **options: Any,
     ) -> list[DocumentTranslation]:
         """`translate_document` of each of several documents, at once."""
+        from allyouneed.apps.translate.documents.translate import translate_documents
+
         return translate_documents(self, texts, to, format, from_, glossary, reading, options)
 
     def _translate_route(
