@@ -16,10 +16,9 @@ from allyouneed.apps.translate.context import (
     last_sentence,
     trained_context,
 )
-from allyouneed.apps.translate.documents.translate import DocumentTranslation, translate_documents
 from allyouneed.apps.translate.glossary import Glossary
 from allyouneed.apps.translate.languages import LanguageFrames
-from allyouneed.apps.translate.numbers.figures import put_right
+from allyouneed.apps.translate.numbers.repair import put_right
 from allyouneed.apps.translate.result import AlignmentLink, Candidate, Translation
 from allyouneed.apps.translate.routes import Route, Routes
 from allyouneed.apps.translate.spans.carry import Carrier
@@ -47,6 +46,7 @@ from allyouneed.infer.predictors.base import EvaluationResult, check_texts, even
 from allyouneed.infer.predictors.generating import GeneratingPredictor
 
 if TYPE_CHECKING:
+    from allyouneed.apps.translate.documents.translate import DocumentTranslation
     from allyouneed.data.files.pairs import Pair
 
 __all__ = ["AlignmentLink", "Candidate", "Translation", "Translator", "copied", "ends_in_loop", "one_line"]
@@ -202,6 +202,8 @@ class Translator(GeneratingPredictor):
         **options: Any,
     ) -> list[DocumentTranslation]:
         """`translate_document` of each of several documents, at once."""
+        from allyouneed.apps.translate.documents.translate import translate_documents
+
         return translate_documents(self, texts, to, format, from_, glossary, reading, options)
 
     def _translate_route(

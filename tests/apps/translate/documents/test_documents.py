@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import re
+import subprocess
+import sys
 from collections import Counter
 from html.parser import HTMLParser
 
@@ -312,6 +314,18 @@ def test_tags_of_xml_can_be_named() -> None:
 def test_broken_files_are_refused(format: str, text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         read_document(text, format)
+
+
+def test_only_the_reader_of_a_format_is_loaded() -> None:
+    code = (
+        "import sys; import allyouneed.apps.translate.translator; from importlib import import_module\n"
+        "here = 'allyouneed.apps.translate.documents'\n"
+        "assert not any(name.startswith(here) for name in sys.modules)\n"
+        "import_module(here + '.formats').read_document('Hi', 'text')\n"
+        "print(*sorted(name.removeprefix(here) for name in sys.modules if name.startswith(here)))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == [".formats", ".parts", ".text"]
 
 
 def test_the_format_of_a_file_is_known_by_its_suffix() -> None:

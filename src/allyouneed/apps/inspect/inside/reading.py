@@ -74,7 +74,7 @@ def tokens_of(tokenizer: Tokenizer, ids: Sequence[int]) -> list[Token]:
     pieces = [tokenizer.token_bytes(number) for number in ids]
     # a special token is a character of its own, whatever its name
     groups = group_pieces(
-        [b"\n" if number in tokenizer.added else piece for number, piece in zip(ids, pieces, strict=True)]
+        [b"\0" if number in tokenizer.added else piece for number, piece in zip(ids, pieces, strict=True)]
     )
     return [
         Token(int(number), show_bytes(piece), group) for number, piece, group in zip(ids, pieces, groups, strict=True)

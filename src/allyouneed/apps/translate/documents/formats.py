@@ -1,48 +1,27 @@
-"""The formats of documents, by name and by the suffix of a file."""
+"""The formats of documents, by name and by the suffix of a file. A reader is imported when a document needs it."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from importlib import import_module
 from inspect import signature
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
-from allyouneed.apps.translate.documents.html import read_html
-from allyouneed.apps.translate.documents.markdown import read_markdown
-from allyouneed.apps.translate.documents.parts import Builder, Document, Unit
-from allyouneed.apps.translate.documents.po import read_po
-from allyouneed.apps.translate.documents.subtitles import read_srt, read_vtt
-from allyouneed.apps.translate.documents.xml import read_xml
-from allyouneed.apps.translate.spans.spans import Passage
 from allyouneed.data.files.lines import inner_suffix
 from allyouneed.errors import UserError, near
 
-BLANK_LINES = re.compile(r"(\n[ \t\r]*+\n[ \t\r\n]*+)")
+if TYPE_CHECKING:
+    from allyouneed.apps.translate.documents.parts import Document
 
-
-def read_text(text: str, *, newlines: bool = True) -> Document:
-    """Plain text is one passage; its lines and spaces are kept by the translator (split.py). Without `newlines`, a
-    paragraph is one passage and becomes one line; blank lines delimit paragraphs."""
-    if newlines:
-        return Document([Unit(Passage(text, {}), (text,), {}, str)] if text else [])
-    builder = Builder((), str)
-    for number, part in enumerate(BLANK_LINES.split(text)):
-        if number % 2:
-            builder.skip(part)
-        else:
-            builder.text(part, part)
-            builder.end()
-    return Document(builder.parts)
-
-
-READERS: dict[str, Callable[..., Document]] = {
-    "html": read_html,
-    "md": read_markdown,
-    "srt": read_srt,
-    "vtt": read_vtt,
-    "po": read_po,
-    "xml": read_xml,
-    "text": read_text,
+# module and function of this package
+READERS = {
+    "html": "html:read_html",
+    "md": "markdown:read_markdown",
+    "srt": "subtitles:read_srt",
+    "vtt": "subtitles:read_vtt",
+    "po": "po:read_po",
+    "xml": "xml:read_xml",
+    "text": "text:read_text",
 }
 SUFFIXES = {
     "html": "html", "htm": "html", "xhtml": "html", "md": "md", "markdown": "md", "srt": "srt", "vtt": "vtt",
@@ -67,8 +46,10 @@ def read_document(text: str, format: str, **options: object) -> Document:
     """`options`: `every` of PO, the lists of tags of HTML and XML, `newlines` of XML and text."""
     if format not in READERS:
         raise UserError(f"unknown format {format!r}{near(format, READERS)} (allowed: {', '.join(READERS)})")
-    known = [name for name in signature(READERS[format]).parameters if name != "text"]
+    module, _, name = READERS[format].partition(":")
+    read = getattr(import_module(f"{__package__}.{module}"), name)
+    known = [name for name in signature(read).parameters if name != "text"]
     if wrong := [name for name in options if name not in known]:
         allowed = f"allowed: {', '.join(known)}" if known else "it has none"
         raise UserError(f"unknown option {wrong[0]!r} of the format {format}{near(wrong[0], known)} ({allowed})")
-    return READERS[format](text, **options)
+    return cast("Document", read(text, **options))

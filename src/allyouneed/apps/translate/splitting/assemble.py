@@ -12,7 +12,7 @@ from allyouneed.apps.translate.checks import confidence_notes, number_notes, sco
 from allyouneed.apps.translate.confidence import evidence_of, words_of
 from allyouneed.apps.translate.context import Contexts
 from allyouneed.apps.translate.glossary import Glossary
-from allyouneed.apps.translate.numbers.figures import localized_text
+from allyouneed.apps.translate.numbers.numbers import localized_text
 from allyouneed.apps.translate.result import AlignmentLink, Candidate, Translation
 from allyouneed.apps.translate.spans.carry import VALUED, Answer
 from allyouneed.apps.translate.spans.spans import Span, restore
