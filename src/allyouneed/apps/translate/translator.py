@@ -22,7 +22,6 @@ from allyouneed.apps.translate.numbers.repair import put_right
 from allyouneed.apps.translate.result import AlignmentLink, Candidate, Translation
 from allyouneed.apps.translate.routes import Route, Routes
 from allyouneed.apps.translate.spans.carry import Carrier
-from allyouneed.apps.translate.spans.forced_phrases import force_phrases
 from allyouneed.apps.translate.spans.spans import same_spans, without_spans
 from allyouneed.apps.translate.splitting.assemble import (
     Settings,
@@ -306,6 +305,8 @@ class Translator(GeneratingPredictor):
             return text if settings.write is None else settings.write(text)
 
         def force(texts: list[str], keys: list[tuple[int, ...]], phrases: list[Counter[str]]) -> list[list[Hypothesis]]:
+            from allyouneed.apps.translate.spans.forced_phrases import force_phrases
+
             both, sources = self.folder.tokenizers, read(texts, keys)
             return written(force_phrases(engine, frame, both, sources, decoding, keys, phrases))
 

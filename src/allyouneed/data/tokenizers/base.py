@@ -22,7 +22,6 @@ from pydantic import Field, PositiveInt, StringConstraints, model_validator
 from allyouneed.config import Config, parse
 from allyouneed.data.languages import find as find_language
 from allyouneed.data.tokenizers.bounds import MAX_BYTES, parse_tokenizer
-from allyouneed.data.tokenizers.bpe_dropout import BPEDropout
 from allyouneed.data.tokenizers.byte_level import BYTE_OF, BYTES, show_bytes
 from allyouneed.data.tokenizers.errors import translate_errors
 from allyouneed.data.tokenizers.plain import plain, unknown_id
@@ -34,6 +33,7 @@ from allyouneed.files.reading import file_in, has_file, read_json, read_text
 if TYPE_CHECKING:
     from allyouneed.data.files.filters import Filters
     from allyouneed.data.files.readers import Files, Report
+    from allyouneed.data.tokenizers.bpe_dropout import BPEDropout
 
 PAD, BOS, EOS, MASK = "<pad>", "<s>", "</s>", "<mask>"
 LANGUAGE = re.compile(r"<2(.+)>")
@@ -243,6 +243,8 @@ class Tokenizer:
 
     def bpe_dropout(self, rate: float) -> BPEDropout:
         """Random segmentations, each merge left out with the probability `rate`; the same object every time."""
+        from allyouneed.data.tokenizers.bpe_dropout import BPEDropout
+
         if self.foreign:
             raise UserError("bpe_dropout: needs a tokenizer trained here (`tokenizer: {kind: bpe}`), not a foreign one")
         found = self._dropouts.get(rate)

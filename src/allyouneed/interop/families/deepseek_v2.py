@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from allyouneed.errors import UserError
 from allyouneed.interop.families import llama
 from allyouneed.interop.hf.config_reader import ConfigReader, Tree
 from allyouneed.interop.hf.config_table import Conversion, Line
@@ -75,8 +76,10 @@ def write_positions(ours: ModelTree, line: Line) -> Tree:
 
 
 def read_kinds(config: ConfigReader, line: Line) -> list[str]:
-    dense = config[line.key]
-    return ["glu" if number < dense else "moe" for number in range(config["num_hidden_layers"])]
+    dense, layers = config[line.key], config["num_hidden_layers"]
+    if not (type(dense) is int and type(layers) is int):
+        raise UserError(f"{line.key} and num_hidden_layers: expected integers, not {dense!r} and {layers!r}")
+    return ["glu" if number < dense else "moe" for number in range(layers)]
 
 
 def write_dense(ours: ModelTree, line: Line) -> int:

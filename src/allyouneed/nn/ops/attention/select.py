@@ -16,7 +16,7 @@ forward pass and pattern, then called by all layers with q, k, v of shape (batch
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,8 +28,10 @@ from allyouneed.nn.ops.attention.block_sparse import BlockSparse
 from allyouneed.nn.ops.attention.dense import AttentionFn, DenseAttention, ScoreMod, dense_mask
 from allyouneed.nn.ops.attention.flex import FLEX_BLOCK, Flex
 from allyouneed.nn.ops.attention.packed import attend_packed
-from allyouneed.nn.ops.attention.tiled import Tiled
 from allyouneed.nn.patterns.core import Causal, Full, Pattern
+
+if TYPE_CHECKING:
+    from allyouneed.nn.ops.attention.tiled import Tiled
 
 P = TypeVar("P")
 
@@ -96,11 +98,13 @@ def tiled(pattern: Pattern, layout: TokenLayout, constant_from: int | None) -> T
     """Our own kernels for self-attention, masks computed; `Causal` or `Full`."""
 
     def plan() -> Tiled:
+        from allyouneed.nn.ops.attention.tiled import Tiled
+
         parts = [BlockLayout(pattern, layout, layout, FLEX_BLOCK)]
         return Tiled(pattern, parts, layout, lambda: block_sparse_or_dense(pattern, layout, layout), constant_from)
 
     rows = _whole_rows(layout)
-    return _keep((Tiled, pattern, rows and (*rows, constant_from), layout.device), plan)
+    return _keep((tiled, pattern, rows and (*rows, constant_from), layout.device), plan)
 
 
 def tiled_or_flex(pattern: Pattern, layout: TokenLayout) -> Tiled | Flex:
@@ -109,6 +113,8 @@ def tiled_or_flex(pattern: Pattern, layout: TokenLayout) -> Tiled | Flex:
     patterns). Otherwise FlexAttention."""
 
     def plan() -> Tiled | Flex:
+        from allyouneed.nn.ops.attention.tiled import Tiled
+
         parts = block_layouts(pattern, layout, layout, BLOCK)
         large = BlockLayout(pattern, layout, layout, FLEX_BLOCK)
         ordered = len(parts) == 1 and not parts[0].query.sorted
