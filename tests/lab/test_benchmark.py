@@ -22,7 +22,7 @@ from allyouneed.config import override, parse, preset_tree
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
-from allyouneed.lab.benchmark import Peer, Turns, Worker, Workload, hf, make_workload, ours
+from allyouneed.lab.benchmark import Peer, PeerProcess, Turns, Workload, hf, make_workload, ours
 from allyouneed.nn.models.base import Model
 
 SMALL = ["width=16", "decoder[0].repeat=1", "decoder[0].mixer.heads=2", "decoder[0].channel.hidden=32"]
@@ -191,7 +191,7 @@ def test_what_cannot_be_measured_is_reported(
 
 def test_errors_of_a_process_are_reported(places: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"as it is: cannot be measured: .*no such model folder"):
-        Worker(Peer("ours", "as it is", str(tmp_path / "none")), work(places["gpt2"]))
+        PeerProcess(Peer("ours", "as it is", str(tmp_path / "none")), work(places["gpt2"]))
     with pytest.raises(UserError, match="--against is for models that generate text"):
         from allyouneed.cli.bench import bench
 

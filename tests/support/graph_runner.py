@@ -12,7 +12,7 @@ import torch
 
 from allyouneed.config import override, parse, preset_tree
 from allyouneed.infer.cuda_graph import runner
-from allyouneed.infer.cuda_graph.prefill import PrefillRunner, Size
+from allyouneed.infer.cuda_graph.prefill import PrefillRunner, PrefillSize
 from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
 from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
 from allyouneed.infer.decoding.options import Decoding
@@ -200,9 +200,9 @@ def decode_alone(engine: Engine, request: Request, decoding: Decoding) -> list[l
         return token_lists(engine.decode([request], decoding))
 
 
-def prefill_sizes(patch: pytest.MonkeyPatch) -> list[Size]:
+def prefill_sizes(patch: pytest.MonkeyPatch) -> list[PrefillSize]:
     """Of the prefills that run as one graph from now on."""
-    found: list[Size] = []
+    found: list[PrefillSize] = []
     fill = PrefillRunner.fill_slots
     patch.setattr(
         PrefillRunner, "fill_slots", lambda self, inputs, size: (found.append(size), fill(self, inputs, size))[1]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from allyouneed.data.batches.packing import generator
-from allyouneed.data.files.texts import Document
+from allyouneed.data.files.texts import TextDocument
 from allyouneed.data.tokenizers.base import MASK
 from allyouneed.nn.batch import IGNORE
 from allyouneed.tasks.language.masked_lm import MaskedLM, apply_mask, choose_masked
@@ -68,7 +68,7 @@ def test_word_boundaries() -> None:
 def test_pieces_have_special_tokens_and_labels_are_the_original_tokens(whole_word: bool) -> None:
     task, tokenizer = MaskedLM(whole_word=whole_word), vocabularies().target
     texts = [LONG, "a moon"]
-    store = MemoryStore(task.encoding(vocabularies(), [], None), [Document(t, "a", n) for n, t in enumerate(texts)])
+    store = MemoryStore(task.encoding(vocabularies(), [], None), [TextDocument(t, "a", n) for n, t in enumerate(texts)])
     items = task.items(store, vocabularies(), (32,), seed=1)
     mask = tokenizer.special(MASK)
     kept: list[list[int]] = []

@@ -5,7 +5,7 @@ import pytest
 
 from allyouneed.config import ConfigError
 from allyouneed.data.batches.packing import generator
-from allyouneed.data.files.texts import Document
+from allyouneed.data.files.texts import TextDocument
 from allyouneed.nn.batch import IGNORE
 from allyouneed.tasks.language.permutation_lm import PermutationLM, draw_runs
 from memory_store import MemoryStore, vocabularies
@@ -45,7 +45,7 @@ def test_runs_have_up_to_so_many_neighbours() -> None:
 def test_queries_follow_the_text_at_the_positions_of_their_targets() -> None:
     task, tokenizer = PermutationLM(), vocabularies().target
     texts = [LONG, "a moon"]
-    store = MemoryStore(task.encoding(vocabularies(), [], None), [Document(t, "a", n) for n, t in enumerate(texts)])
+    store = MemoryStore(task.encoding(vocabularies(), [], None), [TextDocument(t, "a", n) for n, t in enumerate(texts)])
     items = task.items(store, vocabularies(), (32,), seed=1)
     (lengths,) = items.lengths(0)
     assert lengths.max() <= 32 and lengths.max() > 26

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from allyouneed.config import ConfigError, parse, tree_of
-from allyouneed.data.files.texts import Document
+from allyouneed.data.files.texts import TextDocument
 from allyouneed.nn.batch import IGNORE, Batch, Rows
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.two_stream import append_query_stream
@@ -18,7 +18,9 @@ TOKENIZER = vocabularies().target
 
 def segments(row=15, rows=3, seed=1):
     task = PermutationLM(one_in=4, run=2, memory=True)
-    store = MemoryStore(task.encoding(vocabularies(), [], None), [Document(t, "a.txt", n) for n, t in enumerate(TEXTS)])
+    store = MemoryStore(
+        task.encoding(vocabularies(), [], None), [TextDocument(t, "a.txt", n) for n, t in enumerate(TEXTS)]
+    )
     return task.batches(task.items(store, vocabularies(), (row,), seed), (row,), rows, seed)
 
 

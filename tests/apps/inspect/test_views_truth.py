@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from allyouneed.apps.inspect.inside.readers import read_input
-from allyouneed.apps.inspect.inside.reading import Answer
+from allyouneed.apps.inspect.inside.reading import Prediction
 from allyouneed.apps.inspect.views import build_document
 from allyouneed.apps.inspect.views.document import numbers
 from inside_models import PIXELS, SOUND, SYSTEMS, system
@@ -123,7 +123,7 @@ def test_why(name):
     """Effects of sub-layers by hooks that zero their output; the lens by the model's own norm and head."""
     model, reading, own = plain(name)
     run = system(name).predictor.inside(SYSTEMS[name][2])
-    answer: Answer = run.answers[0]
+    answer: Prediction = run.answers[0]
     data, pairs = send("why", name, unit="sublayer"), []
     paths = {
         f"{path.replace('.blocks', '')}.{slot}": part

@@ -47,7 +47,7 @@ class SlotRequest:
     first_step: int
 
 
-class Stage(NamedTuple):
+class SearchStage(NamedTuple):
     """A part of a step: `run` on the device, without the host; then `after` on the host, given the step's number."""
 
     run: Callable[[], None]
@@ -110,17 +110,17 @@ class DeviceSearch(ABC):
     def step(self, logits: Tensor) -> None:
         """Choose the next tokens by logits (rows, vocab), without the host."""
 
-    def stages(self, decode_step: Callable[[Tensor], Tensor]) -> list[Stage]:
+    def stages(self, decode_step: Callable[[Tensor], Tensor]) -> list[SearchStage]:
         """A step, from the tokens that the model reads to the next ones."""
         if not self.processes:
             return self.search_stages(lambda: decode_step(self.inputs()))
         return [
-            Stage(lambda: self.keep_logits(decode_step(self.inputs())), self.process_logits),
+            SearchStage(lambda: self.keep_logits(decode_step(self.inputs())), self.process_logits),
             *self.search_stages(self.kept_logits),
         ]
 
-    def search_stages(self, logits: Callable[[], Tensor]) -> list[Stage]:
-        return [Stage(lambda: self.step(logits()))]
+    def search_stages(self, logits: Callable[[], Tensor]) -> list[SearchStage]:
+        return [SearchStage(lambda: self.step(logits()))]
 
     def keep_logits(self, logits: Tensor) -> None:
         if self.logits is None:

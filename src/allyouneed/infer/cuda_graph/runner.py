@@ -135,7 +135,7 @@ class GraphRunner:
         if not self.search.occupied:  # weights do not change while requests are decoded
             self.states.refresh()
 
-    def launch(self, count: int) -> Run:
+    def launch(self, count: int) -> LaunchedSteps:
         """Start so many steps, and the copy of their tokens to the host."""
         record = self.search.record
         self.search.record_step.zero_()  # write from the start of the record
@@ -151,9 +151,9 @@ class GraphRunner:
                     self.graphs[1].replay() if self.graphs else self._step()
             self.host_records[0][:count].copy_(record[:count], non_blocking=True)
             self.steps += count
-            return Run(self.steps - count, self.host_records[0][:count])
+            return LaunchedSteps(self.steps - count, self.host_records[0][:count])
 
-    def collect(self, run: Run) -> None:
+    def collect(self, run: LaunchedSteps) -> None:
         """Wait for a run and hand out its tokens; slots of finished requests are free."""
         run.wait()
         self.free += self.search.process(run.first, run.record.numpy())
@@ -164,7 +164,7 @@ class GraphRunner:
         self.search.release(list(self.search.occupied))
 
 
-class Run:
+class LaunchedSteps:
     """Steps that were launched: the number of the first, and the record of their tokens."""
 
     def __init__(self, first: int, record: Tensor) -> None:
@@ -196,7 +196,7 @@ class GraphBatch:
     ) -> None:
         self.runner, self.engine, self.waiting = runner, engine, deque(waiting)
         self.cache, self.key, self.is_joined = cache, key, is_joined
-        self.runs: deque[Run] = deque()
+        self.runs: deque[LaunchedSteps] = deque()
         self.is_intact = True  # False while slots change, and for good once that has failed or was interrupted
 
     @property

@@ -43,7 +43,7 @@ class DecodingEngine(Protocol):
 
 
 @dataclass(frozen=True)
-class Decoded:
+class DecodedRequest:
     """One request. `prefix`: the first tokens of its hypotheses, if they were given; they are not in the prompt."""
 
     engine: DecodingEngine
@@ -96,7 +96,7 @@ class Decoded:
 @dataclass
 class Observer:
     prefixes: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    decoded: list[Decoded] = field(default_factory=list)
+    decoded: list[DecodedRequest] = field(default_factory=list)
 
     def decode(
         self, engine: DecodingEngine, requests: Sequence[Request], spec: DecodingSpec, on_progress: Progress | None
@@ -114,7 +114,7 @@ class Observer:
             else:
                 found = engine.decode(observed, spec, on_progress)
         for request, hypotheses, prefix, record in zip(requests, found, prefixes, records, strict=True):
-            self.decoded.append(Decoded(engine, request, spec, hypotheses, prefix, record))
+            self.decoded.append(DecodedRequest(engine, request, spec, hypotheses, prefix, record))
         return found
 
 

@@ -12,7 +12,7 @@ import torch
 from allyouneed.config import parse
 from allyouneed.data.batches.interleaved import encode_pieces
 from allyouneed.data.files.interleaved import InterleavedText
-from allyouneed.data.media.pieces import MediaInputs, Piece, fill_placeholders, parse_pieces, pieces_text
+from allyouneed.data.media.pieces import MediaInputs, MediaPiece, fill_placeholders, parse_pieces, pieces_text
 from allyouneed.errors import UserError
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.predictors.base import EvaluationResult, evenly_spaced
@@ -92,7 +92,7 @@ class InterleavedGenerator(Generator):
         )
         return EncodedPrompt(text, [*begin, *tokens], read)
 
-    def _pieces(self, prompt: Prompt, images: Sequence[Any], audio: Sequence[Any]) -> tuple[Piece, ...]:
+    def _pieces(self, prompt: Prompt, images: Sequence[Any], audio: Sequence[Any]) -> tuple[MediaPiece, ...]:
         for name, given in (("images", images), ("audio", audio)):
             if isinstance(given, str) or not isinstance(given, Sequence):
                 raise UserError(f"{name} takes a list; use [{name.removesuffix('s')}] for a single one")
@@ -102,7 +102,7 @@ class InterleavedGenerator(Generator):
             raise UserError("images and audio are for prompts that are texts; give them as pieces of the prompt")
         return fill_placeholders(prompt, {"image": images, "audio": audio})
 
-    def _read(self, piece: Piece) -> torch.Tensor:
+    def _read(self, piece: MediaPiece) -> torch.Tensor:
         return self.inputs[piece.kind].read(piece.value)
 
     def judge(

@@ -15,7 +15,7 @@ from allyouneed.infer.running_batch import ActiveBatch, RunningBatch
 from allyouneed.nn.states.paged import PagedStates, PoolFullError
 
 
-class Batches(Protocol):
+class SchedulerProtocol(Protocol):
     """The scheduler, as far as preemption uses it."""
 
     running: list[ActiveBatch]
@@ -35,7 +35,7 @@ class Batches(Protocol):
 class Preemption:
     """`batches`: preempted requests, each in a batch of its own; `count`: preemptions so far."""
 
-    def __init__(self, scheduler: Batches, blocks: BlockManager) -> None:
+    def __init__(self, scheduler: SchedulerProtocol, blocks: BlockManager) -> None:
         self.scheduler, self.blocks = scheduler, blocks
         self.batches: list[RunningBatch] = []
         self.count = 0

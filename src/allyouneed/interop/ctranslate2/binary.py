@@ -26,7 +26,7 @@ MAX_VARIABLES = 1_000_000
 
 
 @dataclass(frozen=True)
-class Entry:
+class VariableEntry:
     dtype: torch.dtype
     shape: tuple[int, ...]
     start: int  # in bytes, in the file
@@ -37,7 +37,7 @@ class Variables(Mapping[str, Tensor]):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, VariableEntry] = {}
         self.aliases: dict[str, str] = {}
         self.size = path.stat().st_size
         try:
@@ -60,7 +60,7 @@ class Variables(Mapping[str, Tensor]):
             kind, size = _unpack(file, "<BI")
             if kind >= len(DTYPES):
                 raise ValueError(f"{name}: unknown type {kind}")
-            entry = Entry(DTYPES[kind], shape, file.tell())
+            entry = VariableEntry(DTYPES[kind], shape, file.tell())
             if size != prod(shape) * entry.dtype.itemsize:
                 raise ValueError(f"{name}: {size:,} bytes for the shape {shape}")
             if entry.start + size > self.size:

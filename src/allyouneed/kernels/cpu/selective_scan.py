@@ -27,11 +27,11 @@ def selective_scan(
     library = wait_for_build() if trained else native_library()
     if library is None:
         return None
-    y, last = _Scan.apply(library, None if lengths is None else lengths.int(), trained, *given)
+    y, last = _NativeScan.apply(library, None if lengths is None else lengths.int(), trained, *given)
     return y, last
 
 
-class _Scan(torch.autograd.Function):
+class _NativeScan(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, library: Any, lengths: Tensor | None, trained: bool, *given: Tensor) -> tuple[Tensor, Tensor]:
         tensors = dict(zip(INPUTS, (tensor.contiguous() for tensor in given), strict=True))

@@ -222,7 +222,7 @@ def _slopes(
     _store3(d_past, end_plane, row * features + feature, begins, m, tl.exp(n + m) * a, tl.exp(n + m) * b)
 
 
-class _Cut:
+class _Segmentation:
     """Segmentation of a text, and arguments shared by the kernels."""
 
     def __init__(self, k: Tensor, lengths: Tensor | None, starts: Tensor | None, least: float) -> None:
@@ -240,7 +240,7 @@ class _Cut:
         return torch.empty(3, k.shape[0], self.segments, k.shape[2], device=k.device)
 
 
-def _before(cut: _Cut, past: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
+def _before(cut: _Segmentation, past: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
     """State before each segment: (3, batch, segments, features)."""
     if cut.segments == 1:
         return past
@@ -257,7 +257,7 @@ def _forward(
     least: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """wkv (batch, time, features) and the last state. States (3, batch, features) are m, a, b."""
-    cut = _Cut(k, lengths, starts, least)
+    cut = _Segmentation(k, lengths, starts, least)
     sums, ends = _before(cut, past, k, v, decay), torch.empty_like(past)
     out = torch.empty_like(v) if lengths is None else torch.zeros_like(v)
     planes = (cut.plane, cut.end_plane)
@@ -281,7 +281,7 @@ def _backward(
     lengths: Tensor | None, starts: Tensor | None, least: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of the first state, of k, v, and of decay and bonus (2, batch, segments, features) in parts."""
-    cut = _Cut(k, lengths, starts, least)
+    cut = _Segmentation(k, lengths, starts, least)
     shared, planes = (*cut.sizes, *cut.flags), (cut.plane, cut.end_plane)
     g = g.contiguous()
     sums, ends = _before(cut, past, k, v, decay), torch.empty_like(past)
@@ -317,7 +317,7 @@ def _(
 
 
 def _empty_sums(k: Tensor) -> Tensor:
-    return k.new_empty(2, k.shape[0], _Cut(k, None, None, 0.0).segments, k.shape[2], dtype=torch.float32)
+    return k.new_empty(2, k.shape[0], _Segmentation(k, None, None, 0.0).segments, k.shape[2], dtype=torch.float32)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

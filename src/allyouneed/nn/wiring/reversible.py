@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Replay
+from allyouneed.nn.context import Context, ReplayedDecisions
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.depth import Depth
 from allyouneed.nn.dropout import Dropout
@@ -114,7 +114,7 @@ class ReversibleModule(nn.Module):
     def make_half(self, call: Any, norm: nn.Module, context: Context, dtype: torch.dtype) -> Half:
         if not torch.is_grad_enabled():
             return lambda x, again: self.output(call, norm, x.to(dtype), context)
-        replay, random_state = Replay(), SavedRandomState() if self.training else None
+        replay, random_state = ReplayedDecisions(), SavedRandomState() if self.training else None
         first = replace(context, replay=replay)
         # losses and recorded weights were collected in the first pass
         second = replace(first, record=None, losses=None if context.losses is None else [])

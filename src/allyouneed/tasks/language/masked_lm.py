@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from allyouneed.data.batches.documents import Pieces
+from allyouneed.data.batches.documents import DocumentPieces
 from allyouneed.data.batches.encoding import Encoding, TextEncoding
 from allyouneed.data.batches.items import StoredItems
 from allyouneed.data.batches.packing import FlatBatch, FlatSide, Ints, Items, generator
@@ -64,7 +64,7 @@ class MaskedItems(StoredItems):
     def __init__(self, store: Store, tokenizer: Tokenizer, max_length: int, share: float, seed: int) -> None:
         super().__init__(store, tokenizer)
         self.share, self.seed = share, seed
-        self.pieces = Pieces.split(store["text"].lengths.astype(np.int64), max_length)
+        self.pieces = DocumentPieces.split(store["text"].lengths.astype(np.int64), max_length)
         self.mask = tokenizer.mask
         self.replacements = np.setdiff1d(np.arange(tokenizer.size), tokenizer.specials)
 

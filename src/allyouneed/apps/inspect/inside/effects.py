@@ -18,7 +18,7 @@ from allyouneed.apps.inspect.inside.changes import (
     stack_rows,
     without_tokens,
 )
-from allyouneed.apps.inspect.inside.recorder import Change, Edit, run_recorded
+from allyouneed.apps.inspect.inside.recorder import Change, SiteEdit, run_recorded
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import Rows, Signal
 
@@ -145,7 +145,7 @@ def _row_effects(run: Any, changes: list[tuple[str, Change]]) -> list[Tensor]:
         by_site: dict[str, list[int]] = {}
         for row, (site, _) in enumerate(some):
             by_site.setdefault(site, []).append(row)
-        edits = [Edit(site, _in_rows({row: some[row][1] for row in rows})) for site, rows in by_site.items()]
+        edits = [SiteEdit(site, _in_rows({row: some[row][1] for row in rows})) for site, rows in by_site.items()]
         logits = run_recorded(run.model, repeat_rows(run.batch, len(some)), edits, keep=_nothing)[0]
         found += [_log_probs(run, row, []) for row in _rows(run, logits)]
     return found

@@ -11,14 +11,14 @@ import triton.language as tl
 from torch import Tensor
 
 
-class Tile(NamedTuple):
+class QueryTile(NamedTuple):
     """Queries at a time, so that scores and gradients stay in registers and several programs fit; warps per program."""
 
     queries: int
     warps: int
 
 
-FORWARD, BACK = Tile(64, 4), Tile(32, 4)
+FORWARD, BACK = QueryTile(64, 4), QueryTile(32, 4)
 
 
 @triton.jit
