@@ -52,7 +52,7 @@ def check_cross_entropy(
 
 
 def check_head(check: Check, sizes: Sizes, dtype: torch.dtype, smoothing: float, biased: bool) -> None:
-    """Of vectors, through all chunks."""
+    """The loss and gradients of a head on vectors, through all chunks."""
     tokens, vocab, width = sizes
     torch.manual_seed(tokens)
     given = [torch.randn(tokens, width), torch.randn(vocab, width) / width**0.5, torch.randn(vocab)]

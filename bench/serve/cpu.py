@@ -74,7 +74,7 @@ SHORT = (
     "It is cold today.", "Can you help me?", "She speaks three languages.", "I am tired.", "That is a good idea.",
     "Please close the window.", "We need more time.", "How much does it cost?", "Tom is not here.", "I like music.",
 )  # fmt: skip
-SHARES = ((0.30, 1, 6), (0.45, 6, 12), (0.17, 13, 25), (0.08, 26, 60))  # of requests, with so many words
+SHARES = ((0.30, 1, 6), (0.45, 6, 12), (0.17, 13, 25), (0.08, 26, 60))  # share of requests, fewest and most words
 
 
 def sentence(random: Random) -> str:

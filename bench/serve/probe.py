@@ -29,7 +29,7 @@ spans: deque[tuple[str, Any, Any]] = deque()  # on the device: what, and events 
 
 
 def environment(folder: Path, fake_step_ms: float | None, profile: bool) -> dict[str, str]:
-    """Of processes that are to be measured."""
+    """The environment of processes that are to be measured."""
     (folder / "sitecustomize.py").write_text(f"import sys\nsys.path.append({str(ROOT)!r})\nimport bench.serve.probe\n")
     found = {"SERVE_PROBE": str(folder), "PYTHONPATH": os.pathsep.join([str(folder), *sys.path[1:]])}
     found |= {} if fake_step_ms is None else {"SERVE_FAKE_STEP_MS": str(fake_step_ms)}
@@ -170,7 +170,7 @@ def on_device(owner: Any, name: str, key: str) -> None:
 
 
 def add_spans() -> None:
-    """Of what the device has finished."""
+    """Add the times of what the device has finished to the totals."""
     while spans and spans[0][2].query():
         key, begin, end = spans.popleft()
         totals[key] = totals.get(key, 0.0) + begin.elapsed_time(end) / 1000

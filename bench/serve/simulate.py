@@ -50,7 +50,7 @@ def prefill_time(rows: int, most: int) -> float:
 
 @dataclass
 class Queue:
-    """Of so many servers."""
+    """Requests that wait for one of several servers."""
 
     servers: int
     free: list[float] = field(default_factory=list)
@@ -156,7 +156,7 @@ def simulate(clients: int, copies: float, length: Callable[[int, int], int]) -> 
 
 
 def bounds(given: list[int]) -> Iterator[int]:
-    """Of postponed prefills, set while the caller uses one."""
+    """Each bound on postponed prefills in turn, set while the caller uses it."""
     before = admission.POSTPONED
     for bound in given:
         admission.POSTPONED = bound

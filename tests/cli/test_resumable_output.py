@@ -409,7 +409,7 @@ def test_progress_is_reported_without_a_terminal(
 
 
 def peak(folder: Path, lines: int) -> int:
-    """Bytes that Python held at most while a file of so many lines was written."""
+    """The most bytes that Python held while a file of `lines` lines was written."""
     book, out = folder / "long.txt", folder / "long.out"
     with book.open("w") as file:
         file.writelines(f"line {n} of very many that are not held at a time\n" for n in range(lines))

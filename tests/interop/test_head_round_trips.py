@@ -119,7 +119,7 @@ def test_an_untrained_pooler_is_written_as_zeros(name, tmp_path):
 
 
 def test_a_changed_number_of_labels_is_exported(tmp_path):
-    """Of a config that came along, what still holds is kept."""
+    """What still holds of the original config is kept."""
     theirs = built("BertForSequenceClassification")
     config, _ = judge.saved(theirs, tmp_path)
     other = transformers.BertForSequenceClassification(transformers.BertConfig(**TEXT | dict(num_labels=5)))

@@ -105,9 +105,8 @@ def long_text(name: str) -> int:
 
 @pytest.mark.parametrize("name", STATEFUL)
 def test_state_is_as_large_as_declared(name):
-    """After so many tokens of a source and of a target as long: what grows, for each token of the target; what is
-    constant, once: the source's keys, and what a mixer that forgets comes to keep. In half precision sums stay in
-    single."""
+    """A source and a target of equal length: what grows counts for each token of the target, what is constant once (the
+    source's keys, and what a mixer that forgets keeps). In half precision, sums stay in single precision."""
     config, rows, long = parse(Model, CASES[name]), 3, long_text(name)
     model = config.build().eval()
     for tokens, dtype in ((1, SINGLE), (33, SINGLE), (long, SINGLE), *([(long, HALF)] if name in QUICK else [])):

@@ -30,7 +30,7 @@ def test_logits_gradients_and_steps(name, tmp_path, record_difference):
 
 
 def test_a_text_of_several_chunks(tmp_path, record_difference):
-    """Of odd length, and with chunks of another size on their side."""
+    """The text has an odd length, and their chunks have another size."""
     other = theirs("as published", use_cache=False, chunk_size=50).eval()
     judge.randomise(other)
     model = judge.ours(other, tmp_path)

@@ -65,7 +65,7 @@ def theirs(name):
 @pytest.mark.parametrize("name", CASES)
 @torch.no_grad()
 def test_logits_and_steps(name, tmp_path, record_difference):
-    """Of texts that theirs does not hash; it has no gradients where it does not train."""
+    """Their model does not hash these texts; it has no gradients where it does not train."""
     model = theirs(name).eval()
     judge.randomise(model)
     ours, rows = judge.ours(model, tmp_path), Rows.of([[1, 5, 7, 9, 3, 2, 11, 6, 12, 4, 8], [4, 4, 8], [12]])

@@ -112,7 +112,7 @@ def test_log_mel_frames(mels, seconds, record_difference):
     ],
 )  # fmt: skip
 def test_the_presets_are_the_models_of_the_reference(name, sizes):
-    """Of the parameters those that are trained: their encoder's sinusoids are stored as a parameter that is not."""
+    """Only trained parameters are compared: their encoder stores its sinusoids as a frozen parameter."""
     config = WhisperConfig(**sizes)
     with torch.device("meta"):
         theirs = WhisperForConditionalGeneration(config)

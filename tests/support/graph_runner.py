@@ -82,7 +82,7 @@ def engine_of(name: str, **more: Any) -> Engine:
 
 
 def draft_engine(engine: Engine, noise: float = 0.02, limit: int | None = None) -> Engine:
-    """Of a model that differs a little."""
+    """An engine whose model differs a little."""
     model = deepcopy(engine.model)
     torch.manual_seed(9)
     with torch.no_grad():
@@ -201,7 +201,7 @@ def decode_alone(engine: Engine, request: Request, decoding: Decoding) -> list[l
 
 
 def prefill_sizes(patch: pytest.MonkeyPatch) -> list[PrefillSize]:
-    """Of the prefills that run as one graph from now on."""
+    """The sizes of the prefills that run as one graph from now on."""
     found: list[PrefillSize] = []
     fill = PrefillRunner.fill_slots
     patch.setattr(

@@ -39,7 +39,7 @@ def encoder(
     chosen: Tensor | None = None,
     types_name: str = "token_type_ids",
 ) -> tuple[float, float]:
-    """Largest differences of outputs and of gradients, on texts of unequal lengths and so many kinds, which they call
+    """Largest differences of outputs and of gradients, on texts of unequal lengths and `types` kinds, which they call
     `types_name`; `chosen`: tokens (batch, time) that are global."""
     judge.randomise(theirs)
     model = judge.ours(theirs, folder)

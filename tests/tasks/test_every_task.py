@@ -53,7 +53,7 @@ def test_it_trains_and_the_loss_falls(run: str, trained: Trained) -> None:
 
 @pytest.mark.parametrize("run", [name for name in RUNS if name != "contrastive"])
 def test_packed_and_padded_the_loss_is_the_same(run: str, prepared: Prepared) -> None:
-    """Of contrastive it cannot be: who is in the batch is what it is about."""
+    """Except for contrastive training, whose loss depends on who is in the batch."""
     given, data = prepared(run)
     model = given.model_for(data.vocabularies, data.labels).build().eval()
     padded = PaddedBatches(data.train.items, 512, given.seed)

@@ -76,7 +76,7 @@ class BlockManager:
         return len(self.pool.free) + self.pool.evictable - sum(self.soon(state, unread) for state, unread in prefilling)
 
     def make_room(self, states: States, counts: Sequence[int]) -> None:
-        """Evict as many cached prefixes as so many more tokens of each row need, at once and not block by block."""
+        """Evict enough cached prefixes for `counts` more tokens of each row, all at once rather than block by block."""
         if isinstance(states, PagedStates) and states.has_pages:
             size, rows = self.pool.size, zip(states.lengths, states.block_tables, counts, strict=True)
             self.evict(sum(max(0, -(-(seen + count) // size) - len(table)) for seen, table, count in rows))

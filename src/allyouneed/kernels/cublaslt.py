@@ -141,7 +141,7 @@ def _fastest(calls: list[Callable[[], None]]) -> int:
 
 
 class Descriptors:
-    """Of one product, as cuBLASLt wants them. Made once for each and never freed."""
+    """The cuBLASLt descriptors of one product, made once and never freed."""
 
     def __init__(self, product: Product) -> None:
         self.product, self.desc, self.layouts = product, c_void_p(), [c_void_p() for _ in range(3)]
@@ -217,7 +217,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def version() -> str | None:
-    """Of the library; None where there is none."""
+    """The version of the library; None where it is missing."""
     found = library()
     if found is None:
         return None

@@ -204,7 +204,7 @@ class RawProcess:
             self.received += self.socket.recv(65536)
 
     def read_until_ended(self, count: int) -> tuple[list[list[int]], dict[int, Any], dict[int, Hypothesis]]:
-        """The numbers of each ACCEPTED message, errors, and answers, when so many requests have ended."""
+        """The numbers of each ACCEPTED message, errors, and answers, once `count` requests have ended."""
         accepted: list[list[int]] = []
         failed: dict[int, Any] = {}
         answers: dict[int, Hypothesis] = {}

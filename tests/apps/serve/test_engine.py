@@ -156,7 +156,7 @@ def test_after_many_answers_the_next_requests_are_read_together(
         monkeypatch.setattr(prefill, "start", lambda requests: (started.append(len(requests)), start(requests)))
         until(lambda: not loop.sequences)
         with loop.changed:
-            loop.ended_together = MANY  # as if so many had just ended
+            loop.ended_together = MANY  # as if that many had just ended
 
         def ask(number: int) -> int:
             loop.wake()  # for another reason: it does not end the wait

@@ -22,7 +22,7 @@ TEXTS = {
 
 @pytest.fixture(scope="module")
 def routes() -> Routes:
-    """Of the translator that ships, without its weights."""
+    """The routes of the bundled translator, without its weights."""
     place = models.HERE / models.TRANSLATOR
     about = json.loads((place / "config.json").read_text(encoding="utf-8"))
     return Routes(

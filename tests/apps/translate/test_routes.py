@@ -97,7 +97,7 @@ PLAIN = ["She reads a book every evening.", "Where is the station?", "I have nev
 
 @pytest.fixture(scope="module")
 def shipped_routes() -> Routes:
-    """Of the shipped translator, without its weights."""
+    """The routes of the bundled translator, without its weights."""
     about = json.loads((models.HERE / models.TRANSLATOR / "config.json").read_text(encoding="utf-8"))
     detector = LanguageDetector.load(models.HERE / models.TRANSLATOR / "languages.json")
     return Routes([(here, there) for here, there in about["directions"]], detector)

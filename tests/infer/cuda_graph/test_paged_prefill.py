@@ -82,7 +82,7 @@ def scheduler_of(engine: Engine, blocks: int = 400, budget: int = 64, rows: int 
 
 
 def prompts_of(count: int, longest: int, seed: int = 0) -> list[list[int]]:
-    """Of mixed lengths; some begin alike."""
+    """Prompts of mixed lengths; some begin alike."""
     dice = Random(seed)
     common = [dice.randrange(5, 30) for _ in range(longest)]
     found = []

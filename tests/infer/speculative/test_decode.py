@@ -200,7 +200,7 @@ def test_acceptance_and_resampling_give_the_distribution_of_the_model(seed: int)
 
 
 def text_probs(engine: Engine, prompt: list[int], way: Decoding, length: int) -> dict[tuple[int, ...], float]:
-    """Of every text of `length` tokens, by the definition: one token at a time, no state, no draft."""
+    """The probability of every text of `length` tokens by definition: one token at a time, no state, no draft."""
     model, vocab = engine.model, engine.model.config.vocab
     found = {(): 1.0}
     for place in range(length):

@@ -64,7 +64,7 @@ TOY = Family(
 
 
 def files(tied=False):
-    """Of a toy; every number in them is another one."""
+    """The files of a toy model; no two numbers in them are equal."""
     shapes = {"words": (WIDTH, 11), "norm": (WIDTH,), "pooler": (2, 2), "layer0.mask": (3,)}
     shapes |= {} if tied else {"out": (11, WIDTH)}
     for n in range(2):

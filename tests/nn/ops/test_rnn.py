@@ -28,7 +28,7 @@ def total(y, carry):
 
 
 def assert_equal(found, expected, leaves, exact):
-    """Of outputs, last states and gradients; the latter in double precision."""
+    """Outputs, last states and gradients are equal; the gradients in double precision."""
     y, carry = found
     torch.testing.assert_close((y.double(), [part.double() for part in carry]), (expected[0], list(expected[1])),
                                atol=1e-5, rtol=1e-5)  # fmt: skip

@@ -198,7 +198,7 @@ def test_dropout_applies_to_sub_layer_outputs(kind):
 
 
 def tensors(stream):
-    """Of a stream, whatever it is made of."""
+    """The tensors of a stream, whatever it is made of."""
     if isinstance(stream, torch.Tensor):
         return [stream]
     return [part for part in (stream if isinstance(stream, tuple) else vars(stream).values()) if torch.is_tensor(part)]

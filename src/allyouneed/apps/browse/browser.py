@@ -231,7 +231,7 @@ class Browser:
         max_steps: int = 20,
         **decoding: Any,
     ) -> list[Session]:
-        """One session per question. `best_of` and `reward`: so many sessions each, of which the one with the highest
+        """One session per question. `best_of` and `reward`: how many sessions each gets; the one with the highest
         reward is kept. `max_steps`: commands of a session; one that has not answered by then has no answer."""
         from allyouneed.apps.browse.agent import ask_many
 

@@ -15,7 +15,7 @@ Search = Callable[[str, int], list[int]]  # (query, count) -> numbers of pages, 
 
 WORD = re.compile(r"\w+")
 EAST_ASIAN = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
-TITLE_WEIGHT = 3  # a word of the title counts as so many of the text
+TITLE_WEIGHT = 3  # a word of the title counts as this many words of the text
 
 
 def words(text: str) -> list[str]:

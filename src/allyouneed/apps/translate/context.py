@@ -61,7 +61,7 @@ class ContextReader:
         self.max_tokens, self.mark = max_tokens, tokenizer.special(BREAK) if texts else 0
 
     def before(self, key: tuple[int, ...], tokens: int) -> list[int]:
-        """The tokens before a chunk of so many tokens; `key`: of the chunk, or of a part of it."""
+        """The context tokens before a chunk of `tokens` tokens; `key` identifies the chunk, or a part of it."""
         context = self.contexts.get((key[0], key[1]), [])
         count = count_fitting(context, self.max_tokens - tokens)
         return join_context(context[len(context) - count :], self.mark)

@@ -61,7 +61,7 @@ class LanguageFrames:
         return replace(plain, before=(*plain.before, self.source.language(to)))
 
     def last_of(self, route: Route) -> Frame:
-        """Of the last direction of a route."""
+        """The frame of the last direction of a route."""
         return self.frame(route.into[-1], None if self.routes.detector is not None else route.here)
 
     def _language_frame(self, plain: Frame, to: str | None, from_: str | None) -> Frame:

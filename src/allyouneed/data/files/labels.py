@@ -34,7 +34,7 @@ from allyouneed.errors import UserError
 
 TAG_SUFFIXES = (*TABLE_SUFFIXES, ".conll", ".bio", ".iob", "")
 SAMPLE = 2000  # rows that tell what the columns are
-CHECK_EVERY = 1 << 20  # texts; so many labels are not collected before they are refused
+CHECK_EVERY = 1 << 20  # texts between checks: too many labels are refused before all are collected
 MANY_LABELS = 20  # fewer are never refused
 HEADER_WORDS = {"label", "labels", "class", "category", "target", "tag", "sentiment", "score", "intent", "topic", "y"}
 DOCUMENT_START = "-DOCSTART-"  # separates documents in CoNLL-2003; not a word

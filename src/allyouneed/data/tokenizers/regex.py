@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_REPEATS = 4  # repeats of any length in one alternative; published tokenizers have two
-ANY_LENGTH = 8  # a repeat of up to so many is as good as one without an end
+ANY_LENGTH = 8  # a repeat with this upper bound or more counts as unbounded
 ZERO_WIDTH = "bBAzZGyYK"  # escapes that match no character
 LOOKS = ("=", "!", "<=", "<!")
 
 
 @dataclass
 class MatchBounds:
-    """Of a part of an expression: the fewest characters it matches, and what it contains."""
+    """The fewest characters that a part of an expression matches, and what it contains."""
 
     least: int = 0
     repeats: int = 0  # of any length, in one alternative

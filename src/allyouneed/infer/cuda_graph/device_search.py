@@ -304,7 +304,7 @@ class DeviceIndependentSearch(DeviceSearch):
         self.active.reshape(-1, self.group)[slots] = False
 
     def stream(self, rows: NDArray[np.int64], record: NDArray[np.float32], counts: NDArray[np.int64]) -> None:
-        """Emit the tokens that these rows have in a record, each so many; the end token is not emitted."""
+        """Emit the first `counts` tokens that these rows have in a record; the end token is not emitted."""
         texts = record[:, 0, rows].T.astype(int).tolist()
         for row, text, count in zip(rows.tolist(), texts, counts[rows].tolist(), strict=True):
             ends = text[count - 1] in self.rules.eos_ids
@@ -330,7 +330,7 @@ class DeviceIndependentSearch(DeviceSearch):
         return after, loop is not None
 
     def collect(self, rows: NDArray[np.int64], first_steps: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
-        """Hypotheses of rows that have ended, with so many tokens; those that started and ended together at once."""
+        """Collect the hypotheses of rows that ended after `counts` tokens; those with the same steps at once."""
         for first_step, count in set(zip(first_steps[rows].tolist(), counts[rows].tolist(), strict=True)):
             some = rows[(first_steps[rows] == first_step) & (counts[rows] == count)]
             tokens, log_probs = self.history.since(first_step, count)[:, :, some].transpose(1, 2, 0)

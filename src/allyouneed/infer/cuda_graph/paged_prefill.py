@@ -44,7 +44,7 @@ WARM_SUFFIXES = ((16, 256), (128, 512))  # and new tokens and positions of those
 
 
 class PassSize(NamedTuple):
-    """Of a pass: rows, new tokens of each, and the positions they attend to; as many as tokens if no row has read any
+    """Rows of a pass, new tokens of each, and positions they attend to; `end` equals `tokens` if no row has read any
     before."""
 
     rows: int
@@ -64,7 +64,7 @@ class PassSize(NamedTuple):
 
 
 class Graph(NamedTuple):
-    """Of a pass; `output`: hidden states (rows, width) of the last tokens."""
+    """The graph of a pass; `output`: hidden states (rows, width) of the last tokens."""
 
     size: PassSize
     captured: InputGraph
@@ -80,7 +80,7 @@ class PrefillChunk(NamedTuple):
 
 
 class PagedPrefill:
-    """Of one pool. `rows`: the most rows of a batch."""
+    """Prefill with the blocks of one pool. `rows`: the most rows of a batch."""
 
     def __init__(self, engine: ModelRunner, pool: BlockPool, rows: int) -> None:
         self.engine, self.pool, self.rows = engine, pool, rows
@@ -217,7 +217,7 @@ class PagedPrefill:
         return True
 
     def _capture(self, size: PassSize) -> Graph:
-        """Of a pass without tokens: it changes nothing but block 0."""
+        """Capture a pass without tokens, which changes nothing but block 0."""
         device = self.engine.device
         move_constants(self.engine.model, device)
         inputs = torch.zeros(size.rows, 2 + blocks_of(size, self.pool) + size.tokens, dtype=torch.long, device=device)
@@ -279,7 +279,7 @@ def plan(chunks: Sequence[PrefillChunk], rows: int) -> Iterator[tuple[list[Prefi
 
 
 def rows_of_pass(count: int, length: int, end: int, rows: int) -> int:
-    """Of so many rows, those of the next pass: all of them, or as many as fill it if too many would be padding."""
+    """How many of `count` rows the next pass takes: all, or as many as fill it if too many would be padding."""
     most = max(1, min(round_rows(rows), TOKENS // length, SCORES // (length * end)))
     most = 1 << (most.bit_length() - 1)
     size = round_rows(count)

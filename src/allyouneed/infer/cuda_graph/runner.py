@@ -45,7 +45,7 @@ from allyouneed.runtime.cuda.static_cache import StaticStates
 MAX_ROWS = 512  # rows decoded at once
 MIN_CAPACITY = 64  # positions of a row
 JOIN_STEPS = 4  # of a run while a slot is free
-REFILL = 8  # slots are refilled when one in so many is free: prefill stalls the requests that are decoding
+REFILL = 8  # slots are refilled once one of this many is free: prefill stalls the requests that are decoding
 KEPT = 4  # shapes whose runners are kept for the next call
 WORTH = 128  # tokens an engine decodes before it captures graphs: capturing takes a while
 
@@ -136,7 +136,7 @@ class GraphRunner:
             self.states.refresh()
 
     def launch(self, count: int) -> LaunchedSteps:
-        """Start so many steps, and the copy of their tokens to the host."""
+        """Start `count` steps, and the copy of their tokens to the host."""
         record = self.search.record
         self.search.record_step.zero_()  # write from the start of the record
         self.host_records.reverse()  # the other one may still be read

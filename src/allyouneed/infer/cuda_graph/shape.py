@@ -60,7 +60,7 @@ def needs_stops(state: RequestState) -> bool:
 
 
 def rows_in_memory(model: Any, capacity: int) -> int:
-    """How many rows of so many positions fit into half of the free device memory; on a CPU, any number."""
+    """How many rows of `capacity` positions fit into half of the free device memory; on a CPU, any number."""
     device = next(model.parameters()).device
     if device.type != "cuda":
         return sys.maxsize

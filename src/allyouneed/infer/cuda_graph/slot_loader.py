@@ -80,7 +80,7 @@ class SlotLoader:
         self.search.reset_slots(slots, limits, last)
 
     def capture(self, inputs: Tensor, size: CopySize) -> InputGraph:
-        """Of a copy that is to be made anyway, so that the warm-up changes nothing else."""
+        """Capture a copy that is to be made anyway, so that the warm-up changes nothing else."""
         with torch.cuda.device_of(inputs):
             if self.memory is None:
                 self.memory = torch.cuda.graph_pool_handle()

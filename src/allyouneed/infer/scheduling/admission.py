@@ -11,7 +11,7 @@ from allyouneed.infer.decoding.base import RequestState
 
 PATIENCE = 64  # steps after which a waiting request gains one level of priority
 POSTPONED = 4  # steps that a prefill is postponed at most
-WORTH = 16  # a prefill is worth stopping so many decoding rows for each row it reads
+WORTH = 16  # decoding rows that a prefill may stop for each row it reads
 SHORT = 16  # tokens a request counts for at least: short ones still need logits over the whole vocabulary
 
 

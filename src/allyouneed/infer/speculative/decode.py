@@ -51,7 +51,7 @@ class SpeculativeHypothesis(Hypothesis):
 
 
 def total_stats(answers: Sequence[Sequence[Hypothesis]]) -> DraftStats | None:
-    """Of all answers; None: decoded without a draft."""
+    """The sum over all answers; None: decoded without a draft."""
     found = [one.stats for answer in answers for one in answer if isinstance(one, SpeculativeHypothesis)]
     return sum(found, DraftStats()) if found else None
 
@@ -66,7 +66,7 @@ class SpeculativeRow(DraftRow):
     stats: DraftStats = DraftStats()
 
     def extend(self, tokens: Sequence[int], log_probs: Sequence[float], guessed: int, group: int) -> None:
-        """Append the tokens that one pass has accepted, of so many draft tokens, and the model's own. `group`: texts of
+        """Append the accepted tokens of one pass over `guessed` draft tokens, and the model's own. `group`: texts of
         the request."""
         self.stats += DraftStats(1, guessed, len(tokens) - 1)
         for token, log_prob in zip(tokens, log_probs, strict=True):

@@ -52,7 +52,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(self, rows: Sequence[DraftRow], counts: Sequence[int]) -> list[DraftTokens]:
-        """At most so many tokens for each row."""
+        """Draft at most `counts` tokens for each row."""
 
     @abstractmethod
     def select(self, rows: Sequence[int]) -> None:
@@ -80,7 +80,7 @@ class Draft(ABC):
 
     @abstractmethod
     def start(self, requests: Sequence[Request], group: int, rules: PositionRules, vocab: int) -> Drafter:
-        """For these requests, `group` rows each, under the rules of the model, which has so many tokens."""
+        """A drafter for these requests, `group` rows each, under the rules of a model with `vocab` tokens."""
 
 
 # --- look-up --------------------------------------------------------------------------------------------------------

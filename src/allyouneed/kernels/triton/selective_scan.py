@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TOKENS = 4  # loaded at once; in backward, a kept state for each so many
+TOKENS = 4  # loaded at once; the backward pass keeps one state per this many
 STATES = 16  # per program at most
 GROUPS, LANES = 2, 16  # features of a program
 PROGRAMS = 4096  # several per place on the GPU, so that the last ones do not run alone

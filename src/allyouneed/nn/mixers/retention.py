@@ -191,7 +191,7 @@ class RetentionModule(SubLayer):
         return self.normalise(o, r, context)
 
     def half_life(self, x: Tensor) -> Tensor:
-        """Of the mean decay, where it differs from token to token."""
+        """The half-life of the mean decay, where decays differ from token to token."""
         return math.log(0.5) / self.decay(x).mean((0, 2))
 
     def split(self, x: Tensor) -> Tensor:

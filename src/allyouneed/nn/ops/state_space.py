@@ -29,7 +29,7 @@ class System:
 
     def __init__(self, b: Tensor, c: Tensor) -> None:
         self.b, self.c = b, c
-        self.chunks: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # what chunks of so many tokens share
+        self.chunks: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # chunk length -> what all chunks of it share
 
     @abstractmethod
     def apply(self, x: Tensor) -> Tensor:

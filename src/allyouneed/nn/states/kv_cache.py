@@ -140,7 +140,7 @@ def writable_cache(cache: Tensor, new: Tensor) -> Tensor:
 
 
 def grow(cache: Tensor, rows: int, capacity: int) -> Tensor:
-    """A copy of a cache (batch, heads, time, head_width), with so many rows allocated and this capacity."""
+    """A copy of a cache (batch, heads, time, head_width) with `rows` rows allocated and this capacity."""
     batch, heads, time, head_width = cache.shape
     found = cache.new_empty(rows, heads, capacity, head_width)[:batch]
     found[:, :, :time] = cache
@@ -149,7 +149,7 @@ def grow(cache: Tensor, rows: int, capacity: int) -> Tensor:
 
 
 def with_rows(cache: Tensor, rows: int) -> Tensor:
-    """The first so many allocated rows of a cache."""
+    """The first `rows` allocated rows of a cache."""
     return cache.as_strided((rows, *cache.shape[1:]), cache.stride(), cache.storage_offset())
 
 

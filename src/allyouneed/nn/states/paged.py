@@ -219,7 +219,7 @@ class PagedStates(States):
             self.copies = []
 
     def reserve(self, counts: Sequence[int]) -> None:
-        """Allocate blocks for so many more tokens of each row, and copies of shared blocks. All or nothing."""
+        """Allocate blocks for `counts` more tokens of each row, and copies of shared blocks. All or nothing."""
         if not self.has_pages:
             return
         size, needs = self.pool.size, []

@@ -35,7 +35,7 @@ AHEAD = 64  # positions whose masks are computed together, and tokens that recen
 
 
 class StateBinding:
-    """Of all states that a program reads; `supported`: they are of the kinds that it was written for."""
+    """Binds all states that a program reads; `supported`: they are of the kinds that it was written for."""
 
     def __init__(
         self, caches: Sequence[CacheSlot], memories: Sequence[MemorySlot], masks: Sequence[Pattern], states: States
@@ -158,7 +158,7 @@ def replace_cache(state: KVCache | WindowKVCache | CompressiveMemory, keys: Tens
 
 
 def grow_cache(state: KVCache, slot: CacheSlot, rows: int, capacity: int) -> None:
-    """A cache that grows, with room for so many tokens."""
+    """Grow a cache to `rows` rows and `capacity` tokens."""
     sizes = {"keys": (slot.head_width, torch.float32), "values": (slot.value_width, torch.float32)}
     sizes |= {"buckets": (slot.rounds, torch.int32)} if slot.rounds else {}
     for name, (width, dtype) in sizes.items():

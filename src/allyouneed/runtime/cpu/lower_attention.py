@@ -76,7 +76,7 @@ def distance_vectors(relative: TransformerXLModule, count: int) -> Tensor:
 
 
 def window_arguments(kept: KVWindow | None) -> dict[str, Any]:
-    """Of a cache that keeps some keys only."""
+    """Arguments of an instruction whose cache keeps some keys only."""
     if kept is None:
         return {}
     if not kept.recent:
@@ -165,7 +165,7 @@ def emit_rotation(
     segment: int | None = None,
 ) -> None:
     """Rotate heads of queries, then of keys, which are also multiplied by `scale`, in place. `segment`: positions are
-    counted from the start of segments of so many tokens."""
+    counted from the start of segments of this length."""
     if rotary.config.values:
         raise Unsupported("rotary positions of values have no native instruction")
     interleaved = rotary.config.order == "interleaved"

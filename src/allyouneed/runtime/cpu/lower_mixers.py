@@ -199,7 +199,7 @@ def _synthesizer(part: SynthesizerModule, x: Register, code: Instructions, state
     else:
         assert isinstance(synthesis, RandomSynthesis)
         if synthesis.factorised and heads * length**2 > MAX_PRODUCT:
-            raise Unsupported("factorised scores of so many positions have no native instruction")
+            raise Unsupported("factorised scores of this many positions have no native instruction")
         table = synthesis.left @ synthesis.right.mT if synthesis.factorised else synthesis.table
         arguments |= {"place_bias": share_of(table), "place_head": length**2, "place_query": length}
     dense, dot = part.hidden is not None, mixture is not None

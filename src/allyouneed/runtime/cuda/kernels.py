@@ -183,7 +183,7 @@ def add_rotation(relative: RelativeModule, setup: StepSetup) -> None:
 
 
 def row_rotation(relative: RotaryModule, setup: StepSetup, positions: Tensor, context: Context) -> Tensor:
-    """Of each row's position (rows, head_width), looked up once for all layers."""
+    """The rotation at each row's position (rows, head_width), looked up once for all layers."""
     return context.memoize(rotation_key(relative.key), lambda: embedding(positions, setup.rotations[relative.key]))
 
 

@@ -15,8 +15,8 @@ from allyouneed.runtime.program import Unsupported
 
 
 def relative_tables(part: SelfAttention, states: StaticStates) -> RelativeTables | None:
-    """Of positions whose scores depend on the query: Shaw's vectors, and Transformer-XL's, projected for all distances
-    of a row."""
+    """Tables of positions whose scores depend on the query: Shaw's vectors and Transformer-XL's, projected for all
+    distances of a row."""
     relative = part.relative
     if isinstance(relative, ShawModule):
         return _shaw(relative, states)

@@ -148,7 +148,7 @@ class StaticKVCache(KVState):
         return self.states.capacity
 
     def slot_layout(self, context: Context) -> TokenLayout:
-        """Of what is stored once the new tokens are."""
+        """The layout of all stored tokens, the new ones included."""
         return self.states.static_layout
 
     def load(self, given: Prefilled, past: State) -> None:
@@ -205,7 +205,7 @@ PLAIN = (RelativeModule, RotaryModule)  # positions that add no features to keys
 
 @make_static_state.register(KVCache)
 def static_kv_cache(state: State, part: Any, states: StaticStates) -> StaticKVCache:
-    """Of attention at once, since its kernels write into it; elsewhere when a token is first stored."""
+    """For attention, allocated at once, since its kernels write into it; otherwise when a token is first stored."""
     if type(part) is not SelfAttention or part.caches_hidden or type(part.relative) not in PLAIN:
         return StaticKVCache(states)
     sizes = (2, states.rows, part.kv_heads, states.capacity, part.head_width)
@@ -315,7 +315,7 @@ class StaticStates(States):
         return self.table._replace(blocks=self.token_blocks, rows_per_block=self.tokens if self.group == 1 else None)
 
     def _empty_memory(self, width: int, device: torch.device) -> Memory:
-        """Of sources that are one token long; of no `width` if nothing reads them."""
+        """A memory of sources that are one token long; `width` 0 if nothing reads them."""
         sizes = (self.slot_count, self.source_capacity)
         real = torch.zeros(sizes, dtype=torch.long, device=device)
         real[:, 0] = 1
@@ -364,7 +364,7 @@ class StaticStates(States):
             update()
 
     def reset_rows(self, slots: Tensor, counts: Tensor) -> Tensor:
-        """The rows (slots, group) of these slots, which have so many tokens now; those of a prompt are in the first."""
+        """The rows (slots, group) of these slots, which now have `counts` tokens; a prompt's are in the first."""
         rows = slots[:, None] * self.group + torch.arange(self.group, device=self.device)
         self.device_lengths[rows] = counts[:, None].expand_as(rows)
         if self.group > 1:

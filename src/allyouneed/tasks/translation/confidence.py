@@ -70,7 +70,7 @@ class Confidence(Config):
         return round(_sigmoid(logit), 4)
 
     def text(self, sentences: Sequence[Evidence], direction: str) -> float:
-        """Of several sentences: the mean, weighted by their lengths."""
+        """The confidence of several sentences: the mean, weighted by their lengths."""
         sizes = [one.target + 1 for one in sentences]
         found = (size * self.sentence(one, direction) for size, one in zip(sizes, sentences, strict=True))
         return round(sum(found) / sum(sizes), 4)

@@ -176,7 +176,7 @@ def _rows(run: Any, logits: Tensor) -> Tensor:
 
 
 def _log_probs(run: Any, logits: Tensor, gone: Sequence[int]) -> Tensor:
-    """Of all answers, in the output of one row from which tokens are gone."""
+    """Log-probabilities of all answers in the output of one row without the tokens `gone`."""
     found = torch.full((len(run.answers),), MISSING)
     for number, answer in enumerate(run.answers):
         position: int | None = answer.position

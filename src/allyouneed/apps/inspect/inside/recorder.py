@@ -89,7 +89,7 @@ class Values(Mapping[str, Tensor]):
 
     @property
     def bytes(self) -> int:
-        """Of what is stored; tensors that share memory count once."""
+        """Bytes of the stored values; tensors that share memory count once."""
         stored = {value.data_ptr(): value.nbytes for value in self._values.values() if isinstance(value, Tensor)}
         return sum(stored.values()) + sum(value.nbytes for value in self._made.values())
 

@@ -304,7 +304,7 @@ def block_size(rows: int, values: int, keys: int) -> int:
 
 
 def lines_at_once(block: int, kind: torch.dtype, warps: int) -> int:
-    """Lines of so many values that a program loads at once, 16 bytes by each thread."""
+    """How many lines of `block` values a program loads at once, 16 bytes per thread."""
     return max(1, 32 * warps * 16 // (block * kind.itemsize))
 
 
@@ -338,8 +338,8 @@ def gau_step(
 
 
 class ChunkScores(NamedTuple):
-    """Of a new token: `weights` of the chunk's tokens (rows, chunk), the rotated query of the sums (rows, s), and at
-    the end of a chunk the keys that join them (rows, chunk, s)."""
+    """Scores of a new token: `weights` of the chunk's tokens (rows, chunk), the rotated query of the sums (rows, s),
+    and at the end of a chunk the keys that join them (rows, chunk, s)."""
 
     weights: Tensor
     queries: Tensor
