@@ -35,8 +35,8 @@ def check_cross_entropy(
     scores = scores if cap is None else cap * torch.tanh(scores / cap)
     options = {"ignore_index": IGNORE, "reduction": "none"}
     losses = cross_entropy(scores, labels, label_smoothing=smoothing, **options)
-    (slope,) = torch.autograd.grad(losses.sum(), [exact])
-    slope = torch.nn.functional.pad(slope, (0, width - vocab))
+    (grad,) = torch.autograd.grad(losses.sum(), [exact])
+    grad = torch.nn.functional.pad(grad, (0, width - vocab))
     found = torch.full((2, rows), torch.nan, device=check.device)
     quiet = logits.clone()
     crossentropy.cross_entropy_rows(quiet, labels, IGNORE, bias, smoothing, cap, vocab, *found, gradient=False)
@@ -48,7 +48,7 @@ def check_cross_entropy(
     kind = f"{smoothing or ''} {'capped ' if cap else ''}{'biased' if biased else ''}"
     name = f"cross-entropy {tuple(sizes)} {str(dtype)[6:]} {kind}"
     check.report(name, found, [losses, plain], LIMITS[torch.float32])
-    check.report(f"{name}, gradient", [logits], [slope], LIMITS[dtype])
+    check.report(f"{name}, gradient", [logits], [grad], LIMITS[dtype])
 
 
 def check_head(check: Check, sizes: Sizes, dtype: torch.dtype, smoothing: float, biased: bool) -> None:

@@ -233,5 +233,5 @@ def test_passages_are_those_of_the_definition():
         runs = {tuple(text[n : n + size]) for n in range(len(text) - size + 1)}
         for other in [*others, *(text[n : n + 9] for n in range(20))]:
             expected = any(tuple(other[n : n + size]) in runs for n in range(len(other) - size + 1))
-            assert PassageSet(text, size).overlaps(other) == expected
-    assert not PassageSet(np.array([1, 2]), 3).overlaps(np.array([1, 2, 3, 4]))
+            assert PassageSet(text, size).shares_passage(other) == expected
+    assert not PassageSet(np.array([1, 2]), 3).shares_passage(np.array([1, 2, 3, 4]))

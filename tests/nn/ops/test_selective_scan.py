@@ -61,7 +61,7 @@ def test_the_native_kernel_against_the_definition(time, features, states):
     ours = [tensor.requires_grad_() for tensor in given]
     exact = [tensor.detach().double().requires_grad_() for tensor in given]
     (y, h), (expected_y, expected_h) = selective_ssm(*ours, real), selective_ssm(*exact, real)
-    assert wait_for_build() is None or "_Scan" in type(y.grad_fn).__name__  # not the plain operations
+    assert wait_for_build() is None or "_NativeScan" in type(y.grad_fn).__name__  # not the plain operations
     y, expected_y = y * real[..., None], expected_y * real[..., None]
     torch.testing.assert_close((y.double(), h.double()), (expected_y, expected_h), atol=2e-5, rtol=1e-5)
     own = torch.autograd.grad(y.sin().sum() + h.cos().sum(), ours)

@@ -202,7 +202,7 @@ def _outputs(
 
 
 @triton.jit
-def _slopes_qk(
+def _grad_qk(
     q, k, v, log, starts, near, fades, far, d_near, d_fades, d_far, do, dq, dk, d_log,
     q_row, q_head, q_time, k_row, k_head, k_time, v_row, v_head, v_time, o_row, o_head, o_time, log_row, log_head,
     dq_row, dq_head, dq_time, dk_row, dk_head, dk_time, lines, heads, time, chunks, share, segments,
@@ -257,7 +257,7 @@ def _slopes_qk(
 
 
 @triton.jit
-def _slopes_v(
+def _grad_v(
     q, k, log, starts, d_near, d_fades, d_far, do, dv,
     q_row, q_head, q_time, k_row, k_head, k_time, v_row, v_head, v_time, o_row, o_head, o_time, log_row, log_head,
     heads, time, chunks, share, segments,
@@ -392,13 +392,13 @@ def _backward(
     dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))  # with the strides of the inputs
     lines, tiles = batch * heads, triton.cdiv(width, plan.keys)
     d_log = torch.empty(0 if steady else tiles, batch, heads, time, device=q.device)
-    _slopes_qk[(lines * plan.chunks * tiles,)](
+    _grad_qk[(lines * plan.chunks * tiles,)](
         q, k, v, log, begins, near, fades, far, d_near, d_fades, d_far, do, dq, dk, d_log,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3], *log.stride()[:2],
         *dq.stride()[:3], *dk.stride()[:3], lines, heads, time, *plan[:3], width, values, steady, packed, *plan.tiles,
         num_warps=WARPS, num_stages=2,
     )  # fmt: skip
-    _slopes_v[(lines * plan.chunks * triton.cdiv(values, plan.values),)](
+    _grad_v[(lines * plan.chunks * triton.cdiv(values, plan.values),)](
         q, k, log, begins, d_near, d_fades, d_far, do, dv,
         *q.stride()[:3], *k.stride()[:3], *dv.stride()[:3], *do.stride()[:3], *log.stride()[:2],
         heads, time, *plan[:3], width, values, steady, packed, *plan.tiles, num_warps=WARPS, num_stages=2,

@@ -20,7 +20,7 @@ from torch import Tensor
 from triton.language.extra import libdevice
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import overlaps
+from allyouneed.kernels import has_pdl
 from allyouneed.kernels.triton.small_batch_linear import _activate
 
 FEW = 16
@@ -261,7 +261,7 @@ def ternary_linear(
     outputs = bytes.shape[0] // (2 if gated else 1)
     flat = x.reshape(-1, inputs)
     flat = flat if flat.stride(1) == 1 else flat.contiguous()
-    count, overlap = len(flat), overlaps(x.device)
+    count, overlap = len(flat), has_pdl(x.device)
     tile = tile_config(count, outputs, quarter, parts and not gated)
     split = tile.parts > 1
     sizes = (tile.parts, count, outputs) if split else (count, outputs)

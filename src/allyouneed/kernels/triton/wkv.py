@@ -155,7 +155,7 @@ def _outputs(
 
 @triton.jit
 def _walk_back(
-    g, y, whole, decay, slopes, lengths, starts, plane, time, share, segments, features,
+    g, y, whole, decay, grads, lengths, starts, plane, time, share, segments, features,
     LEAST: tl.constexpr, PACKED: tl.constexpr, LENGTHS: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
     """Gradient of a segment's outputs with respect to the state before it."""
@@ -168,21 +168,21 @@ def _walk_back(
     b = a
     for number in tl.range(stop - start, num_stages=AHEAD):
         at = stop - 1 - number
-        slope = _read(g, at, features, feature)
+        grad = _read(g, at, features, feature)
         mean, log = _read(y, at, features, feature), _read(whole, at, features, feature)
-        n, a, b = _combine(n, a, b, step, -log, slope, -slope * mean)
+        n, a, b = _combine(n, a, b, step, -log, grad, -grad * mean)
         if PACKED:
             n, a, b = _drop(n, a, b, _is_first(starts, at), LEAST)
-    _store3(slopes, plane, (row * segments + segment) * features + feature, inside, n, a, b)
+    _store3(grads, plane, (row * segments + segment) * features + feature, inside, n, a, b)
 
 
 @triton.jit
-def _slopes(
-    k, v, g, y, whole, decay, bonus, past, slopes, dk, dv, d_decay, d_bonus, d_past,
+def _gradients(
+    k, v, g, y, whole, decay, bonus, past, grads, dk, dv, d_decay, d_bonus, d_past,
     lengths, starts, plane, end_plane, time, share, segments, features,
     LEAST: tl.constexpr, PACKED: tl.constexpr, LENGTHS: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
-    """`slopes`: gradients with respect to the state after each segment; `past`, `d_past`: initial state and its
+    """`grads`: gradients with respect to the state after each segment; `past`, `d_past`: initial state and its
     gradient."""
     row, segment, feature, start, stop = _locate(lengths, time, share, segments, features, LENGTHS, FEATURES)
     inside = feature < features
@@ -192,24 +192,24 @@ def _slopes(
     step = tl.load(decay + feature, mask=inside, other=0.0)
     more = tl.load(bonus + feature, mask=inside, other=0.0)
     here = (row * segments + segment) * features + feature
-    n, a, b = _load3(slopes, plane, here, inside)
+    n, a, b = _load3(grads, plane, here, inside)
     for_decay, for_bonus = tl.zeros((FEATURES,), tl.float32), tl.zeros((FEATURES,), tl.float32)
     for number in tl.range(stop - start, num_stages=AHEAD):
         at = stop - 1 - number
         key, value = _read(k, at, features, feature), _read(v, at, features, feature)
-        slope = _read(g, at, features, feature)
+        grad = _read(g, at, features, feature)
         mean, log = _read(y, at, features, feature), _read(whole, at, features, feature)
         own, kept = (
             tl.exp(more + key - log),
             tl.exp(key + n),
         )  # weight of the token in its own output, and in later states
-        direct = slope * own * (value - mean)
+        direct = grad * own * (value - mean)
         _write(dk, direct + kept * (a * value + b), at, features, feature)
-        _write(dv, slope * own + kept * a, at, features, feature)
+        _write(dv, grad * own + kept * a, at, features, feature)
         for_bonus += direct
         # the state before the token is its output minus its own term
         decayed = tl.exp(n - step + log) * (a * (mean - own * value) + b * (1 - own))
-        n, a, b = _combine(n, a, b, step, -log, slope, -slope * mean)
+        n, a, b = _combine(n, a, b, step, -log, grad, -grad * mean)
         if PACKED:
             first = _is_first(starts, at)
             decayed = tl.where(first, 0.0, decayed)
@@ -292,17 +292,17 @@ def _backward(
     # where nothing comes back through the last state, its exponent must not count either
     silent = (d_ends[1:] == 0).all(0)
     wanted = torch.stack((torch.where(silent, least, -ends[0]), d_ends[1], d_ends[2]))
-    slopes = wanted
+    grads = wanted
     if cut.segments > 1:
-        slopes = cut.empty(k)
+        grads = cut.empty(k)
         _walk_back[cut.grid](
-            g, y, whole, decay, slopes, *cut.limits, cut.plane, *cut.sizes, *cut.flags, num_warps=1
+            g, y, whole, decay, grads, *cut.limits, cut.plane, *cut.sizes, *cut.flags, num_warps=1
         )  # fmt: skip
-        _join[cut.join](slopes, wanted, decay, *cut.limits, *planes, *cut.sizes, True, *cut.flags, num_warps=1)
+        _join[cut.join](grads, wanted, decay, *cut.limits, *planes, *cut.sizes, True, *cut.flags, num_warps=1)
     dk, dv = (torch.empty_like(x) if lengths is None else torch.zeros_like(x) for x in (k, v))
     partial, d_past = _empty_sums(k), torch.empty_like(past)
-    _slopes[cut.grid](
-        k, v, g, y, whole, decay, bonus, past, slopes, dk, dv, *partial, d_past, *cut.limits,
+    _gradients[cut.grid](
+        k, v, g, y, whole, decay, bonus, past, grads, dk, dv, *partial, d_past, *cut.limits,
         *planes, *shared, num_warps=1,
     )  # fmt: skip
     return d_past, dk, dv, partial

@@ -148,13 +148,13 @@ def _backward(
             "PRECISION": run.precision, "num_warps": run.warps, "num_stages": 2,
         }  # fmt: skip
         rows, blocks, many = k_entries.shape[1:]
-        kernels.slopes_q[(batch * heads * blocks * (table // run.m),)](
+        kernels.grad_q[(batch * heads * blocks * (table // run.m),)](
             q, k, v, bias, segments, order, k_counts, k_entries, masks, do, lse, delta, dq, rests, *given,
             *dq.stride()[:3], lines, heads, time, blocks, many, k_entries.stride(0), near, base, scale,
             ROWS=rows, **both,
         )  # fmt: skip
         rows, blocks, many = q_entries.shape[1:]
-        kernels.slopes_kv[(batch * kv_heads * blocks * (table // run.m),)](
+        kernels.grad_kv[(batch * kv_heads * blocks * (table // run.m),)](
             q, k, v, bias, segments, order, q_counts, q_entries, masks, do, lse, delta, dk, dv, *given,
             *dk.stride()[:3], *dv.stride()[:3], kv_heads, time, blocks, many,
             q_entries.stride(0), base, scale, ROWS=rows, **both,
@@ -166,7 +166,7 @@ def _backward(
     ahead = 0 if causal else behind - 1
     splits = max(1, min(batch, PROGRAMS // (heads * (behind + ahead))))
     d_tiles = torch.empty(splits, heads, behind + ahead, m, m, dtype=torch.float32, device=q.device)
-    kernels.slopes_bias[(heads * (behind + ahead) * splits,)](
+    kernels.grad_bias[(heads * (behind + ahead) * splits,)](
         q, k, v, bias, segments, do, lse, delta, d_tiles, *given, batch, heads, time, blocks, behind + ahead, ahead,
         near, base, SPLITS=splits, GROUP=group, **widths, TABLE=table, M=m, CAUSAL=causal, SEGMENTS=masked_by,
         PRECISION=run.precision, num_warps=4, num_stages=2,
