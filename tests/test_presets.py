@@ -66,7 +66,7 @@ def test_a_module_keeps_its_config_and_costs_what_that_says(name):
 
 
 @every_preset
-def test_a_small_one_has_the_same_parts(name):
+def test_a_shrunk_preset_has_the_same_parts(name):
     """Numbers differ, words do not."""
 
     def words(tree):
@@ -104,7 +104,7 @@ def loss_of(model, batch):
 
 
 @every_preset
-def test_a_small_one_trains(name):
+def test_a_shrunk_preset_trains(name):
     """The loss of a batch falls, and every parameter has a part in it."""
     model, batch = built(small(name)).train(), batch_for(small(name))
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -156,7 +156,7 @@ QUICK_TO_LEARN = ("transformer-tiny", "gpt2", "bert-base", "retnet-1.3b", "rwkv-
         if reads_text(name)
     ],
 )
-def test_a_small_one_learns_real_text(name):
+def test_a_shrunk_preset_learns_real_text(name):
     config = small(name)
     model, losses = built(config).train(), []
     optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
@@ -179,7 +179,7 @@ def served(tree):
 
 
 @pytest.mark.parametrize("name", [name for name in preset_names() if generates(name)])
-def test_a_small_one_says_the_same_token_by_token(name):
+def test_a_shrunk_preset_decodes_the_same_token_by_token(name):
     config = parse(Model, served(tree_of(small(name))))
     model, batch = built(config).eval(), batch_for(config)
     rows = batch.target

@@ -101,7 +101,7 @@ def test_a_kill_at_the_end_loses_nothing(tmp_path: Path, moment: str, monkeypatc
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "b.html"]
 
 
-def test_a_folder_of_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_document_of_a_folder_is_translated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, target = tmp_path / "in", tmp_path / "out"
     (folder / "sub").mkdir(parents=True)
     (folder / "a.html").write_text(PAGE)

@@ -66,7 +66,7 @@ def safetensors(file: Path, header: dict[str, Any], content: bytes = b"") -> Non
     file.write_bytes(struct.pack("<Q", len(text)) + text + content)
 
 
-def test_the_folder_itself_is_fine(folder: Path) -> None:
+def test_the_unchanged_folder_loads(folder: Path) -> None:
     found = load(folder)
     assert found.task == {"kind": "causal-lm"} and found.max_tokens == 64
     assert torch.equal(found.model.state_dict()["head.weight"], tinyfolders.weights()["lm_head.weight"])
@@ -116,7 +116,7 @@ def entry(shape: list[int], begin: int, end: int) -> dict[str, Any]:
         "no shape", "text",
     ],
 )  # fmt: skip
-def test_a_header_that_lies_is_refused(folder: Path, entries: dict[str, Any]) -> None:
+def test_a_header_with_wrong_offsets_is_refused(folder: Path, entries: dict[str, Any]) -> None:
     safetensors(folder / "model.safetensors", entries, bytes(16))
     assert "model.safetensors: not a valid safetensors file" in error_of(folder)
 
@@ -203,7 +203,7 @@ def test_a_file_that_is_a_link_out_of_the_folder_is_refused(folder: Path, name: 
     assert "link to a file outside the folder" in error_of(folder)
 
 
-def test_a_link_to_itself_leads_nowhere(folder: Path) -> None:
+def test_a_link_to_itself_is_refused(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").symlink_to(folder / "model.safetensors")
     assert "model.safetensors" in error_of(folder)

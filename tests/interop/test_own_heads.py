@@ -15,7 +15,7 @@ WRITERS = [family for family in FAMILIES if foreign.writes(family) and family !=
 
 @pytest.mark.parametrize("family", WRITERS)
 @torch.no_grad()
-def test_a_head_of_its_own(family, tmp_path):
+def test_a_file_with_its_own_head_overrides_a_tied_config(family, tmp_path):
     theirs = foreign.theirs(family, next(name for one, name in foreign.CASES if one == family))
     config, weights = judge.saved(theirs, tmp_path / "saved")
     head = {"gpt_neox": "embed_out.weight", "rwkv": "head.weight"}.get(family, "lm_head.weight")

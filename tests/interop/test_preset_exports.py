@@ -114,7 +114,7 @@ def test_transformers_computes_the_same(name, family, tmp_path):
 @pytest.mark.parametrize(
     ("name", "family"), [("t5-small", "t5"), ("t5-small", "mt5"), ("switch-base-8", "switch_transformers")]
 )
-def test_heads_of_t5(name, family, vocab, tied, scale, tmp_path):
+def test_tied_and_untied_heads_of_t5_are_exported(name, family, vocab, tied, scale, tmp_path):
     """They call a head untied to say that what goes into it is not scaled; what is tied, the weights tell."""
     model = changed(name, f"head.scale={scale}", f"embed.tied={tied}", f"vocab={vocab}")
     if family == "mt5" and scale != "none":
@@ -128,7 +128,7 @@ def test_heads_of_t5(name, family, vocab, tied, scale, tmp_path):
 @pytest.mark.parametrize("vocab", ["31", "{source: 31, target: 31}"])
 @pytest.mark.parametrize("bias", ["true", "false"])
 @pytest.mark.parametrize("name", ["bart-base", "marian"])
-def test_heads_of_bart(name, vocab, tied, bias, tmp_path):
+def test_heads_of_bart_are_exported(name, vocab, tied, bias, tmp_path):
     model = changed(name, f"head.bias={bias}", f"embed.tied={tied}", f"vocab={vocab}")
     assert differs(model, name.removesuffix("-base"), tmp_path) < judge.TOLERANCE
 

@@ -57,7 +57,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_a_head_of_its_own(kind, tmp_path):
+def test_a_file_with_its_own_head_overrides_a_tied_config(kind, tmp_path):
     config, head = CASES[kind]
     model = kind(config).eval()
     judge.randomise(model)

@@ -73,7 +73,7 @@ def test_the_answer_does_not_depend_on_other_requests(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", one_in(12, 3))
-def test_nor_with_paged_states(name: str) -> None:
+def test_the_answer_does_not_depend_on_other_requests_with_paged_states(name: str) -> None:
     engine, cases = Engine(case(name), 1, 2, 0), requests(6)
     pool = BlockPool(blocks=800, size=2)  # a source summed up is large beside a token
     busy, states = Scheduler(engine, rows=9, budget=7, pool=pool), []

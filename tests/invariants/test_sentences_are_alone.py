@@ -64,7 +64,7 @@ def test_a_future_token_changes_nothing_before_it(name, source, target, at, othe
 
 @settings(max_examples=40)
 @given(decodable(), sentence, sentence, st.integers(0, LONGEST), sentence)
-def test_no_pattern_that_says_it_is_causal_lets_the_future_in(pattern, source, target, at, other):
+def test_no_causal_pattern_lets_a_token_see_later_ones(pattern, source, target, at, other):
     model = build(tree(mixer={"kind": "attention", "heads": 3, "pattern": str(pattern)}))
     check_causality(model, source, target, min(at, len(target)), other)
 
@@ -83,7 +83,7 @@ sides = st.sampled_from(["right", "left"])
 @explicit(thorough=12)
 @example(PAIRS, 4, "left", "right", [1, 0, 1, 0], [0, 2, 3, 1], [2, 0, 1, 3])
 @given(pairs, st.integers(1, VOCAB - 1), sides, sides, row_lists, gap_lists, gap_lists)
-def test_neither_padding_nor_strangers_are_seen(
+def test_neither_padding_nor_other_sentences_change_a_sentence(
     name, pairs, pad, source_side, target_side, rows, source_gaps, target_gaps
 ):
     """One sentence a row, padded; then several sentences a row, with padding before, between and behind them."""

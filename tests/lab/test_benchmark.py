@@ -130,7 +130,9 @@ def test_texts_are_read_instead_of_random_tokens(places: dict[str, Path], tokeni
 
 
 @pytest.mark.slow
-def test_side_by_side_in_processes_of_their_own(places: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_contenders_run_side_by_side_in_separate_processes(
+    places: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     options = ["--rows", "1,2", "--length", 4, "--turns", 1, "--threads", 1, "--json"]
     assert run("bench", places["gpt2"], *options, "--compare", "int8", "--against", "ctranslate2") == 0
     found = json.loads(capsys.readouterr().out)

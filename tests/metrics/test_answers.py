@@ -31,7 +31,7 @@ def test_accuracy_and_macro_f1_by_hand() -> None:
         ("", []),
     ],
 )
-def test_spans_of_tags(tags: str, expected: list[EntitySpan]) -> None:
+def test_tags_become_spans(tags: str, expected: list[EntitySpan]) -> None:
     assert spans(tags.split()) == expected
 
 
@@ -55,12 +55,12 @@ def test_correlations_by_their_definitions(pairs: list[tuple[int, int]]) -> None
     assert spearman(one, [x**3 for x in one]) == pytest.approx(100 if len(set(one)) > 1 else 0)
 
 
-def test_recall_at_1() -> None:
+def test_recall_at_1_shares_ties() -> None:
     scores = np.array([[3.0, 1, 2], [0, 0, 0], [5, 4, 1]])
     assert recall_at_1(scores, np.array([0, 1, 2])) == pytest.approx(100 * (1 + 1 / 3 + 0) / 3)
 
 
-def test_nothing_and_unequal_numbers_are_refused() -> None:
+def test_empty_and_unequal_lists_are_refused() -> None:
     with pytest.raises(UserError, match="nothing to evaluate"):
         accuracy([], [])
     with pytest.raises(UserError, match="2 answers but 1 expected"):

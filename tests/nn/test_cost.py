@@ -52,7 +52,7 @@ def test_parameters_of_random_configs(vocab, tied, bias, wiring, norm):
     assert config.cost().parameters == parameter_count(config)
 
 
-def test_the_papers_sizes():
+def test_the_paper_models_have_the_papers_sizes():
     """Table 3 says 65 and 213 million for vocabularies of "about 37000"; the architecture itself gives these."""
     base, big = (parse(Model, preset_tree(f"transformer-{size}")).cost().parameters for size in ("base", "big"))
     vocab, d, ff = 37000, 512, 2048

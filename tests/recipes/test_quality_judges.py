@@ -42,7 +42,7 @@ def test_every_kind_accepts_its_own_sentence_and_refuses_another():
         assert not made.judge(other.text)[0] and not made.judge("")[0]
 
 
-def test_loops_and_words():
+def test_loops_and_wrong_words_are_found():
     from bench.translation.quality import checks, words
 
     assert checks.loops("of the Republic of the Republic of the Republic of the Republic") and checks.loops("弟弟弟弟")

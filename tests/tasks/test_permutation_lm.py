@@ -33,7 +33,7 @@ def test_targets_are_uniform() -> None:
     assert abs(np.bincount(singles) / 2000 - 1 / 6).max() < 0.04
 
 
-def test_runs_have_up_to_so_many_neighbours() -> None:
+def test_runs_are_at_most_the_given_length() -> None:
     found = set()
     for number in range(200):
         places = draw_runs(600, 100, 6, 3, generator(4, number))

@@ -90,7 +90,7 @@ def test_validation_scores_each_direction(first: Path) -> None:
         assert found["bleu"] == pytest.approx(sum(found[name] for name in names) / 3)
 
 
-def test_fine_tuning_on_other_pairs(first: Path, tmp_path: Path) -> None:
+def test_fine_tuning_keeps_the_languages_it_does_not_see(first: Path, tmp_path: Path) -> None:
     """One direction only, of words it never saw; all it knew before is still in its folder."""
     path = write(tmp_path / "own.tsv", ["gad", "bah", "fab", "hed"] * 20, GREEK)
     own = {"path": path, "from": "la", "to": "gr"}

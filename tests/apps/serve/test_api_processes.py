@@ -255,7 +255,7 @@ def test_requests_that_arrive_together_are_submitted_together_and_fail_alone(
             assert running.model("lm").text.tokenizer.decode(answers[number].tokens) == expected
 
 
-def test_of_requests_that_arrive_together_those_beyond_the_queue_are_refused(folders: dict[str, Path]) -> None:
+def test_requests_beyond_the_queue_limit_are_refused(folders: dict[str, Path]) -> None:
     limits = Settings().limits.model_copy(update={"queue": 3})
     with (
         served_client({"lm": folders["lm"]}, split=True, limits=limits) as (running, _),

@@ -91,7 +91,7 @@ def test_graphs_are_captured_before_the_first_request(
         assert [ask(client, prompt=prompt) for prompt in prompts] == found
 
 
-def test_strangers_share_prefixes_and_get_the_answers_of_the_library(paged: tuple[Running, httpx.Client]) -> None:
+def test_clients_share_prefixes_and_get_the_answers_of_the_library(paged: tuple[Running, httpx.Client]) -> None:
     running, client = paged
     prompts = [START + end for end in ("", "and", "but it", "then the bird", "and")] * 3
     with ThreadPoolExecutor(len(prompts)) as pool:

@@ -125,7 +125,7 @@ def test_a_lost_stand_in_is_replaced_by_another() -> None:
     assert heard == ["Open Tom now.", "Open Facebook now."]
 
 
-def test_pieces_are_the_last_resort_and_keep_no_stop_of_their_own() -> None:
+def test_pieces_are_the_last_resort_and_lose_inner_full_stops() -> None:
     model: Model = lambda text: "Words." if "Tom" not in text and "Facebook" not in text else "nothing"  # noqa: E731
     assert translate("Open `x` now, please.", model) == "Words `x` Words."
     assert translate("请看`x`吧。", model) == "Words `x` Words."

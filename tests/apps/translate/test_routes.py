@@ -49,7 +49,7 @@ def translator(echo: Callable[..., Folder], multilingual: Tokenizer, detector: L
         ("12:30", "fr", None, None, ("fr",)),
     ],
 )
-def test_the_route_of_a_text(detector, text, to, from_, here, into):
+def test_languages_given_and_detected_select_the_route(detector, text, to, from_, here, into):
     assert Routes(DIRECTIONS, detector).of(text, to, from_) == Route(here, into)
 
 
@@ -75,7 +75,7 @@ def test_the_target_language_reaches_the_model(translator: Translator, multiling
         assert (multilingual.language(to), *multilingual.encode(text), multilingual.eos) in heard
 
 
-def test_two_steps_without_a_direct_direction(translator: Translator, multilingual: Tokenizer) -> None:
+def test_a_missing_direction_goes_through_a_pivot(translator: Translator, multilingual: Tokenizer) -> None:
     (found,) = translator.translate_full([CHINESE], "fr", best=2)
     assert (found.source, found.text, found.route) == (CHINESE, CHINESE, ["zh", "en", "fr"])
     assert len(found.candidates) == 2
@@ -85,7 +85,7 @@ def test_two_steps_without_a_direct_direction(translator: Translator, multilingu
 
 
 @pytest.mark.parametrize(("to", "from_"), [("FR", "English"), ("fr-CA", "en-US"), ("French", "英语"), ("法语", None)])
-def test_languages_have_many_names(translator: Translator, to: str, from_: str | None) -> None:
+def test_languages_are_known_by_all_their_names(translator: Translator, to: str, from_: str | None) -> None:
     (found,) = translator.translate_full([ENGLISH], to, from_=from_)
     assert found.route == ["en", "fr"]
 

@@ -165,7 +165,7 @@ def test_long_prompts_are_read_in_parts_or_in_the_plain_way(
             assert {size.end for size in passes} >= {16, 32, 64}  # parts of 16 tokens over growing pasts
 
 
-def test_requests_without_memory_or_patience_leave_slots_and_blocks_to_the_others(passes: list[PassSize]) -> None:
+def test_cancelled_requests_and_small_pools_leave_slots_and_blocks_to_the_others(passes: list[PassSize]) -> None:
     """A pool that is too small for all, prompts in several chunks, and cancelled requests."""
     engine = engine_of("grouped")
     long = Decoding(method="greedy", min_length=20, max_length=20)

@@ -112,7 +112,7 @@ def noise(seconds: float) -> torch.Tensor:
     return 0.1 * torch.randn(int(seconds * RATE), generator=torch.Generator().manual_seed(0))
 
 
-def test_a_short_sound_is_text():
+def test_a_short_sound_becomes_text():
     model = listener([said("hello there")])
     assert model.transcribe(noise(1.5), beam=1) == "hello there"
     assert model.transcribe([noise(1.5)], beam=1) == ["hello there"]

@@ -133,7 +133,7 @@ def test_a_stacked_tensor_with_too_few_entries_is_reported():
         TOY.convert({"width": WIDTH, "tied": False}, weights)
 
 
-def test_real_files_are_reported_alike(tmp_path):
+def test_real_files_are_reported_in_the_same_way(tmp_path):
     config, weights = judge.saved(llama("groups of queries"), tmp_path)
     del weights["model.norm.weight"]
     weights["lm_head.weight"] = weights["lm_head.weight"][:-1]

@@ -119,7 +119,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", CASES)
-def test_logits(name: str, tmp_path: Path) -> None:
+def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     reference, more = CASES[name]
     options = files.fairseq_options(**more)
     weights = files.fairseq_weights(ROWS, options)
@@ -131,7 +131,7 @@ def test_logits(name: str, tmp_path: Path) -> None:
         assert judge.difference(found, expected) < judge.TOLERANCE and expected.std() > 0.3
 
 
-def test_names_of_old_versions(tmp_path: Path) -> None:
+def test_names_of_old_versions_are_understood(tmp_path: Path) -> None:
     options = files.fairseq_options()
     weights = files.fairseq_weights(ROWS, options)
     new = load(write(tmp_path / "new", options, weights))

@@ -171,7 +171,7 @@ def test_normed_and_nested_experts_run_one_by_one(monkeypatch):
     st.one_of(st.none(), st.floats(0.05, 0.95)),
     st.integers(0, 99),
 )
-def test_any_sizes(sizes, lengths, capacity, seed):
+def test_any_sizes_match_the_definition(sizes, lengths, capacity, seed):
     experts, top = sizes
     built = module(seed, experts=experts, top=top, capacity=capacity)
     x, context = batch(*lengths, seed=seed)
@@ -222,7 +222,7 @@ def test_padding_is_not_routed_and_not_in_the_loss():
     assert found[0, 3:].eq(0).all()
 
 
-def test_rows_of_padding_only():
+def test_rows_of_padding_only_are_finite():
     built = module()
     x, _ = batch(3)
     layout = TokenLayout.of(Rows(torch.zeros(1, 3, dtype=torch.long), lengths=torch.tensor([0])))

@@ -122,7 +122,7 @@ def decoder(**keys):
     return {"kind": "decoder", "vocab": 11, "width": 8, "embed": {"positions": "sinusoidal"}, "decoder": [layer]}
 
 
-def test_it_decodes_in_constant_memory():
+def test_a_performer_decodes_in_constant_memory():
     model = build(decoder())
     tokens = torch.randint(1, 11, (1, 400), generator=torch.Generator().manual_seed(0))
     states, sizes, found = model.start(1), [], []

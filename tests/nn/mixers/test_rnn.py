@@ -115,7 +115,7 @@ def test_bidirectional_cannot_decode_and_keeps_the_width():
         parse(Model, tree(encoder_mixer={"kind": "gru", "bidirectional": True, "hidden": 9}))
 
 
-def test_a_row_of_padding_only():
+def test_a_row_of_padding_only_is_finite():
     for bidirectional in (False, True):
         module, _ = both("gru", hidden=3, bidirectional=bidirectional)
         layout = TokenLayout.of(Rows(torch.ones(2, 3, dtype=torch.long), segments=torch.zeros(2, 3, dtype=torch.long)))

@@ -43,7 +43,7 @@ def dense_attention(pattern, queries, keys, score_mod, static=False):
 
 
 @pytest.mark.parametrize("name", RESTARTING, ids=str)
-def test_a_sentence_of_a_packed_row_is_alone(name, monkeypatch):
+def test_a_sentence_in_a_packed_row_gets_the_results_it_gets_alone(name, monkeypatch):
     monkeypatch.setattr(unpack, "stays_packed", lambda layout: True)
     for user in (infini, attention):
         monkeypatch.setattr(user, "select_attention", dense_attention)

@@ -20,7 +20,7 @@ def definition(x, dt, a, b, c, h):
 
 
 @pytest.mark.parametrize("time", [1, 2, 7, SEGMENT + 1, 2 * SEGMENT + 45])
-def test_outputs_states_and_gradients(time, monkeypatch):
+def test_outputs_states_and_gradients_match_the_definition(time, monkeypatch):
     monkeypatch.setattr(scan, "CACHED", SEGMENT * 2 * 5 * 3)
     dice = torch.Generator().manual_seed(time)
 
@@ -39,7 +39,7 @@ def test_outputs_states_and_gradients(time, monkeypatch):
         torch.testing.assert_close(selective_scan(*given), expected, atol=1e-12, rtol=0)
 
 
-def test_a_token_without_a_step_leaves_the_state():
+def test_a_time_step_of_zero_leaves_the_state_unchanged():
     dice = torch.Generator().manual_seed(0)
     x, b, c, h = (torch.randn(shape, generator=dice) for shape in ((1, 4, 2), (1, 4, 3), (1, 4, 3), (1, 3, 2)))
     _, after = selective_scan(x, torch.zeros(1, 4, 2), -torch.ones(3, 2), b, c, h)

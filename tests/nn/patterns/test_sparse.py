@@ -105,7 +105,7 @@ def test_a_batch_without_marks():
 
 @settings(max_examples=300)
 @given(patterns(), st.integers(1, 40), st.integers(1, 9), st.integers(0, 99), st.booleans())
-def test_some_and_every_are_conservative(pattern, time, block, seed, packed):
+def test_block_bounds_are_conservative(pattern, time, block, seed, packed):
     layout = random_layout(time, seed, packed)
     side = BlockedTokens(pattern, layout, 2, block)
     sides = [torch.arange(2), torch.arange(side.blocks), torch.arange(side.blocks)]

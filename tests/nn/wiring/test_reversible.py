@@ -34,7 +34,7 @@ def plainly(monkeypatch):
 
 @pytest.mark.parametrize("join", ["mean", "concat"])
 @pytest.mark.parametrize("sublayers", [1, 2, 3])
-def test_the_formula(join, sublayers):
+def test_the_reversible_wiring_equals_its_formula(join, sublayers):
     """y1 = x1 + f(norm(x2)), y2 = x2 + g(norm(y1)), and a third changes y1 again."""
     torch.manual_seed(0)
     wiring = Reversible(join=join)

@@ -151,7 +151,7 @@ def test_long_texts_give_the_same_numbers(group: str) -> None:
 
 @pytest.mark.parametrize("group", ["recurrent", "attentive"])
 @pytest.mark.parametrize("stored", ["bf16", "int8"])
-def test_so_do_quantized_models(stored: str, group: str) -> None:
+def test_long_texts_give_the_same_numbers_in_quantized_models(stored: str, group: str) -> None:
     """The plain model rounds more often in bf16; the states change their type with who computes."""
     model = build(stored, group)
     executor = cpu_executor(model)
