@@ -1,4 +1,4 @@
-"""Config is data: what is right is read and written without loss, what is wrong is said by path, all at once."""
+"""Config is data: valid trees round-trip without loss; all problems are reported at once, by path."""
 
 from typing import ClassVar, Literal
 

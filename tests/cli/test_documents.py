@@ -1,4 +1,4 @@
-"""`translate --format` with files and folders: nothing is lost on the way, and nothing is translated twice."""
+"""`translate --format` with files and folders: nothing is lost, and nothing is translated twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Promises about one job on many machines: every line once, in order, whoever is killed or started again when."""
+"""Promises about one job on many machines: every line once, in order, whichever shard is killed or restarted."""
 
 from __future__ import annotations
 

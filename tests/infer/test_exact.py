@@ -76,7 +76,7 @@ def request(kind: str, text: list[int], decoding: Decoding, key: int) -> Request
 
 
 def decode_alone(kind: str, text: list[int], decoding: Decoding, key: int) -> list[Any]:
-    """What the fast way says to one who asks alone: exact is not another arithmetic."""
+    """The answer of the fast path to a single request: `exact` uses the same arithmetic."""
     engine = engine_of(kind, exact=False)
     if kind == "translator":
         return bits(engine.generate([text], decoding, sample_keys=[[key]])[0])
@@ -122,7 +122,7 @@ def test_a_request_gets_the_same_bits_while_others_come_and_go(
 
 @pytest.mark.parametrize("kind", ["rotary", "retention", "translator"])
 def test_without_exact_the_last_bits_depend_on_the_batch(kind: str) -> None:
-    """Otherwise these tests would show nothing."""
+    """The tests above can fail."""
     engine = engine_of(kind, exact=False)
     cases = [[*range(3, 3 + 5 * n)] for n in range(1, 8)]
     together = (

@@ -1,4 +1,4 @@
-"""Images and sounds in prompts: in whatever company and chunks they are prefilled, a request decodes as alone."""
+"""Images and sounds in prompts: whatever the batch and the chunks of the prefill, a request decodes as alone."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What decoding guarantees, whatever the model and the size of the input."""
+"""What decoding guarantees for any model and any size of the input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every word of theirs for an activation means here what it means there, and comes back as one that means the same."""
+"""Every activation name of theirs has the same meaning here and is exported as a name with the same meaning."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Models that go on writing: what a beam search of ours says is what theirs says, prompt by prompt.
+"""Generative models: our beam search gives what theirs gives, prompt by prompt.
 
 Ours goes on with all prompts at once, theirs with one at a time and without its cache: some of theirs take padding for
 text, or keep a state that is wrong for more than one row. Greedy continuations are compared in tests/parity.

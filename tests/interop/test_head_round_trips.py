@@ -1,4 +1,4 @@
-"""What stands on an encoder, and what a file holds besides (poolers, heads of another task), both ways."""
+"""Heads of encoders, and what else a file holds (poolers, heads of another task), in both directions."""
 
 import pytest
 import torch
@@ -105,7 +105,7 @@ def test_a_model_without_its_original_config_is_exported(name, tmp_path):
     "name", ["BertModel", "RobertaModel", "AlbertModel", "LongformerModel", "BigBirdModel", "ViTModel"]
 )
 def test_an_untrained_pooler_is_written_as_zeros(name, tmp_path):
-    """A class of theirs that has one would else draw it anew each time."""
+    """Otherwise their class would initialise it at random each time."""
     theirs = built(name)
     config, weights = judge.saved(theirs, tmp_path / "theirs")
     table = FAMILIES[config["model_type"]]

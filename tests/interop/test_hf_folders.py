@@ -1,4 +1,4 @@
-"""A Hugging Face folder is used at once: its task, labels, lengths and vectors are those of the original."""
+"""A Hugging Face folder works directly: its task, labels, lengths and vectors are those of the original."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def words() -> Tokenizer:
 
 
 def small_bert(folder: Path, words: Tokenizer | None, kind: str = "BertModel", **more: Any) -> Any:
-    """Their model, saved in a folder; `words` its tokenizer, which puts nothing around a text."""
+    """Their model, saved in a folder; `words` is its tokenizer, without special tokens around a text."""
     import transformers
 
     torch.manual_seed(0)

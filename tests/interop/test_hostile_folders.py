@@ -1,4 +1,4 @@
-"""Somebody else's folder is read with care: nothing in it is run, nothing written, no memory taken on its word."""
+"""Untrusted folders are read with care: nothing in them is run, nothing is written, no memory is taken unchecked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SOME = 1 << 30  # bytes of address space: a machine that is asked for more refus
 
 @pytest.fixture(autouse=True)
 def little_memory() -> Iterator[None]:
-    """Whoever takes memory on a hostile word fails here, and not with a message for a person."""
+    """Allocating what a hostile file asks for fails here, without a user error."""
     with open("/proc/self/statm") as file:
         now = int(file.read().split()[0]) * resource.getpagesize()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -47,7 +47,7 @@ def everything(path: Path) -> dict[str, Any]:
 
 
 def error_of(path: Path) -> str:
-    """The one message that loading gives; every way in gives it, and nothing around the folder changes."""
+    """The error of loading; every entry point gives the same one, and nothing around the folder changes."""
     before = everything(path.parent)
     with pytest.raises(ayn.UserError) as caught:
         load(path)
@@ -242,7 +242,7 @@ def test_a_malformed_shard_index_is_refused(folder: Path, places: Any) -> None:
 
 
 class Harm:
-    """Makes a file when it is unpickled by somebody careless."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, canary: Path) -> None:
         self.canary = canary

@@ -1,4 +1,4 @@
-"""Other people's models put to use: the same answers as `transformers` gives, for texts with their own tokenizers."""
+"""Imported models in use: the same answers as `transformers` gives, with their own tokenizers."""
 
 import json
 import re
@@ -120,7 +120,7 @@ def mbart(folder: Path) -> Case:
 
 
 def mbart_one_way(folder: Path) -> Case:
-    """It starts with the language that it writes."""
+    """Its targets begin with the language token."""
     tokenizer = transformers.MBartTokenizer.from_pretrained(sentence_pieces(folder, "mbart"))
     start = tokenizer.convert_tokens_to_ids("de_DE")
     ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": start}
@@ -378,7 +378,7 @@ def test_an_imported_folder_of_ours_answers_the_same(tmp_path: Path) -> None:
 
 
 def test_an_imported_masked_model_can_be_trained(tmp_path: Path) -> None:
-    """Its mask has another name than ours."""
+    """Its mask token is named differently."""
     _, _, ours = bert(tmp_path, "MaskedLM")
     (tmp_path / "text.txt").write_text("\n".join(LINES * 4), encoding="utf-8")
     recipe = {

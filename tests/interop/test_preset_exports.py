@@ -1,5 +1,5 @@
-"""Models of ours, built of presets and never theirs, written for transformers: it computes what ours compute. What no
-family of theirs has a word for is refused by name."""
+"""Models built from presets and exported: transformers computes what ours compute. What no family of theirs can
+express is refused by name."""
 
 import pytest
 import torch
@@ -115,7 +115,7 @@ def test_transformers_computes_the_same(name, family, tmp_path):
     ("name", "family"), [("t5-small", "t5"), ("t5-small", "mt5"), ("switch-base-8", "switch_transformers")]
 )
 def test_tied_and_untied_heads_of_t5_are_exported(name, family, vocab, tied, scale, tmp_path):
-    """They call a head untied to say that what goes into it is not scaled; what is tied, the weights tell."""
+    """Their `tie_word_embeddings: false` means an unscaled input of the head; the weights tell what is tied."""
     model = changed(name, f"head.scale={scale}", f"embed.tied={tied}", f"vocab={vocab}")
     if family == "mt5" and scale != "none":
         with pytest.raises(UserError, match=r"head\.scale: 'inverse-sqrt-width' cannot be expressed"):

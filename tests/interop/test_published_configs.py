@@ -1,4 +1,4 @@
-"""What published models say of themselves is understood: the parameters that ours counts are those of their files."""
+"""Configs of published models are understood: our parameter counts are those of their files."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A request gets the same tokens alone and among others that come and go, whatever the parts of the model."""
+"""A request gets the same tokens alone and among others that come and go, for any parts of the model."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def one_in(count: int, first: int) -> list[Any]:
 
 
 def check_answers(engine: Engine, states: list[RequestState], cases: list[tuple[Request, Decoding]]) -> None:
-    """As each is decoded alone."""
+    """Each answer is the one that the request gets alone."""
     for state, (request, decoding) in zip(states, cases, strict=True):
         (alone,) = engine.generate(
             [request.source or ()], decoding, [request.prompt[1:]], sample_keys=[request.sample_key]

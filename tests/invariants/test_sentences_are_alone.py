@@ -1,6 +1,6 @@
-"""Rule 4: right- or left-padded, packed, alone or in a crowd, the same sentence gets the same numbers.
+"""Rule 4: right- or left-padded, packed, alone or in a batch, the same sentence gets the same numbers.
 
-Every case is a model with one registered part in it; the judge is the sentence computed all by itself.
+Every case is a model with one registered part in it; the reference is the sentence computed alone.
 """
 
 import pytest
@@ -70,7 +70,7 @@ def test_no_causal_pattern_lets_a_token_see_later_ones(pattern, source, target, 
 
 
 def test_a_past_token_does_change_what_follows():
-    """Otherwise the test above would pass for a model that looks at nothing."""
+    """The test above would also pass for a model that looks at nothing."""
     model = case("wiring post-norm")
     first, second = reference_logits(model, ([1, 2], [3, 4, 5])), reference_logits(model, ([1, 2], [6, 4, 5]))
     assert (first[1:] - second[1:]).abs().amax(-1).min() > 1e-3

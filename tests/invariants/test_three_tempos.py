@@ -33,7 +33,7 @@ def close(found, expected, tolerance=1e-6):
 
 
 def step(model, states, chunks, pad=0):
-    """Take in one chunk a row (unequal, perhaps empty); give back each row's new logits."""
+    """Read one chunk per row (unequal, perhaps empty); each row's new logits."""
     tokens = Rows.of(chunks, pad=pad)
     with torch.no_grad():
         found = model.head(model.advance(tokens, states))
@@ -85,7 +85,7 @@ def test_every_decodable_pattern_decodes_as_the_whole_sequence(pattern, pairs, c
 
 
 def check_rows(model, states, rows, token):
-    """Every row's next logits are those of its own history, computed from nothing."""
+    """Every row's next logits equal those of its own tokens, computed without a state."""
     new = [[(token + 3 * number) % (VOCAB - 1) + 1] for number in range(len(rows))]
     found = step(model, states, new)
     for (source, target), added, logits in zip(rows, new, found, strict=True):

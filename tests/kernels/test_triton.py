@@ -175,7 +175,7 @@ if importlib.util.find_spec("triton") is not None:
 
     @pytest.mark.parametrize("job", JOBS)
     def test_the_kernels_by_the_interpreter(job):
-        """In a process of its own, for Triton decides on import how its functions are run."""
+        """Run in a separate process: Triton decides on import how its functions are run."""
         done = subprocess.run(
             [sys.executable, SCRIPT, "--device", "cpu", "--only", job],
             env=os.environ | {"TRITON_INTERPRET": "1"},

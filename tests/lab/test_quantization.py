@@ -61,8 +61,8 @@ def size(path: Path) -> int:
 
 @pytest.mark.parametrize("way", [{"method": "beam"}, {"method": "greedy"}])
 def test_int8_models_decode_the_same_alone_and_in_a_batch(sources: list[list[int]], way: dict[str, Any]) -> None:
-    """Up to rounding, as ever; but here a last digit that differs can become a step of 1/255 of a token's range, which
-    this model is decisive enough not to feel."""
+    """Up to rounding: a difference in the last digit can become a step of 1/255 of a token's range, which does not
+    change the tokens of this decisive model."""
     engine = Engine(to_int8(random_model()), BOS, EOS, PAD, forbidden=[PAD, BOS])
     decoding = Decoding(**way, extra=8)
     together = [answer[0].tokens for answer in engine.generate(sources, decoding)]

@@ -27,7 +27,7 @@ def text():
 
 
 def one_by_one(model, text, context):
-    """The judge: every token from the `context` tokens before it, all by itself."""
+    """The reference: every token separately, from the `context` tokens before it."""
     total = 0.0
     with torch.no_grad():
         for at in range(1, len(text)):

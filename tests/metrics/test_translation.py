@@ -1,4 +1,4 @@
-"""One way to score translations, the one everybody can compare with."""
+"""Translations are scored as by sacrebleu, so that everyone can compare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recommendation: logs of clicks, what is wrong in them, and models that predict and rank."""
+"""Recommendation: click logs, the errors in them, and models that predict and rank."""
 
 from __future__ import annotations
 

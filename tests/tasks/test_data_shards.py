@@ -27,7 +27,7 @@ def prepared_for(run: str, texts: Path, place: Path) -> PreparedData:
 
 
 def sentences(batch: Batch) -> list[list[list[int]]]:
-    """What stands in the rows that hold something, side by side, padding left out."""
+    """The tokens of the rows that hold any, side by side, without padding."""
     found = []
     for side in (batch.source, batch.target):
         if side is None or isinstance(side, Media):

@@ -73,7 +73,7 @@ def test_draws_depend_on_seed_epoch_and_position_alone():
 @pytest.mark.parametrize("cache", ["keys", "hidden"])
 @pytest.mark.parametrize("pattern", ["permuted & window(9)", "permuted & block-window(12, 2)"])
 def test_segments_with_memory_equal_the_whole_text(pattern, cache):
-    """Answers too, and long after a ring has turned."""
+    """Query outputs too, and long after a ring buffer has wrapped around."""
     model = model_of(pattern, cache)
     batches = list(segments(rows=1, seed=2).batches(0))
     text = torch.cat([batch.rows.tokens for batch in batches], 1)

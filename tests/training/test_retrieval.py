@@ -1,5 +1,5 @@
-"""A recipe with an index: neighbours are looked up once, never tell a chunk what comes next, and are there in training,
-in validation and when the model writes."""
+"""A recipe with an index: neighbours are looked up once, never contain what follows a chunk, and are used in training,
+in validation and in generation."""
 
 import random
 import shutil
@@ -85,7 +85,7 @@ def losses(run):
 
 @pytest.fixture(scope="module")
 def made(work, tmp_path_factory):
-    """A run from beginning to end, and what it said."""
+    """A complete run and its output."""
     listener = Listener()
     result = train(recipe(work, tmp_path_factory.mktemp("made") / "run"), console=listener.console)
     return result.model.parent, listener.text

@@ -1,4 +1,4 @@
-"""The browser: every command, quotes that are checked, search, and models at it."""
+"""The browser: every command, quotes that are checked, search, and models that use it."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_folder_that_cannot_be_browsed_is_refused(
 
 
 class Scripted:
-    """In the place of a model: it writes these commands, whatever it reads; `-` ends one of two samples apart."""
+    """A stand-in for a model: it writes these commands whatever it reads; `-` ends one of two samples early."""
 
     limit = None
 

@@ -1,4 +1,4 @@
-"""The table of presets says what their configs say, and builds nothing to find out."""
+"""The table of presets agrees with their configs, and no model is built for it."""
 
 import io
 import json

@@ -48,7 +48,7 @@ def answer_of(predictor, **options):
 
 
 def clean(text):
-    """As predictors do with what a random model generates."""
+    """Clean a text as predictors clean what a random model generates."""
     return drop_invalid(one_line(text))
 
 

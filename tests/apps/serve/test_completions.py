@@ -1,4 +1,4 @@
-"""/v1/completions: answers are those of the library, alone or among strangers; streams are OpenAI's, byte by byte."""
+"""/v1/completions: answers are those of the library, alone or in a batch; streams are OpenAI's, byte by byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The blocks behind the server: prefixes and prompts of strangers are read once, answers stay those of the library,
+"""The blocks behind the server: prefixes and prompts of all clients are read once, answers stay those of the library,
 every block comes back, and a long prompt does not hold up short ones. Work is counted in engine steps and tokens."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Spans come through any model: one that copies, and ones that lose, double, move or rewrite words."""
+"""Spans survive any model: one that copies, and ones that lose, double, move or rewrite words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which way a file of pairs goes, by what its texts are written in."""
+"""The direction of a file of pairs, detected from its texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From which language into which, when nobody says."""
+"""The languages of a translation that names neither source nor target."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_model_without_source_languages_is_direct(detector):
 
 
 def test_without_a_pivot_there_is_no_default(detector):
-    """English into two others: whoever asks must say which."""
+    """English translates into two others, so a request must name one."""
     assert Routes([("en", "fr"), ("en", "zh")], detector).of(ENGLISH, None, None) == Route("en", (None,))
 
 

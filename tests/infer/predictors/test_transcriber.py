@@ -1,6 +1,6 @@
-"""Transcription as promises to a user; what a window says is written in a script, so that it is clear what should come.
+"""Transcription as promises to a user; a script sets what the model says in each window.
 
-(tests/parity/test_transcription_against_transformers.py holds the whole of it to a judge.)
+(tests/parity/test_transcription_against_transformers.py compares it with a reference.)
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def said(*parts: float | str) -> list[int]:
 
 
 class Script(torch.nn.Module):
-    """Says, in window after window, what is written; `sure` is how much likelier than anything else it makes that.
+    """Generates the script, window by window; `sure`: how much likelier than all else it makes each token.
     `nobody`: how likely the token is that says no speech detected, in each window."""
 
     def __init__(self, windows: list[list[int]], sure: float = 12.0, nobody: float = 0.0, language: int = DE) -> None:

@@ -1,4 +1,4 @@
-"""Sources longer than a model's limit: promises of `unlimited` to whoever sets it."""
+"""Sources longer than a model's limit: promises of `unlimited` to users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models written for CTranslate2: it says the same words with the same chances, or is not asked to."""
+"""Models written for CTranslate2: it gives the same tokens and probabilities, or the export is refused."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def words(size: int = 40) -> Tokenizer:
 
 
 def built(tree: dict[str, Any], *changes: str) -> Any:
-    """Every weight is random, norms and biases too; what is read counts more than what has been said."""
+    """Every weight is random, norms and biases too; the source counts more than the tokens generated so far."""
     config = parse(Model, override(tree, list(changes)))
     model, dice = config.build().eval(), torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -343,7 +343,7 @@ def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
-    """A model of ours for two languages, over bytes, that soon ends what it says; it has rows that no token has."""
+    """Our model for two languages, over bytes, with short answers; its vocabulary has rows without a token."""
     bytes_ = train(
         TokenizerConfig(vocab=280), ["a small text for a small tokenizer", "and another one"] * 3, ["de", "zh"]
     )

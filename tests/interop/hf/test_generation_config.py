@@ -1,4 +1,4 @@
-"""generation_config.json: what we have the option for is taken over, the rest is noted."""
+"""generation_config.json: options that we have are taken over, the rest is noted."""
 
 from __future__ import annotations
 

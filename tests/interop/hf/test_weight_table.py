@@ -1,4 +1,4 @@
-"""The table both ways: a small family of our own making, and what it says of files that do not fit."""
+"""The table in both directions, with a small family made for the test, and its errors for files that do not fit."""
 
 import pytest
 import torch
@@ -172,7 +172,7 @@ def test_files_of_a_model_without_its_head_are_written_without_the_prefix(tmp_pa
 
 @pytest.mark.parametrize("kind", ["autobitlinear", "bitlinear"])
 def test_ternary_weights_are_packed_again_as_they_were(kind, tmp_path):
-    """And are latent ones, and said to be, once one of them has changed."""
+    """Once one of them has changed, they are exported as latent weights, with a note."""
     config, weights = judge.saved(bitnet("groups of queries"), tmp_path)
     config["quantization_config"] = {"quant_method": "bitnet", "linear_class": kind, "quantization_mode": "offline"}
     for name in [name for name in weights if "_proj" in name]:

@@ -1,4 +1,4 @@
-"""Which tokens tell Whisper what to do: from newer folders, older ones, and ones that do not say."""
+"""Whisper's control tokens: from newer folders, older ones, and ones without them."""
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, models

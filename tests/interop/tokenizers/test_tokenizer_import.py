@@ -1,4 +1,4 @@
-"""Other people's tokenizers cut and join texts as the originals do: the `sentencepiece` library for its models,
+"""Imported tokenizers encode and decode texts as the originals do: the `sentencepiece` library for its models,
 `transformers` for all else."""
 
 import json

@@ -201,7 +201,7 @@ def test_features_survive_half_precision_and_the_mean_of_checkpoints(tmp_path):
 
 
 def test_padding_has_no_weight():
-    """Were its weight only kept out of the values, padding would make every result smaller."""
+    """If padding were only left out of the values, not of the weights, every result would be smaller."""
     torch.manual_seed(0)
     module = Performer(heads=2, features=9, sees="around").build(common(8)).double()
     x = torch.randn(1, 6, 8, dtype=torch.double)

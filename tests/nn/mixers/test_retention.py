@@ -1,4 +1,4 @@
-"""Three forms of one retention: recurrent (the definition), parallel, chunkwise; and what decoding keeps of it."""
+"""Three forms of retention: recurrent (the definition), parallel and chunkwise; and its decoding state."""
 
 import pytest
 import torch

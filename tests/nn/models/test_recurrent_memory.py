@@ -1,4 +1,4 @@
-"""Memory tokens from segment to segment: every way of reading a text gives the same numbers."""
+"""Memory tokens carried from segment to segment: every way of reading a text gives the same numbers."""
 
 import json
 

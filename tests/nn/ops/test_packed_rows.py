@@ -1,5 +1,5 @@
 """Packed rows that stay packed, as on a GPU: every sentence gets the outputs and the gradients that it gets alone, and
-nothing waits for the device. A mixer that can restart within a row joins by existing."""
+nothing waits for the device. Every mixer that can restart within a row is tested."""
 
 import pytest
 import torch

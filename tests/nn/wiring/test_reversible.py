@@ -1,4 +1,4 @@
-"""The reversible wiring: its formula, the same gradients as if nothing were taken back, and what it keeps."""
+"""The reversible wiring: its formula, the gradients of the plain computation, and the memory it keeps."""
 
 import gc
 
@@ -24,7 +24,7 @@ SOURCE = [[4, 5, 8], [8, 7, 6, 2]]
 
 @pytest.fixture
 def plainly(monkeypatch):
-    """Everything kept, nothing computed twice."""
+    """The plain computation: everything is kept, nothing is computed twice."""
 
     def do():
         monkeypatch.setattr(reversible, "checkpoint_half", lambda half, x, way: half(x, False))
@@ -136,7 +136,7 @@ EVERY = [name for name in FIRSTS.values() if possible(reversed_(CASES[name]))]
 
 @pytest.mark.parametrize("name", EVERY)
 def test_every_part_can_be_recomputed(name, plainly):
-    """Whatever it plans, draws, gathers or chooses the first time."""
+    """Also parts that plan, draw random numbers, gather or choose in the first pass."""
 
     def found():
         torch.manual_seed(1)

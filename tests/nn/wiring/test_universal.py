@@ -1,4 +1,4 @@
-"""Steps in depth: coordinates, and tokens that stop thinking. Numbers: parity/test_universal_against_oracle.py."""
+"""Recurrence in depth: coordinates, and tokens that halt. Numbers: parity/test_universal_against_oracle.py."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Updates that are recorded and replayed are the updates that were written. The recorder of a GPU is stood in for by
+"""Recorded and replayed updates equal the original ones. The recorder of a GPU is stood in for by
 one that does the work again, with what its inputs hold then: what goes in and out of a recording is tried here."""
 
 from contextlib import nullcontext
