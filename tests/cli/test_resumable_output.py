@@ -1,5 +1,5 @@
-"""Promises about files that are written line by line: in order, nothing lost, nothing twice, whichever process is killed
-and when; little memory; and a message for every obstacle."""
+"""Promises about files that are written line by line: in order, nothing lost, nothing twice, whichever process is
+killed and when; little memory; and a message for every obstacle."""
 
 from __future__ import annotations
 

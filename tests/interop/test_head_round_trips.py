@@ -5,7 +5,7 @@ import torch
 import transformers
 
 import hf_models as foreign
-import parity as judge
+import parity
 from allyouneed.interop.families import FAMILIES, matching_families
 
 TEXT = dict(
@@ -71,7 +71,7 @@ OTHERS = {"BertForPreTraining": TEXT, "AlbertForPreTraining": NARROW, "BigBirdFo
 def built(name):
     kind = getattr(transformers, name)
     theirs = kind(kind.config_class(**(CASES | OTHERS)[name])).eval()
-    judge.randomise(theirs)
+    parity.randomise(theirs)
     return theirs
 
 
@@ -82,7 +82,7 @@ def equal(found, expected):
 @pytest.mark.parametrize("name", [*CASES, *OTHERS])
 def test_files_come_back_as_they_were(name, tmp_path):
     theirs = built(name)
-    config, weights = judge.saved(theirs, tmp_path)
+    config, weights = parity.saved(theirs, tmp_path)
     table = FAMILIES[config["model_type"]]
     found, written = table.write(table.convert(config, weights), config, table.unused(config, weights))
     assert found == config and equal(written, weights)
@@ -91,7 +91,7 @@ def test_files_come_back_as_they_were(name, tmp_path):
 @pytest.mark.parametrize("name", [name for name in CASES if name != "BartModel"])  # we say it with a head
 def test_a_model_without_its_original_config_is_exported(name, tmp_path):
     theirs = built(name)
-    config, weights = judge.saved(theirs, tmp_path / "theirs")
+    config, weights = parity.saved(theirs, tmp_path / "theirs")
     table = FAMILIES[config["model_type"]]
     model = table.convert(config, weights)
     found, written = table.write(model, unused=table.unused(config, weights))
@@ -107,7 +107,7 @@ def test_a_model_without_its_original_config_is_exported(name, tmp_path):
 def test_an_untrained_pooler_is_written_as_zeros(name, tmp_path):
     """Otherwise their class would initialise it at random each time."""
     theirs = built(name)
-    config, weights = judge.saved(theirs, tmp_path / "theirs")
+    config, weights = parity.saved(theirs, tmp_path / "theirs")
     table = FAMILIES[config["model_type"]]
     found, written = table.write(table.convert(config, weights))
     poolers = {key for key in written if "pooler" in key}
@@ -121,8 +121,8 @@ def test_an_untrained_pooler_is_written_as_zeros(name, tmp_path):
 def test_a_changed_number_of_labels_is_exported(tmp_path):
     """What still holds of the original config is kept."""
     theirs = built("BertForSequenceClassification")
-    config, _ = judge.saved(theirs, tmp_path)
+    config, _ = parity.saved(theirs, tmp_path)
     other = transformers.BertForSequenceClassification(transformers.BertConfig(**TEXT | dict(num_labels=5)))
-    model = judge.ours(other, tmp_path)
+    model = parity.ours(other, tmp_path)
     found, written = FAMILIES["bert"].write(model, config | {"directionality": "bidi"})
     assert found["directionality"] == "bidi" and len(found["id2label"]) == len(written["classifier.weight"]) == 5

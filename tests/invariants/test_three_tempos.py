@@ -1,6 +1,7 @@
-"""Rule 2: a mixer has one meaning and three tempos, and a state that can be reordered, fanned out and taken back.
+"""Rule 2: a mixer gives the same results for whole sequences, chunks and single tokens, and its state can be
+reordered, copied and trimmed.
 
-The judge is always the whole sentence at once, all by itself, with no state.
+The reference is always the whole sentence at once, alone and without a state.
 """
 
 import pytest

@@ -48,14 +48,14 @@ def test_the_same_pair_towards_another_language_is_no_duplicate() -> None:
 @given(st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=12), max_size=20))
 @settings(deadline=None)
 def test_a_digest_set_reports_values_not_seen_before(chunks: list[list[int]]) -> None:
-    seen, judge = DigestSet(), set[int]()
+    seen, reference = DigestSet(), set[int]()
     for chunk in chunks:
         expected = []
         for value in chunk:
-            expected.append(value not in judge)
-            judge.add(value)
+            expected.append(value not in reference)
+            reference.add(value)
         assert seen.add(np.array(chunk, dtype=np.uint64)).tolist() == expected
-    assert sum(len(level) for level in seen.levels) == len(judge)
+    assert sum(len(level) for level in seen.levels) == len(reference)
 
 
 def test_duplicates_are_found_across_chunks_in_eight_bytes_a_pair() -> None:

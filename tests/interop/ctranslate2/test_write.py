@@ -19,7 +19,7 @@ from tokenizers import models
 
 import allyouneed as ayn
 import hf_models as foreign
-import parity as judge
+import parity
 import tiny_whisper as whisperlet
 import tokenizer_files as originals
 from allyouneed.cli import main
@@ -210,7 +210,7 @@ def reads_back(folder: Folder, out: Path, types: bool) -> None:
     elif folder.model.config.kind == "encoder-decoder":
         given["targets"] = [[1, *row] for row in rows[::-1]]
     made = [NamedForward(one.model).logits(given) for one in (folder, again)]
-    assert judge.difference(made[1], made[0]) < 1e-5
+    assert parity.difference(made[1], made[0]) < 1e-5
     assert again.tokenizers.hash == folder.tokenizers.hash
     assert again.task["kind"] == ("translation" if "targets" in given else "similarity" if types else "causal-lm")
 
@@ -279,7 +279,7 @@ FAMILY = {
 
 @pytest.mark.parametrize("family", FAMILY)
 def test_imported_models_are_written_and_read_back(family: str, tmp_path: Path) -> None:
-    config, weights = judge.saved(foreign.theirs(family, FAMILY[family]), tmp_path / "theirs")
+    config, weights = parity.saved(foreign.theirs(family, FAMILY[family]), tmp_path / "theirs")
     folder = written(FAMILIES[family].convert(config, weights), tmp_path / "out")
     folder.save(tmp_path / "ours")
     check = against_ctranslate2(tmp_path / "ours", tmp_path / "out")

@@ -14,7 +14,7 @@ import torch
 import transformers
 
 import allyouneed as ayn
-import parity as judge
+import parity
 import translation_files as files
 from allyouneed.errors import UserError
 from allyouneed.infer.predictors.forward import NamedForward
@@ -128,7 +128,7 @@ def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     for number, (kind, given) in enumerate((("args", options), ("cfg", nested))):  # old and new versions
         folder = load(write(tmp_path / str(number), given, weights, kind))
         found = NamedForward(folder.model).logits({"tokens": SOURCE, "targets": TARGET})
-        assert judge.difference(found, expected) < judge.TOLERANCE and expected.std() > 0.3
+        assert parity.difference(found, expected) < parity.TOLERANCE and expected.std() > 0.3
 
 
 def test_names_of_old_versions_are_understood(tmp_path: Path) -> None:
