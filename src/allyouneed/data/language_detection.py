@@ -99,7 +99,7 @@ class LanguageDetector:
 
     @classmethod
     def learn(cls, texts: Mapping[str, Iterable[str]]) -> LanguageDetector:
-        """From sentences of each language; a language written without letters (numbers, dates) is left out."""
+        """Train a detector on sentences of each language; one written without letters (numbers, dates) is left out."""
         every = {name: Counter(run for text in texts[name] for run in _ngrams(text)) for name in sorted(texts)}
         counts = {name: count for name, count in every.items() if count}
         kept = sorted({run for count in counts.values() for run, _ in _most_common(count)})

@@ -287,7 +287,7 @@ class Scheduler:
     # --- failures ----------------------------------------------------------------------------------------------------
 
     def fail(self, requests: Iterable[RequestState], error: Exception) -> None:
-        """These requests have failed; at the end of the step their blocks are free."""
+        """Mark these requests as failed; their blocks are freed at the end of the step."""
         for state in requests:
             if not state.finished:
                 state.fail(error)
@@ -310,7 +310,7 @@ class Scheduler:
             self.failures.clear()  # it is raised now
 
     def _clear(self) -> None:
-        """No request is running."""
+        """Forget all running requests."""
         for batch in self.running:
             if isinstance(batch, GraphBatch):
                 batch.close()
@@ -405,7 +405,7 @@ class Scheduler:
             self.prefill.start(some)
 
     def fail_unheld(self, requests: list[RequestState], error: Exception) -> None:
-        """Those of them that no batch has taken over have failed."""
+        """Fail the requests that no batch has taken over."""
         here = self._held()
         self.fail([state for state in requests if state not in here], error)
 
@@ -421,16 +421,16 @@ class Scheduler:
 
     @property
     def preempted(self) -> list[RunningBatch]:
-        """One request each, waiting for blocks."""
+        """Preempted batches, of one request each, that wait for blocks."""
         return [] if self.preemption is None else self.preemption.batches
 
     @property
     def preemptions(self) -> int:
-        """So far."""
+        """Number of preemptions so far."""
         return 0 if self.preemption is None else self.preemption.count
 
     def with_blocks(self, act: Callable[[], None], batch: ActiveBatch | None = None) -> None:
-        """Do it; where blocks run out, free some."""
+        """Call `act`; where blocks run out, free some."""
         act() if self.preemption is None else self.preemption.run(act, batch)
 
     def waste(self) -> float:
@@ -442,7 +442,7 @@ class Scheduler:
     # --- running batches ---------------------------------------------------------------------------------------------
 
     def join(self, batch: RunningBatch) -> None:
-        """Decode it together with a batch that is running, or beside it."""
+        """Decode a batch together with a running one, or beside it."""
         for other in [] if self.engine.exact else self.running:
             if isinstance(other, RunningBatch) and other.can_join(batch):
                 with isolate(partial(self._drop_both, batch, other)):

@@ -170,7 +170,7 @@ class Descriptors:
         _call("cublasLtMatmulDescSetAttribute", self.desc, c_int(attribute), byref(value), size)
 
     def algorithms(self, device: int) -> list[Algorithm]:
-        """Those that cuBLASLt expects to be the fastest, best first."""
+        """The algorithms that cuBLASLt expects to be the fastest, best first."""
         preference, size, handle = c_void_p(), c_size_t(WORKSPACE), _handle(device)
         _call("cublasLtMatmulPreferenceCreate", byref(preference))
         _call("cublasLtMatmulPreferenceSetAttribute", preference, c_int(MAX_WORKSPACE), byref(size), c_size_t(8))
@@ -207,7 +207,7 @@ def _descriptors(product: Product) -> Descriptors:
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """None where torch has no cuBLASLt."""
+    """The library; None where torch has no cuBLASLt."""
     if torch.version.cuda is None or torch.version.hip is not None:
         return None
     try:

@@ -64,7 +64,8 @@ def quantized(path: Path, to: str) -> tuple[Folder, Folder]:
 def compare(
     before: Folder, after: Folder, data: Path | None = None, into: str | None = None, from_: str | None = None
 ) -> QuantizationReport:
-    """By the task's metric on a file (of pairs in these languages); without a file, by the outputs on random texts."""
+    """Compare by the task's metric on a file (of pairs in these languages), or without one by the outputs on random
+    texts."""
     found = QuantizationReport()
     if data is None:
         _compare_outputs(before, after, found)

@@ -32,7 +32,7 @@ class ExecutorChoice(NamedTuple):
 
 
 def cpu_choice(model: nn.Module) -> ExecutorChoice:
-    """Where the native library is available (kernels/cpu/build.py); elsewhere torch."""
+    """The executor on a CPU: native where the library is available (kernels/cpu/build.py), elsewhere torch."""
     was_training = model.training
     try:
         lowered = lower_model(model.eval())

@@ -269,7 +269,7 @@ class Translator(GeneratingPredictor):
     def _translate_direct(
         self, texts: Sequence[str], indices: Sequence[int], frame: Frame, settings: TranslationSettings
     ) -> list[Translation]:
-        """From one language into another; `indices`: of the texts in the whole request."""
+        """Translate texts from one language into another; `indices`: of the texts in the whole request."""
         protect, call, decoding = settings.protect, settings.call, settings.call.decoding
         engine = self.engine_for(decoding, call.draft)
         unlimited = decoding.unlimited is not None

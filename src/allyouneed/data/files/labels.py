@@ -129,7 +129,7 @@ def classes(files: Sequence[LabelledFiles]) -> list[str]:
 
 
 def _check_repeated(files: Sequence[LabelledFiles], texts: int, labels: int) -> None:
-    """About one label per text: these are not labels."""
+    """Refuse a column with about one value per text: these are not labels."""
     if labels > MANY_LABELS and labels > texts / 2:
         raise UserError(
             f"data.train: {labels:,} different labels for {texts:,} texts; is it the right column? "

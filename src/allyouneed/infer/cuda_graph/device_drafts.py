@@ -50,7 +50,7 @@ class DeviceDrafter(ABC):
         """New requests in these slots."""
 
     def accept(self, counts: Tensor) -> None:
-        """So many tokens (rows,) were appended to each row since `propose`."""
+        """`counts` (rows,) tokens were appended to each row since `propose`."""
         return
 
     def reset(self) -> None:

@@ -132,7 +132,7 @@ class DeviceSearch(ABC):
         return self.logits
 
     def process_logits(self, number: int) -> None:
-        """By each request's processor; those that share one and have started together, in one call."""
+        """Apply each request's logits processor, in one call for requests that share one and started together."""
         groups: dict[tuple[int, int], list[int]] = {}
         for slot, entry in self.occupied.items():
             if not entry.request.finished:

@@ -53,7 +53,7 @@ class PassSize(NamedTuple):
 
     @property
     def cost(self) -> int:
-        """In tokens; keys and values of the past are gathered and attended to, which takes less."""
+        """The cost in tokens; gathering and attending to past keys and values costs less than reading tokens."""
         return max(FLOOR, self.rows * self.tokens) + (self.rows * self.end // 16 if self.end > self.tokens else 0)
 
     def holds(self, other: PassSize) -> bool:

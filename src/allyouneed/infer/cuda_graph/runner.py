@@ -175,7 +175,7 @@ class LaunchedSteps:
             self.copied.record()
 
     def wait(self) -> None:
-        """Until the record is on the host."""
+        """Wait until the record is on the host."""
         if self.copied is not None:
             self.copied.synchronize()
 
@@ -311,8 +311,8 @@ class GraphRunnerCache:
 
     @contextmanager
     def ask_model_once(self) -> Iterator[None]:
-        """Inside, `suits` knows its limits. It is asked, which takes longer than all the rest, when its weights have
-        been replaced."""
+        """Inside, `suits` knows the limits of the model. Looking them up is slow, so it is done again only when the
+        weights have been replaced."""
         if self.captures:
             weights = weight_addresses(self.engine.model)
             if self.limits is None or self.limits[0] != weights:
@@ -335,14 +335,14 @@ class GraphRunnerCache:
         return True
 
     def runner(self, key: Shape) -> GraphRunner:
-        """The one that is kept, or a new one."""
+        """The cached runner, or a new one."""
         return self.kept.pop(key, None) or self.make(key)
 
     def make(self, key: Shape) -> GraphRunner:
         return GraphRunner(self.engine.model, key.kind, key.slots, key.capacity, key.sources, key.stops)
 
     def refuse(self, error: Exception, spec: DecodingSpec) -> None:
-        """After a capture that has failed: a part waits for the host, or a kernel does not compile here."""
+        """Note that a capture has failed: a part waits for the host, or a kernel does not compile here."""
         reason = f"{type(error).__name__}: {error}"
         if spec.draft is None:
             self.refused = reason

@@ -1,8 +1,8 @@
 """What an engine really decodes, seen from outside a predictor: `with observe_decoding() as seen: model.translate(…)`.
 
 `seen.decoded` lists the requests of all calls in order, with their hypotheses and the record of their beam search. A
-predictor may ask for several, such as one for each sentence of a text. `prefixes` makes the answer to the so-manieth
-request begin with given tokens; the predictor then works with the whole answer, as if it had been found freely.
+predictor may ask for several, such as one for each sentence of a text. `prefixes` maps the index of a request to the
+tokens that its answer must begin with; the predictor then works with the whole answer, as if it had been found freely.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class FairQueue:
             yield from queue
 
     def urgency(self, state: RequestState, step: int) -> tuple[int, int, int]:
-        """The smaller, the more urgent."""
+        """The sort key of a request: the smaller, the more urgent."""
         request, waited = state.request, (step - state.arrived) // PATIENCE
         return -request.priority - waited, self.granted.get(request.client, 0), state.number
 
@@ -114,7 +114,8 @@ class LargestFirst:
             self.waiting.pop()
 
     def next_batch(self, most: int | None = None) -> list[RequestState]:
-        """As many as the budget allows, and at most `most`. A draft multiplies the tokens of a pass."""
+        """The next requests: as many as the budget allows, and at most
+        `most`. A draft multiplies the tokens of a pass."""
         self.drop_admitted()
         batch: list[RequestState] = []
         largest = 0

@@ -41,7 +41,7 @@ class Preemption:
         self.count = 0
 
     def run(self, act: Callable[[], None], batch: ActiveBatch | None = None) -> None:
-        """Do it; while there are too few blocks for it, free some. `batch`: no longer once that has left."""
+        """Call `act`, and free blocks while there are too few for it. `batch`: stop once that batch has left."""
         while batch is None or (batch in self.scheduler.running and batch.active):
             try:
                 act()

@@ -216,7 +216,7 @@ class NativeProgram:
         return self.buffers[number][: batch.rows * batch.time * width].view(batch.rows, batch.time, width)
 
     def thread_count(self, tokens: int) -> ThreadCount:
-        """For passes over about that many tokens."""
+        """The number of threads for passes over about this many tokens."""
         size = tokens.bit_length()
         if size not in self.thread_counts or self.thread_counts[size].most != self.threads:
             self.thread_counts[size] = ThreadCount(self.threads)

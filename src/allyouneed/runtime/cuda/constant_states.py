@@ -2,7 +2,7 @@
 
 Plain states also keep recent inputs, so that tokens can be trimmed; these need not, for `load` fills a slot anew. Their
 tensors are allocated by the first step, before a graph is captured (`GraphRunner`), as rows that have seen no token:
-`Fixed.fresh` remembers them for requests that start with an empty past.
+`StaticTensors.fresh` remembers them for requests that start with an empty past.
 """
 
 from __future__ import annotations

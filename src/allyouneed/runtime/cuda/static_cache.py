@@ -235,7 +235,7 @@ def step_layers(owner: Any) -> list[dict[str, Any]]:
 
 
 def _reads_context(part: Any) -> bool:
-    """Attention to the sentences before the source."""
+    """Whether a part attends to the sentences before the source."""
     return getattr(part, "reads_context", False)
 
 
@@ -327,7 +327,7 @@ class StaticStates(States):
 
     @property
     def lengths(self) -> list[int]:
-        """Read from the device: a synchronisation, not for a decode step."""
+        """The lengths, read from the device: a synchronisation, not for a decode step."""
         found: list[int] = self.device_lengths.tolist()
         return found
 
@@ -359,7 +359,7 @@ class StaticStates(States):
                 state.load(given, others[name])
 
     def refresh(self) -> None:
-        """Weights may have changed since the last requests. Not part of a captured graph."""
+        """Recompute what was derived from weights, which may have changed. Not part of a captured graph."""
         for update in self.derived:
             update()
 

@@ -27,7 +27,7 @@ MASKED, REPLACED = 0.8, 0.1  # of the chosen tokens; the rest are unchanged (Dev
 
 class MaskedLM(Task):
     """A `share` of the tokens is chosen and predicted; 80 % of them become `<mask>`, 10 % a random token, 10 % stay
-    (Devlin et al. 2019, 3.1, Task #1). They are rerandom_ids every epoch (Liu et al. 2019, 4.1).
+    (Devlin et al. 2019, 3.1, Task #1). They are redrawn every epoch (Liu et al. 2019, 4.1).
 
     `whole_word`: choose words, not tokens (the BERT authors' whole word masking). A word is a piece that no token
     crosses: a word with the space before it, or a digit; in Chinese and Japanese a token, or a character of several.

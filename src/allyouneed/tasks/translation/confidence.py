@@ -40,7 +40,7 @@ class Evidence:
         return math.log((self.target + 5) / (self.source + 5))
 
     def features(self, usual_ratio: float) -> list[float]:
-        """In the order of `FEATURES`."""
+        """The features, in the order of `FEATURES`."""
         count = max(1, len(self.log_probs))
         return [
             sum(self.log_probs) / count,

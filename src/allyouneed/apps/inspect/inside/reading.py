@@ -15,7 +15,7 @@ from allyouneed.nn.batch import Batch, Rows
 
 
 class Token(NamedTuple):
-    """`group`: tokens of one group belong to one character as a reader sees it and must not be torn apart."""
+    """`group`: tokens of one group belong to one visible character and must not be separated."""
 
     id: int
     text: str

@@ -196,7 +196,7 @@ class Recorder:
 
 @contextmanager
 def quiet(model: nn.Module) -> Iterator[None]:
-    """Without dropout; the model is left as it was."""
+    """Run without dropout; the mode of the model is restored."""
     refuse_after_fork()
     was_training = model.training
     model.eval()

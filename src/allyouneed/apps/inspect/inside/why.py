@@ -28,7 +28,8 @@ METHODS = ("causal", "attention", "rollout", "logits")
 
 
 class Contribution(NamedTuple):
-    """What was left out. `tokens`: positions in the stack, for tokens; `name`: the site, or the stack of the tokens."""
+    """What one unit contributes. `tokens`: positions in the stack, for tokens; `name`: the site, or the stack of the
+    tokens."""
 
     name: str
     tokens: tuple[int, ...]

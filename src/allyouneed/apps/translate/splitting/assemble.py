@@ -112,7 +112,7 @@ def _chunk_notes(folder: Folder, chunk: Chunk, answer: ChunkTranslation, natural
 
 
 def localized_spans(spans: Mapping[str, Span], here: str, there: str) -> Mapping[str, Span]:
-    """With numbers as the target language writes them."""
+    """The spans, with numbers as the target language writes them."""
     if not any(span.kind.name in VALUED for span in spans.values()):
         return spans
     return {
@@ -150,7 +150,7 @@ def _unfinished_note(chunk: Chunk, answer: Hypothesis) -> str:
 
 
 def ends_in_loop(tokens: Sequence[int], times: int = 4, longest: int = 10) -> bool:
-    """Whether it ends with the same few tokens, repeated `times` times."""
+    """Whether a text ends with the same few tokens, repeated `times` times."""
     return any(
         len(tokens) >= times * size and list(tokens[-size:]) * times == list(tokens[-size * times :])
         for size in range(1, longest + 1)
