@@ -1,10 +1,12 @@
-"""docs/architecture.md and its Chinese page name files, classes and functions that exist; folders stay small."""
+"""docs/architecture.md and its Chinese page name files, classes and functions that exist; folders stay small and class
+names distinct."""
 
 from __future__ import annotations
 
 import ast
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +18,7 @@ SOURCE = ROOT / "src" / "allyouneed"
 TEXT, CHINESE = (
     (ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("architecture.md", "zh/architecture.md")
 )
-MOST_HOPS, MOST_ENTRIES = 12, 23
+MOST_HOPS, MOST_ENTRIES, MOST_DOUBLE_NAMES = 12, 23, 11
 PACKAGING = ("__init__.py", "__main__.py", "__pycache__", "py.typed")
 FLAT_LISTS = ("presets", "interop/families")  # one file per preset and per family
 REFERENCE = re.compile(r"`([\w/]+\.(?:py|cpp|h|toml))(?::([\w.]+))?`")
@@ -91,3 +93,10 @@ def test_folders_are_small() -> None:
         entries = [entry for entry in folder.iterdir() if entry.name not in PACKAGING]
         if folder.relative_to(SOURCE).as_posix() not in FLAT_LISTS:
             assert len(entries) <= MOST_ENTRIES, f"{folder.relative_to(ROOT)} has {len(entries)} entries"
+
+
+def test_few_class_names_stand_in_several_modules() -> None:
+    modules = [ast.parse(path.read_text(encoding="utf-8")) for path in SOURCE.rglob("*.py")]
+    found = Counter(node.name for module in modules for node in module.body if isinstance(node, ast.ClassDef))
+    double = sorted(name for name, count in found.items() if count > 1)
+    assert len(double) <= MOST_DOUBLE_NAMES, double

@@ -1,5 +1,5 @@
 """Tables and curves of the family benchmarks, written into result pages between marks: `<!-- name -->` and
-`<!-- /name -->`, each on a line of its own. Nobody copies figures by hand."""
+`<!-- /name -->`, each on a line of its own. No figure is copied by hand."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ class Server:
     def start(self, cores: Sequence[int]) -> float:
         """Seconds until the first answer."""
         began = time.perf_counter()
-        # sleeping threads: on two cores that others use as well, spinning ones slow everybody down
+        # sleeping threads: on two cores that others use as well, spinning ones slow all processes down
         environment = os.environ | {"OMP_NUM_THREADS": str(CORES), "OMP_WAIT_POLICY": "PASSIVE"}
         self.process = subprocess.Popen(self.command, stderr=subprocess.DEVNULL, env=environment)
         os.sched_setaffinity(self.process.pid, cores)

@@ -76,7 +76,7 @@ PREFILL = {
     "read": "of that captured passes",
     "plain": "of that plain passes",
     "keep": "prefix cache",
-    "seat": "into slots",
+    "fill": "into slots",
     "load": "of that copies",
     "stage": "all copies of inputs",
     "replay": "all launches",

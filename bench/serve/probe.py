@@ -88,7 +88,7 @@ def patch_engine() -> None:
     timed(InputGraph, "write", "stage")
     timed(InputGraph, "launch", "replay")
     timed(BlockManager, "keep_prefixes", "keep")
-    timed(SchedulerSlots, "add", "seat")
+    timed(SchedulerSlots, "add", "fill")
     timed(GraphRunner, "add", "load")
     timed(SlotLoader, "load", "load")
     for owner, name in (

@@ -32,7 +32,7 @@ compilation for shapes that change does not end. Each of its layers and its loss
 last of them are left out of its data, which favours it.
 
 Several of these runs may compile side by side and measure one after another: `--meet FOLDER N` lets N of them wait for
-each other before the first measures, and then for whoever is measuring.
+each other before the first measures, and then for the one that is measuring.
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ def test_a_link_out_of_the_folder_is_refused(folder: Path) -> None:
     first.unlink()
     first.symlink_to(folder / "moved")
     outside.rename(folder / "moved")
-    assert load(folder).task == {"kind": "causal-lm"}, "a link that stays inside harms nobody"
+    assert load(folder).task == {"kind": "causal-lm"}, "a link that stays inside is harmless"
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])

@@ -62,11 +62,11 @@ def test_the_answer_does_not_depend_on_other_requests(name: str) -> None:
     busy, states = Scheduler(engine, rows=7, budget=7), []
     for number, (request, decoding) in enumerate(cases):
         states.append(busy.submit(request, decoding))
-        stranger = busy.submit(*cases[number - 1]) if number % 3 == 2 else None
+        other = busy.submit(*cases[number - 1]) if number % 3 == 2 else None
         for _ in range(number % 3):
             busy.step()
-        if stranger is not None:
-            stranger.cancel()
+        if other is not None:
+            other.cancel()
     busy.run()
     check_answers(engine, states, cases)
     assert busy.idle and not busy.active

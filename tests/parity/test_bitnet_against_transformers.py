@@ -3,7 +3,7 @@
 Rounding is not continuous: sums in another order differ by some 1e-7, and where that puts an activation on the other
 side of a half, it moves by a whole step. The map itself is compared on equal inputs, where nothing can move. Of 120
 models like those below with other weights, 3 had one activation on the other side (outputs then 1e-3 apart), the rest
-agreed to 1.3e-6; the weights drawn here have none, so the tolerance is everybody's. Their rounding is done in single
+agreed to 1.3e-6; the weights drawn here have none, so the usual tolerance applies. Their rounding is done in single
 precision whatever the model is in, so there is no reference in double; our own ways of decoding are compared there.
 """
 

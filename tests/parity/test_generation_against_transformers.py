@@ -38,7 +38,7 @@ def built(family):
 
 def generated(theirs, sources, beam, forced, end):
     """Their output after the forced tokens, up to the end token."""
-    pad = theirs.config.pad_token_id  # places are counted by it: nobody says it
+    pad = theirs.config.pad_token_id  # positions are counted by it: it is never generated
     rows = Rows.of(sources, pad=pad)
     said = theirs.generate(
         input_ids=rows.tokens,

@@ -73,7 +73,7 @@ def built(name, folder, kind=XLNetLMHeadModel, **keys):
 @pytest.mark.parametrize("types", [1, 3])
 @pytest.mark.parametrize("name", CASES)
 def test_bidirectional(name, types, tmp_path, record_difference):
-    """Without an order everybody sees everybody, as in their fine-tuning."""
+    """Without an order all tokens see each other, as in their fine-tuning."""
     theirs = XLNetLMHeadModel(XLNetConfig(**CASES[name], use_mems_eval=False)).eval()
     found = trials.encoder(theirs, tmp_path, types)
     record_difference("XLNet", REFERENCE, *found)

@@ -188,10 +188,10 @@ def test_without_a_capacity_results_are_independent_of_the_batch(name):
     assert MoE(**({"experts": 6, "expert": SMALL} | keys)).batch_independent
     built = module(**keys).eval()
     x, context = batch(6, 3)
-    crowd = built(x, context)
+    batched = built(x, context)
     for row, at in ((0, 0), (0, 5), (1, 2)):
         lonely = built(x[row : row + 1, at : at + 1], Context(TokenLayout.of(Rows.of([[0]]))))
-        torch.testing.assert_close(lonely[0, 0], crowd[row, at], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(lonely[0, 0], batched[row, at], rtol=1e-12, atol=1e-12)
 
 
 def test_with_a_capacity_it_declares_batch_dependence():
@@ -204,7 +204,7 @@ def test_with_a_capacity_it_declares_batch_dependence():
 def test_tokens_beyond_the_capacity_skip_their_experts():
     built = module(experts=2, top=1, capacity=1.0, shared=SMALL)
     torch.nn.init.zeros_(built.router.linear.weight)
-    built.router.linear.weight.data[1, 0] = 1000.0  # everybody with a positive first feature goes to expert 1
+    built.router.linear.weight.data[1, 0] = 1000.0  # every token with a positive first feature goes to expert 1
     x, context = batch(4)
     x.data[..., 0].abs_()
     routed = built(x, context) - built.shared(x, context)
@@ -235,7 +235,7 @@ def test_the_balance_loss_is_training_only_and_one_at_perfect_balance():
     x, context = batch(5)
     built.eval()(x, context)
     assert context.losses == []
-    built.train()(x, Context(context.queries))  # nobody wants it
+    built.train()(x, Context(context.queries))  # no losses are collected
     torch.nn.init.zeros_(built.router.linear.weight)
     built(x, context)
     assert context.losses[0].item() == pytest.approx(0.5) and context.losses[0].shape == ()

@@ -1,5 +1,5 @@
 """States that the interpreter updates in place: the same numbers as the model's over long texts, whatever happens to
-the rows meanwhile and whoever computes the next token."""
+the rows meanwhile and whichever executor computes the next token."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class KVCache(KVState):
     """A cache that grows with the text: keys and values (batch, heads, capacity, head_width)."""
 
     # On a CPU, rows are allocated ahead and buffers reused once requests join: copying all rows into new memory in
-    # every step would take as long as the model. Only a cache that nobody shares has either.
+    # every step would take as long as the model. Only a cache that is not shared has either.
     spare = 0  # rows allocated behind those in use
     scratch: Tensor | None = None  # memory for the next `select`
 
