@@ -6,7 +6,7 @@ walk gives what each adds to the state, `_join` scans over segments, then all ru
 exp(A Σ Δ), so the decay of a segment needs only the sum of its time steps.
 
 Saved for backward: the inputs and the state before each segment. `_revisit` recomputes the states, keeps one per TOKENS
-tokens and gives what each segment adds to the gradient of the state before it; `_gradients` walks from the end. Those
+tokens and gives what each segment adds to the gradient of the state before it; `_grad_kernel` walks from the end. Those
 that are sums over features or tokens are summed per program, then by torch: always in the same order.
 
 PACKED rows: `begins` (batch, time) is the index at which the sentence of each token begins. The decay at its first
@@ -247,7 +247,7 @@ def _revisit(
 
 
 @triton.jit
-def _gradients(
+def _grad_kernel(
     x, steps, b, c, bias, a, skip, dy, marks, grads, dx, d_steps, d_b, d_c, d_bias, d_a, d_skip, d_start, lengths,
     begins, plane, narrow_plane, bias_plane, tiles, time, share, segments, features, blocks,
     N: tl.constexpr, PACKED: tl.constexpr, LENGTHS: tl.constexpr, PARTS: tl.constexpr, TOKENS: tl.constexpr,
@@ -389,7 +389,7 @@ def _backward(
     d_b, d_c = make(2, cut.blocks, *b.shape, dtype=torch.float32, device=x.device)
     d_a, d_start = torch.empty_like(starts), torch.empty_like(end)
     d_bias, d_skip = empty(parts, batch, cut.segments, features), empty(batch, cut.segments, features)
-    _gradients[grid](
+    _grad_kernel[grid](
         x, steps, b, c, bias, a, skip, dy, marks, grads, dx, d_steps, d_b, d_c, d_bias, d_a, d_skip, d_start,
         *limits, x.numel(), b.numel(), d_skip.numel(), tiles, *cut, *flags, num_warps=1,
     )  # fmt: skip

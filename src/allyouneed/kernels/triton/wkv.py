@@ -177,7 +177,7 @@ def _walk_back(
 
 
 @triton.jit
-def _gradients(
+def _grad_kernel(
     k, v, g, y, whole, decay, bonus, past, grads, dk, dv, d_decay, d_bonus, d_past,
     lengths, starts, plane, end_plane, time, share, segments, features,
     LEAST: tl.constexpr, PACKED: tl.constexpr, LENGTHS: tl.constexpr, FEATURES: tl.constexpr,
@@ -301,7 +301,7 @@ def _backward(
         _join[cut.join](grads, wanted, decay, *cut.limits, *planes, *cut.sizes, True, *cut.flags, num_warps=1)
     dk, dv = (torch.empty_like(x) if lengths is None else torch.zeros_like(x) for x in (k, v))
     partial, d_past = _empty_sums(k), torch.empty_like(past)
-    _gradients[cut.grid](
+    _grad_kernel[cut.grid](
         k, v, g, y, whole, decay, bonus, past, grads, dk, dv, *partial, d_past, *cut.limits,
         *planes, *shared, num_warps=1,
     )  # fmt: skip
