@@ -10,7 +10,7 @@ from allyouneed.nn.batch import IGNORE
 from allyouneed.nn.ops import cross_entropy as chunked
 from bench.check.report import LIMITS, Check, Sizes
 
-# rows, width of the logits, of which are scores
+# rows, width of the logits, number of scores in it
 ENTROPIES = [(1, 37, 37), (7, 37, 37), (3, 64, 50), (2, 16000, 16000), (5, 50304, 50304), (4, 50304, 50257)]
 LARGE_ENTROPIES = [(1000, 16000, 16000), (700, 50304, 50257), (33, 250112, 250100)]
 # tokens, vocab, width of the whole, from vectors to gradients

@@ -1,4 +1,4 @@
-"""Kernels of training by themselves, cut in several ways (gpu.py kernels); the first way of each should be the
+"""Kernels of training alone, cut in several ways (gpu.py kernels); the first way of each should be the
 fastest. Reading everything once and writing it once is the least that can be done."""
 
 from __future__ import annotations

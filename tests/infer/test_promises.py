@@ -205,7 +205,7 @@ def test_every_mixer_keeps_every_promise(name: str) -> None:
 
 
 class Ends:
-    """Stops at any two tokens of which the second is this one."""
+    """Stops at any two tokens whose second is this one."""
 
     reach = 2
 

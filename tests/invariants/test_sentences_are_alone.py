@@ -52,7 +52,7 @@ def check_causality(model, source, target, at, other):
 @example(PAIRS[0][0], PAIRS[0][1], 4, PAIRS[2][1][:2])
 @given(sentence, sentence, st.integers(0, LONGEST), sentence)
 def test_a_future_token_changes_nothing_before_it(name, source, target, at, other):
-    """Another end, perhaps longer or shorter; and as many rows as tokens, in each of which another one is changed."""
+    """Another end, perhaps longer or shorter; and as many rows as tokens, each with another token changed."""
     model = case(name)
     check_causality(model, source, target, min(at, len(target)), other)
     rows, size = torch.tensor(target).repeat(len(target) + 1, 1), len(target)

@@ -62,7 +62,7 @@ def sentence_by_sentence(model, theirs):
     texts = [torch.randint(3, 31, (length,), generator=dice).tolist() for length in lengths]
     rows, alone = Rows.of(texts), []
     for text in texts:
-        theirs.bert.set_attention_type("block_sparse")  # it goes over to the whole by itself, but not back
+        theirs.bert.set_attention_type("block_sparse")  # it switches to full attention automatically, but not back
         alone.append(theirs(input_ids=torch.tensor([text])).logits[0])
     return model.logits(Batch(rows))[trials.real(rows)], torch.cat(alone)
 

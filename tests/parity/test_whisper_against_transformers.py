@@ -102,7 +102,7 @@ def test_log_mel_frames(mels, seconds, record_difference):
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [
-        ("whisper-tiny", dict()),  # what WhisperConfig says by itself
+        ("whisper-tiny", dict()),  # the defaults of WhisperConfig
         (
             "whisper-base",
             dict(d_model=512)

@@ -1,4 +1,4 @@
-"""Masking as BERT's authors define it: 15 %, of which 80 % masked, 10 % replaced, 10 % unchanged."""
+"""Masking as BERT's authors define it: 15 % are chosen; 80 % of them masked, 10 % replaced, 10 % unchanged."""
 
 import numpy as np
 import pytest

@@ -112,7 +112,7 @@ def build(stored: str, group: str = "recurrent") -> Any:
 
 def decode(executors: list[Any], steps: int) -> list[Tensor]:
     """Hidden states of a long text, with rows joined, reordered, repeated and trimmed. Of several executors, each runs
-    some steps; the model itself is called with two tokens, of which one is trimmed."""
+    some steps; the model itself is called with two tokens, and one is trimmed."""
     states = executors[0].start(2)
     prompt = torch.arange(60)[None] * torch.tensor([[3], [5]]) % 31
     found = [executors[0].advance(Rows(prompt, lengths=torch.tensor([60, 57])), states)[:, 0].float()]

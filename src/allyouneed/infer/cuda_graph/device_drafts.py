@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Proposal(NamedTuple):
-    """Draft tokens (rows, ahead), of which the first `counts` (rows,) are proposed; `probs` (rows, ahead, vocab): the
+    """Draft tokens (rows, ahead); the first `counts` (rows,) are proposed; `probs` (rows, ahead, vocab): the
     distributions they were drawn from; None: they were not drawn."""
 
     tokens: Tensor

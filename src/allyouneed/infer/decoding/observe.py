@@ -59,7 +59,7 @@ class DecodedRequest:
         return torch.stack(self.steps(tokens, lambda _, logits: logits))
 
     def steps(self, tokens: Sequence[int], keep: Callable[[int, Tensor], T]) -> list[T]:
-        """`keep(step, logits)` of every row of `logits`, of which only one is held at a time."""
+        """`keep(step, logits)` of every row of `logits`; only one row is held at a time."""
         return forced_steps(self.engine, self.request, self.spec, tokens, keep)
 
     def log_probs(self, tokens: Sequence[int]) -> list[float]:

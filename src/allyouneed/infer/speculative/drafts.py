@@ -28,7 +28,7 @@ MAX_NGRAM, MIN_NGRAM = 4, 2  # tokens that must have occurred before for their c
 
 @dataclass(eq=False)
 class DraftRow:
-    """One text: all its tokens, the first `prompt_length` of which are the prompt. `uniforms` decide what is sampled:
+    """One text: all its tokens, beginning with a prompt of `prompt_length` tokens. `uniforms` decide what is sampled:
     for each token one to draw the draft token, one to accept it, one to draw the model's own."""
 
     tokens: list[int]

@@ -2,7 +2,7 @@
 
 Layout: version (uint32), name of the spec, its revision (uint32), the number of variables (uint32), each a name, the
 number of dimensions (uint8), the dimensions (uint32), the type (uint8), the size in bytes (uint32) and the values; then
-the number of aliases and pairs of names. A string is its length (uint16) and bytes, the last of which is 0.
+the number of aliases and pairs of names. A string is its length (uint16) and bytes, the last one 0.
 """
 
 from __future__ import annotations

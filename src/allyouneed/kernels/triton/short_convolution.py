@@ -24,7 +24,7 @@ WARPS = 4
 
 @triton.jit
 def _load(x, before, row, at, feature, time, features, x_row, x_time, SIZE: tl.constexpr):
-    """Inputs of the tokens `at`, of which −1, −2, … are the last ones before."""
+    """Inputs of the tokens `at`; −1, −2, … are the last ones before."""
     column, exists = feature[None, :], (feature < features)[None, :]
     here = x + row * x_row + at[:, None].to(tl.int64) * x_time + column
     now = tl.load(here, mask=exists & ((at >= 0) & (at < time))[:, None], other=0.0).to(tl.float32)

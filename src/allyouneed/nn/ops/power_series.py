@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 @cache
 def fast_length(least: int) -> int:
-    """The next length with no prime factor above 5, of which transforms are fast."""
+    """The next length with no prime factor above 5, for fast transforms."""
     return next(n for n in count(least) if 60 ** n.bit_length() % n == 0)
 
 

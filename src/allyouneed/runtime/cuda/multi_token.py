@@ -1,4 +1,4 @@
-"""Several new tokens of every row in one captured pass, of which as many as the caller accepts stay: a model verifies
+"""Several new tokens of every row in one captured pass; those that the caller accepts stay: a model verifies
 draft tokens in one pass (infer/cuda_graph/speculation.py).
 
 All tokens together run through whatever treats each token alone (feed-forward layers, norms, the head), and through

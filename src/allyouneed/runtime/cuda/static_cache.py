@@ -306,7 +306,7 @@ class StaticStates(States):
         ]
 
     def rows_of(self, queries: int) -> Tensor:
-        """The row of each query, of which a row has one or `tokens`."""
+        """The row of each query; a row has one query or `tokens`."""
         return self.row_ids if queries == self.rows else self.token_rows
 
     def table_of(self, queries: int) -> BlockTable:

@@ -64,7 +64,7 @@ class Reading:
 
 
 def next_tokens(inputs: Sequence[int], last: int | None, given: int) -> list[Prediction]:
-    """The answers of a decoder that read `inputs`, of which the first `given` were not chosen; `last` follows them."""
+    """The answers of a decoder that read `inputs`, whose first `given` were not chosen; `last` follows them."""
     following = [*inputs[1:], *([] if last is None else [last])]
     return [Prediction(position, number) for position, number in enumerate(following) if position >= given - 1]
 

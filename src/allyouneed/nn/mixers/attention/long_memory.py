@@ -25,7 +25,7 @@ Projections = tuple[Tensor, Tensor, Tensor | None]  # W_k, W_v (kv_heads, head_w
 
 @dataclass(frozen=True, eq=False)
 class LongMemory(Memory):
-    """Hidden states of sources of any length, of which every head attends to `keys`. `indexes`: a faiss index of each
+    """Hidden states of sources of any length; every head attends to `keys` of them. `indexes`: a faiss index of each
     source's real tokens, in place of the exact search."""
 
     keys: int = 1
