@@ -115,7 +115,7 @@ class LanguageDetector:
 
     @classmethod
     def from_files(cls, files: Sequence[Files]) -> LanguageDetector | None:
-        """From a sample of training pairs with language tags; None if they have fewer than two languages."""
+        """Train on a sample of training pairs with language tags; None if they have fewer than two languages."""
         rng, drawn, seen = random.Random(0), dict[str, list[str]](), Counter[str]()
         for entry in files:
             if not isinstance(entry, PairFiles):
@@ -151,5 +151,5 @@ class LanguageDetector:
 
 
 def _most_common(count: Counter[str]) -> list[tuple[str, int]]:
-    """By count, then by name: the same text always gives the same detector."""
+    """The most common n-grams, equal counts by name: the same text always gives the same detector."""
     return sorted(count.items(), key=lambda item: (-item[1], item[0]))[:KEPT]

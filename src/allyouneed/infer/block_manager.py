@@ -97,7 +97,7 @@ class BlockManager:
         state.reserved = []
 
     def recount(self, states: Iterable[States], requests: Iterable[RequestState]) -> None:
-        """After a failure: only these states, these requests and cached prefixes hold blocks."""
+        """Recount after a failure: only these states, these requests and cached prefixes hold blocks."""
         tables = [table for paged in states if isinstance(paged, PagedStates) for table in paged.block_tables]
         cached = [list(self.prefixes.blocks.values())]
         self.pool.recount([*tables, *(state.reserved for state in requests), *cached])

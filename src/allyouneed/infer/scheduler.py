@@ -122,7 +122,7 @@ class Scheduler:
         return state
 
     def _check(self, state: RequestState) -> None:
-        """Whether it fits into this scheduler."""
+        """Whether a request fits into this scheduler."""
         if state.spec.draft is not None and self.blocks is not None:
             raise UserError("draft and pool are exclusive: speculative decoding does not use paged states; set one")
         if self.offline is not None:
@@ -144,7 +144,8 @@ class Scheduler:
         return round(each * sum(state.spec.decoding.rows for state in states))
 
     def warm_up(self, requests: Iterable[tuple[Request, DecodingSpec | Decoding | None]] = ()) -> None:
-        """Before the first request: capture the usual prefills, and decode these requests, which leave no trace but
+        """Prepare for the first request: capture the usual prefills, and decode these requests,
+        which leave no trace but
         captured graphs and compiled kernels."""
         with self._inference():
             if self.prefill.captured is not None:

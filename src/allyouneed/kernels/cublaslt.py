@@ -158,7 +158,7 @@ class Descriptors:
             _call("cublasLtMatrixLayoutCreate", byref(layout), c_int(kind), *sizes)
 
     def point(self, bias: Tensor | None, aux: Tensor | None) -> None:
-        """Before algorithms are ranked too: that depends on these addresses."""
+        """Set the addresses, also before algorithms are ranked, which depends on them."""
         if bias is not None:
             self._set(_Attribute.BIAS_POINTER, c_void_p(bias.data_ptr()))
         if aux is not None:

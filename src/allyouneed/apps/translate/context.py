@@ -47,7 +47,7 @@ class Contexts:
         return found
 
     def without_texts(self) -> Contexts:
-        """Only what precedes a sentence in its own text: the others are in another language."""
+        """The context within each text only: the other texts are in another language."""
         return replace(self, before={})
 
 

@@ -128,7 +128,7 @@ def _cells(file: Path, dialect: TableDialect, report: Report, skip: int = 0) -> 
 
 
 def _quoted_cells(file: Path, dialect: TableDialect, report: Report, skip: int) -> Iterator[tuple[int, list[str], str]]:
-    """By the rules of RFC 4180: a quoted cell may contain separators, line breaks and doubled quotes."""
+    """Cells by the rules of RFC 4180: a quoted cell may contain separators, line breaks and doubled quotes."""
     lines = (raw.decode("utf-8", "surrogateescape") + "\n" for raw in raw_lines(file))
     rows = csv.reader(lines, delimiter=dialect.separator, strict=True)
     done = 0

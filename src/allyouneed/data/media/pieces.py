@@ -102,7 +102,7 @@ class ImageInput(Pixels):
         return found
 
     def stored(self, image: Any) -> NDArray[np.uint8]:
-        """As it is stored: (height, width, channels)."""
+        """The image as it is stored: (height, width, channels)."""
         return self.resized(image)
 
     def load(self, stored: NDArray[Any]) -> Tensor:

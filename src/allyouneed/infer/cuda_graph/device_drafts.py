@@ -111,7 +111,8 @@ class DeviceLookup(DeviceDrafter):
         return Proposal(tokens, torch.minimum(found, search.wanted()))
 
     def _nearest(self, last: Tensor, count: Tensor) -> Tensor:
-        """After the last token (rows, 1) where it occurs in the source, nearest to the current position; 0: nowhere."""
+        """The place after the last token (rows, 1) in the source, nearest to the current position; 0: it does not
+        occur."""
         places = torch.arange(self.sources.shape[1], device=count.device)[None]
         found = (self.sources == last) & (places < self.source_lengths[:, None] - 1)
         distance = (places + 1 - count[:, None]).abs() * places.shape[1] + places  # of equally near ones the first

@@ -74,7 +74,8 @@ class StepHistory:
 
 
 class DeviceSearch(ABC):
-    """On the device: `last_tokens` (rows,); `lengths` (tokens generated) and `limits` (slots,); `record` (run_steps, …)
+    """Kept on the device: `last_tokens`
+    (rows,); `lengths` (tokens generated) and `limits` (slots,); `record` (run_steps, …)
     and its `record_step`. On the host: `occupied`, the request of each slot."""
 
     record: Tensor
@@ -169,7 +170,7 @@ class DeviceSearch(ABC):
         """Read the record of steps from number `first` on; the slots that are free now."""
 
     def reset_slots(self, slots: Tensor, limits: Tensor, last_tokens: Tensor) -> None:
-        """On the device: new texts in these slots, which continue from `last_tokens`; all (slots,)."""
+        """Begin new texts in these slots on the device, from `last_tokens`; all (slots,)."""
         self.lengths.index_fill_(0, slots, 0)
         self.limits[slots] = limits
         rows = self.last_tokens.view(self.states.slot_count, -1)
@@ -181,7 +182,7 @@ class DeviceSearch(ABC):
         self.record_step.zero_()
 
     def assign(self, slots: Sequence[int], requests: Sequence[RequestState], first_step: int) -> None:
-        """On the host: the requests of these slots."""
+        """Assign requests to these slots on the host."""
         self.occupied |= {slot: SlotRequest(state, first_step) for slot, state in zip(slots, requests, strict=True)}
         self.first_steps[slots], self.is_occupied[slots] = first_step, True
         self.host_limits[slots] = [state.limit for state in requests]

@@ -47,7 +47,7 @@ class InputGraph(NamedTuple):
     replay: Callable[[], None]
 
     def run(self, inputs: Tensor) -> None:
-        """With inputs of the host, for which it does not wait."""
+        """Run with inputs from the host, without waiting for it."""
         self.write(inputs)
         self.launch()
 

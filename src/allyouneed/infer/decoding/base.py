@@ -294,7 +294,7 @@ class Search(ABC):
         self._update()
 
     def process_logits(self, logits: Tensor) -> Tensor:
-        """By the processor of the specification."""
+        """Apply the logits processor of the specification."""
         if self.spec.logits_processor is None:
             return logits
         tokens = self.tokens[: len(logits), : self.steps]

@@ -101,7 +101,7 @@ class Observer:
     def decode(
         self, engine: DecodingEngine, requests: Sequence[Request], spec: DecodingSpec, on_progress: Progress | None
     ) -> list[list[Hypothesis]]:
-        """In place of `Engine.decode`."""
+        """Observe a call of `Engine.decode`."""
         first = len(self.decoded)
         prefixes = [list(self.prefixes.get(first + number, ())) for number in range(len(requests))]
         searches = spec.decoding.method == "beam" and spec.decoding.beam > 1

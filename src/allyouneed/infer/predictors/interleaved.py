@@ -58,7 +58,8 @@ class InterleavedGenerator(Generator):
         specials: bool = False,
         **options: Any,
     ) -> list[Generation]:
-        """As `Generator.generate_full`. `images`, `audio`: for the placeholders `<image>` and `<audio>` of each prompt
+        """`Generator.generate_full` with media. `images`,
+        `audio`: for the placeholders `<image>` and `<audio>` of each prompt
         that is a text, in order; where it has none, they come first."""
         if isinstance(prompts, str) or not isinstance(prompts, Sequence):
             raise UserError("generate_full takes a list of prompts; use [prompt] for a single one")
@@ -74,7 +75,7 @@ class InterleavedGenerator(Generator):
         specials: bool = False,
         **options: Any,
     ) -> Coroutine[str, None, Generation]:
-        """As `Generator.stream`; `images`, `audio`: see `generate_full`."""
+        """`Generator.stream` with media; `images`, `audio`: see `generate_full`."""
         call = self._stream_options(options)
         return self._stream(self.read_prompt(prompt, images, audio, specials), call)
 

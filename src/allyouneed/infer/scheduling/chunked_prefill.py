@@ -117,7 +117,7 @@ class ChunkedPrefill:
         self.scheduler.fail([state for _, state in some if state not in here], error)
 
     def _decoded_together(self, done: list[ReadPrompt]) -> list[list[ReadPrompt]]:
-        """In one running batch every request has equally many rows; in exact mode each runs alone."""
+        """Groups that one running batch can hold: requests with equally many rows; in exact mode each runs alone."""
         if self.engine.exact:
             return [[one] for one in done]
         counts = sorted({state.spec.decoding.rows for _, state in done})

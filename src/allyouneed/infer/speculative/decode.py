@@ -166,7 +166,8 @@ class SpeculativeDecoder:
             self.states.trim(kept)
 
     def _verify(self, logits: Tensor, drafts: Sequence[DraftTokens]) -> None:
-        """By logits (positions, vocab): for each active row one position per draft token, and one more."""
+        """Verify drafts by logits (positions, vocab): for each active row one position per draft token, and one
+        more."""
         active = [(row, draft) for row, draft in zip(self.rows, drafts, strict=True) if not row.finished]
         lengths = [row.generated + n for row, draft in active for n in range(len(draft.tokens) + 1)]
         histories: list[list[int]] = []

@@ -111,7 +111,7 @@ class Variables(Mapping[str, Tensor]):
         return any(name.endswith("weight_scale") for name in self.entries)
 
     def weight(self, name: str) -> Tensor:
-        """As floating-point numbers: an int8 weight has one scale per row, an int16 weight a single one. In a
+        """A weight in floating-point numbers: an int8 weight has one scale per row, an int16 weight a single one. In a
         quantized file, everything becomes float32."""
         found = self[name]
         if not found.is_floating_point():

@@ -80,7 +80,7 @@ class Interleaved(DecoderStack):
 
     @property
     def towers(self) -> dict[str, Tower]:
-        """By the kind of medium that they read."""
+        """The towers by the kind of medium that they read."""
         return {name: tower for name in MEDIA if (tower := getattr(self, name)) is not None}
 
     def build(self) -> InterleavedModel:

@@ -176,7 +176,7 @@ class LowRankSystem(System):
         return found[:, :, :count]
 
     def kernel(self, length: int) -> Tensor:
-        """By power series in z, since K is one: with Ā = diag(d) + u v* (Woodbury's identity again),
+        """The kernel K by power series in z: with Ā = diag(d) + u v* (Woodbury's identity again),
 
             C (I − zĀ)⁻¹ B̄ = C E B̄ + z (C E u) (v* E B̄) / (1 − z v* E u),    E = diag(1 / (1 − z d))
 

@@ -76,7 +76,7 @@ def unpack_rows(context: Context, restarts: bool = False) -> UnpackedRows:
 
 
 def stays_packed(layout: TokenLayout) -> bool:
-    """On a CPU nothing waits, and short sentences of similar length are less work than rows."""
+    """Whether rows stay packed; not on a CPU, where short sentences of similar length are less work than rows."""
     return layout.device.type == "cuda"
 
 

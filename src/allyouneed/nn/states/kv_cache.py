@@ -103,7 +103,8 @@ class KVCache(KVState):
 
     @property
     def _reuses(self) -> bool:
-        """On a CPU, where keys and values can take each other's memory; subclasses keep more than these."""
+        """Whether memory is reused: on a CPU, where keys and values can take each other's; subclasses keep more than
+        these."""
         if self.keys is None or self.values is None or type(self) not in (KVCache, CrossKVCache):
             return False
         same = self.keys.shape == self.values.shape and self.keys.dtype == self.values.dtype

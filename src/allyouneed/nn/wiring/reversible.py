@@ -79,7 +79,7 @@ class ReversiblePass:
         return self.current[1]
 
     def step_back(self, number: int, output: Tensor) -> None:
-        """From the streams after a sub-layer, (b, a + f(b)), to those before it, (a, b), given f(b)."""
+        """The streams before a sub-layer, (a, b), from those after it, (b, a + f(b)), given f(b)."""
         assert self.current is not None and self.current[0] == number + 1
         _, b, c = self.current
         self.current = number, c - output.detach().to(c.dtype), b

@@ -209,7 +209,7 @@ def emit_heads(
 
 @lower.register(SelfAttention)
 def _self_attention(part: SelfAttention, x: Register, code: Instructions, state: StateSlot | None) -> Register:
-    """With a state each token sees those before it in the cache; without one, the tokens of the pass."""
+    """Each token sees those before it in the cache; without a state, those of the pass."""
     if state is None and type(part.relative) is TransformerXLModule:
         raise Unsupported("Transformer-XL positions of later tokens have no native instruction")
     return emit_self_attention(part, x, code, state, part.pattern)

@@ -107,7 +107,7 @@ class PPORun:
         return saved
 
     def train(self) -> None:
-        """To the last round, or raise Interrupted."""
+        """Train to the last round, or raise Interrupted."""
         saved = time.monotonic()
         printed = 0.0
         if not self.resumed:

@@ -138,7 +138,7 @@ def _without(rows: list[int]) -> Change:
 
 
 def _row_effects(run: Any, changes: list[tuple[str, Change]]) -> list[Tensor]:
-    """With each change alone: one row of a batch each."""
+    """The effects of each change alone: one row of a batch each."""
     found: list[Tensor] = []
     longest = max(len(tokens) for tokens in run.tokens.values())
     for some in _chunks(run, changes, longest):

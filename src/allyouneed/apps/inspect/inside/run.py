@@ -82,7 +82,7 @@ class Run:
         return {name: self._shape(name) for name in self.values}
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        """Without computing scores and weights: (batch, heads, queries, keys)."""
+        """The shape of a value; scores and weights (batch, heads, queries, keys) are not computed for it."""
         part, _, inner = name.rpartition(".")
         if inner in ("scores", "weights") and f"{part}.q" in self.values and f"{part}.k" in self.values:
             return (*self.values[f"{part}.q"].shape[:3], self.values[f"{part}.k"].shape[2])

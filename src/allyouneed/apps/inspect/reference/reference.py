@@ -218,7 +218,7 @@ def _bounds(annotation: Any, metadata: Sequence[Any] = ()) -> Iterator[Any]:
 
 
 def _default(field: FieldInfo) -> str:
-    """As in YAML; `required` if there is none."""
+    """The default as in YAML; `required` if there is none."""
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True)

@@ -68,7 +68,7 @@ def _features(q: Tensor, v: Tensor) -> tuple[int, int, int, int]:
 
 
 def _narrow(bias: Tensor, q: Tensor) -> Tensor:
-    """In two bytes for half precision: a table of four is copied to shared memory ahead, element by element."""
+    """The table in two bytes for half precision: one of four is copied to shared memory ahead, element by element."""
     return bias.to(torch.float16) if q.itemsize == 2 else bias
 
 

@@ -108,7 +108,7 @@ class ChunkedCross(Mixer):
         return ChunkedCrossAttention(self, common)
 
     def cost(self, common: Common, length: int, cross: bool = False) -> Cost:
-        """As a translation cross: each token attends to one source chunk."""
+        """The cost in a translation model: each token attends to one source chunk."""
         seen = self.attention.cost(common, min(self.chunk, length), cross=True)
         kept = replace(seen, state_constant=self.attention.cost(common, length, cross=True).state_constant)
         return kept + self.null_cost(common)

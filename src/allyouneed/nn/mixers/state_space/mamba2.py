@@ -109,7 +109,7 @@ class Mamba2Module(RecurrentMixer):
 
     @property
     def traceable(self) -> bool:  # type: ignore[override]  # per instance, not per class
-        """With a kernel; otherwise a loop over chunks would be unrolled."""
+        """Only with a kernel; otherwise a loop over chunks would be unrolled."""
         return usable(next(self.parameters()))
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
