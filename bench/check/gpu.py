@@ -320,8 +320,8 @@ class Findings:
 
 
 def side_by_side(processes: int) -> int:
-    """Run the command in several processes, each with a share of the cases; how many of them failed. A failed
-    assertion on the device ends the checks of its process alone."""
+    """Run the command in several processes, each with a share of the cases; how many of them failed. A failed assertion
+    on the device ends the checks of its process alone."""
     command = [sys.executable, *sys.argv]
     children = [
         subprocess.Popen([*command, "--processes", "1", "--part", f"{part}/{processes}"], stdout=subprocess.PIPE,

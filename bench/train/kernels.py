@@ -1,5 +1,5 @@
-"""Kernels of training alone, cut in several ways (gpu.py kernels); the first way of each should be the
-fastest. Reading everything once and writing it once is the least that can be done."""
+"""Kernels of training alone, cut in several ways (gpu.py kernels); the first way of each should be the fastest. Reading
+everything once and writing it once is the least that can be done."""
 
 from __future__ import annotations
 

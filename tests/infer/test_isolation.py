@@ -1,6 +1,6 @@
-"""Faults stay where they belong. Callbacks that raise, model passes that fail and Ctrl-C at any line: each
-answered request gets the answer it gets alone, every caller gets a result or an error, all blocks are released, and
-the scheduler goes on."""
+"""Faults stay where they belong. Callbacks that raise, model passes that fail and Ctrl-C at any line: each answered
+request gets the answer it gets alone, every caller gets a result or an error, all blocks are released, and the
+scheduler goes on."""
 
 from __future__ import annotations
 

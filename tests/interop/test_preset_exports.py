@@ -1,5 +1,5 @@
-"""Models built from presets and exported: transformers computes what ours compute. What no family of theirs can
-express is refused by name."""
+"""Models built from presets and exported: transformers computes what ours compute. What no family of theirs can express
+is refused by name."""
 
 import pytest
 import torch

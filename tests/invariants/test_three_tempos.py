@@ -1,5 +1,5 @@
-"""Rule 2: a mixer gives the same results for whole sequences, chunks and single tokens, and its state can be
-reordered, copied and trimmed.
+"""Rule 2: a mixer gives the same results for whole sequences, chunks and single tokens, and its state can be reordered,
+copied and trimmed.
 
 The reference is always the whole sentence at once, alone and without a state.
 """

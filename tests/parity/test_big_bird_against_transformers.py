@@ -1,7 +1,7 @@
 """BigBird: scores and gradients of Hugging Face's BigBirdForMaskedLM, and our own BigBird against its definition.
 
-Theirs pads a batch to blocks, so that results depend on the rest of the batch; each one is compared alone with
-ours in one batch. In evaluation they draw no random blocks; what they do instead is nn/mixers/attention/big_bird.py's.
+Theirs pads a batch to blocks, so that results depend on the rest of the batch; each one is compared alone with ours in
+one batch. In evaluation they draw no random blocks; what they do instead is nn/mixers/attention/big_bird.py's.
 """
 
 import pytest

@@ -107,8 +107,8 @@ def _wait_in_vain(end: Connection, recipe: str, rank: int, world: int, port: int
 
 
 def inspect_training(recipe: Path, processes: int, *changes: str) -> list[Any]:
-    """What `train` in several processes applies to the model: of each process, the types of weights as they are
-    stored, as the blocks compute with them, and of their gradients; and whether unused parameters are looked for."""
+    """What `train` in several processes applies to the model: of each process, the types of weights as they are stored,
+    as the blocks compute with them, and of their gradients; and whether unused parameters are looked for."""
     port, ends, started = _free_port(), [], []
     for rank in range(processes):
         here, there = SERVER.Pipe(duplex=False)

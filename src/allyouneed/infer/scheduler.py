@@ -144,9 +144,8 @@ class Scheduler:
         return round(each * sum(state.spec.decoding.rows for state in states))
 
     def warm_up(self, requests: Iterable[tuple[Request, DecodingSpec | Decoding | None]] = ()) -> None:
-        """Prepare for the first request: capture the usual prefills, and decode these requests,
-        which leave no trace but
-        captured graphs and compiled kernels."""
+        """Prepare for the first request: capture the usual prefills, and decode these requests, which leave no trace
+        but captured graphs and compiled kernels."""
         with self._inference():
             if self.prefill.captured is not None:
                 self.prefill.captured.warm_up(self.budget)

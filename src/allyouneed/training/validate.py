@@ -31,9 +31,8 @@ def validation_loss(model: nn.Module, task: Task, data: Batches, backend: Backen
 
 
 def is_better(metric: str, higher: bool, new: Mapping[str, float], old: Mapping[str, float] | None) -> bool:
-    """Compare by the metric (`higher` is better, or lower); if it ties to `DIGITS` digits, by the
-    loss. BLEU is 0 early on, and
-    always for correct outputs of fewer than four words, while nonsense may score slightly above 0."""
+    """Compare by the metric (`higher` is better, or lower); if it ties to `DIGITS` digits, by the loss. BLEU is 0 early
+    on, and always for correct outputs of fewer than four words, while nonsense may score slightly above 0."""
     if math.isnan(new.get(metric, math.nan)):  # absent if scoring failed
         return False
     sign = 1 if higher else -1

@@ -49,8 +49,8 @@ def said(*parts: float | str) -> list[int]:
 
 
 class Script(torch.nn.Module):
-    """Generates the script, window by window; `sure`: how much likelier than all else it makes each token.
-    `no_speech`: how likely the token is that says no speech detected, in each window."""
+    """Generates the script, window by window; `sure`: how much likelier than all else it makes each token. `no_speech`:
+    how likely the token is that says no speech detected, in each window."""
 
     def __init__(
         self, windows: list[list[int]], sure: float = 12.0, no_speech: float = 0.0, language: int = DE

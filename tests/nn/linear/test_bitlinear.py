@@ -1,9 +1,9 @@
 """Ternary maps: definition, training, and bitwise independence of the batch.
 
-If an activation lies exactly between two integers, one rounding error in earlier layers decides, in any precision.
-Such ties occur: outputs of a map without bias are integers times one step, and so are functions of single tokens or
-products of such outputs (of 40 small BitNets eight had some, one of them showed it between prefill and
-steps). So only the map itself is tested here; the invariants of whole models use biases or gains that avoid ties.
+If an activation lies exactly between two integers, one rounding error in earlier layers decides, in any precision. Such
+ties occur: outputs of a map without bias are integers times one step, and so are functions of single tokens or products
+of such outputs (of 40 small BitNets eight had some, one of them showed it between prefill and steps). So only the map
+itself is tested here; the invariants of whole models use biases or gains that avoid ties.
 """
 
 from pathlib import Path

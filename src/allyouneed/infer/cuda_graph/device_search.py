@@ -74,9 +74,8 @@ class StepHistory:
 
 
 class DeviceSearch(ABC):
-    """Kept on the device: `last_tokens`
-    (rows,); `lengths` (tokens generated) and `limits` (slots,); `record` (run_steps, …)
-    and its `record_step`. On the host: `occupied`, the request of each slot."""
+    """Kept on the device: `last_tokens` (rows,); `lengths` (tokens generated) and `limits` (slots,); `record`
+    (run_steps, …) and its `record_step`. On the host: `occupied`, the request of each slot."""
 
     record: Tensor
     run_steps = RUN_STEPS

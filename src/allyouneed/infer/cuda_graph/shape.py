@@ -35,8 +35,8 @@ def all_addresses(model: Any, spec: DecodingSpec) -> int:
 
 
 def weight_addresses(model: Any) -> int:
-    """A hash of the addresses and the dtype of the
-    weights. (Going through `model.parameters()` takes a millisecond.)"""
+    """A hash of the addresses and the dtype of the weights. (Going through `model.parameters()` takes a
+    millisecond.)"""
     found: list[Any] = [next(model.parameters()).dtype]
     modules = [model]
     while modules:

@@ -58,9 +58,8 @@ class InterleavedGenerator(Generator):
         specials: bool = False,
         **options: Any,
     ) -> list[Generation]:
-        """`Generator.generate_full` with media. `images`,
-        `audio`: for the placeholders `<image>` and `<audio>` of each prompt
-        that is a text, in order; where it has none, they come first."""
+        """`Generator.generate_full` with media. `images`, `audio`: for the placeholders `<image>` and `<audio>` of each
+        prompt that is a text, in order; where it has none, they come first."""
         if isinstance(prompts, str) or not isinstance(prompts, Sequence):
             raise UserError("generate_full takes a list of prompts; use [prompt] for a single one")
         call = self.call_options(**options)

@@ -114,8 +114,8 @@ class LargestFirst:
             self.waiting.pop()
 
     def next_batch(self, most: int | None = None) -> list[RequestState]:
-        """The next requests: as many as the budget allows, and at most
-        `most`. A draft multiplies the tokens of a pass."""
+        """The next requests: as many as the budget allows, and at most `most`. A draft multiplies the tokens of a
+        pass."""
         self.drop_admitted()
         batch: list[RequestState] = []
         largest = 0

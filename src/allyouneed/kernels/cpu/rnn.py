@@ -18,8 +18,8 @@ FEW = 8  # tokens whose outputs alone are not worth rearranging the weights
 
 
 def find_library(time: int, *given: Tensor | None) -> ctypes.CDLL | None:
-    """The native library, if it is there and faster for `time` tokens. Training waits for its build: a run
-    that began with torch would not be reproduced bit for bit."""
+    """The native library, if it is there and faster for `time` tokens. Training waits for its build: a run that began
+    with torch would not be reproduced bit for bit."""
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given):
         return wait_for_build()
     return native_library() if time >= FEW else None

@@ -83,10 +83,9 @@ def _one_token(
     smallest: tl.constexpr, most: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr, BIAS: tl.constexpr,
     OUTPUTS: tl.constexpr, WORDS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One token, without tensor cores: one instruction
-    multiplies the four bytes of a word. The words of all four quarters of the
-    inputs are one axis, so each word of weights is loaded four times. What does not depend on the input is loaded
-    before it is ready."""
+    """One token, without tensor cores: one instruction multiplies the four bytes of a word. The words of all four
+    quarters of the inputs are one axis, so each word of weights is loaded four times. What does not depend on the input
+    is loaded before it is ready."""
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     inside = n < outputs
     width: tl.constexpr = quarter // 4

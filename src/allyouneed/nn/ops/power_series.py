@@ -60,9 +60,9 @@ def one_over(f: Tensor) -> Tensor:
 
 
 class _OneOver(torch.autograd.Function):
-    """1 / (1 − z f) by Newton's iteration, g ← g − g ((1 − z f) g − 1), which
-    doubles the number of terms that are right. Products
-    are no longer than these: what exceeds them wraps around to terms that are known. The gradient is z / (1 − z f)²."""
+    """1 / (1 − z f) by Newton's iteration, g ← g − g ((1 − z f) g − 1), which doubles the number of terms that are
+    right. Products are no longer than these: what exceeds them wraps around to terms that are known. The gradient is z
+    / (1 − z f)²."""
 
     @staticmethod
     def forward(ctx: Any, f: Tensor) -> Tensor:

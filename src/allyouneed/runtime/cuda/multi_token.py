@@ -1,5 +1,5 @@
-"""Several new tokens of every row in one captured pass; those that the caller accepts stay: a model verifies
-draft tokens in one pass (infer/cuda_graph/speculation.py).
+"""Several new tokens of every row in one captured pass; those that the caller accepts stay: a model verifies draft
+tokens in one pass (infer/cuda_graph/speculation.py).
 
 All tokens together run through whatever treats each token alone (feed-forward layers, norms, the head), and through
 attention to a cache, where all are stored before they attend (`PARALLEL`). Other parts with a state run token after

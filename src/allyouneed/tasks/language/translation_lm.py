@@ -29,8 +29,7 @@ class TranslationLM(MaskedLM):
     (token type 0: source, 1: target) is added to every token. To predict a masked word, the model may attend to the
     other language.
 
-    With probability `alone`, only one sentence of a pair is read (3.2, MLM, which the paper
-    alternates with TLM).
+    With probability `alone`, only one sentence of a pair is read (3.2, MLM, which the paper alternates with TLM).
     """
 
     files: ClassVar[type[Files]] = PairFiles

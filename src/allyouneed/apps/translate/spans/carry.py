@@ -322,9 +322,8 @@ def _take_out(made: PreparedTemplate, text: str, symbol: str, mark: str, after: 
 
 
 class TemplatePiece(NamedTuple):
-    """A part of a template that is translated separately.
-    `before`: the spans and spaces before it; `source`: its offset
-    in the text."""
+    """A part of a template that is translated separately. `before`: the spans and spaces before it; `source`: its
+    offset in the text."""
 
     before: str
     template: str

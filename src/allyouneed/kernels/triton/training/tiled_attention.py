@@ -209,8 +209,8 @@ def tiled_attention(
     """q (batch, heads, time, width), k and v with as many or fewer heads, to (batch, heads, time, width of v).
 
     `bias` (heads, 2 · time − 1): added to the scores, by distance from 1 − time to time − 1. `segments` (batch or 1,
-    time) int32. `plan`: FIELDS tensors of each part; `table`: tokens of a block. `near`: blocks that are this far
-    apart or farther share one bias on each side.
+    time) int32. `plan`: FIELDS tensors of each part; `table`: tokens of a block. `near`: blocks that are this far apart
+    or farther share one bias on each side.
     """
     cast = torch.get_autocast_dtype("cuda") if q.is_cuda and torch.is_autocast_enabled("cuda") else v.dtype
     q, k, v = (_contiguous_features(x.to(cast)) for x in (q, k, v))

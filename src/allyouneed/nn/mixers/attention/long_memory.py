@@ -88,9 +88,8 @@ class LongMemory(Memory):
         return scores.masked_fill(missing, float("-inf")).to(queries.dtype), nearest.masked_fill(missing, 0)
 
     def attend_keys(self, cross: Any, q: Tensor, context: Context, state: Any) -> Tensor:
-        """Attend to projected keys, where scores are not inner products with a linear map of the
-        states: norms of keys, other
-        score functions, quantized maps. Keys and values are kept as in other cross-attention."""
+        """Attend to projected keys, where scores are not inner products with a linear map of the states: norms of keys,
+        other score functions, quantized maps. Keys and values are kept as in other cross-attention."""
         if state is None or state.keys is None:
             k, v = cross.source(self.hidden, context)
             if state is not None:
