@@ -287,7 +287,7 @@ def _grad_v(
     _store_tile(dv + row * v_row + head * v_head, for_v, start, time, v_time, j, V, CHUNK, VALUES)
 
 
-class _RetentionTiling(NamedTuple):
+class _Plan(NamedTuple):
     """Tiling of a line, shared by the kernels."""
 
     chunks: int
@@ -299,7 +299,7 @@ class _RetentionTiling(NamedTuple):
     precision: str
 
     @classmethod
-    def of(cls, q: Tensor, v: Tensor) -> _RetentionTiling:
+    def of(cls, q: Tensor, v: Tensor) -> _Plan:
         batch, heads, time, width = q.shape
         most = SIDE * 2 // v.itemsize  # fp32 tiles are half as wide, to fit in shared memory
         chunk, keys, values = (min(most, max(16, triton.next_power_of_2(x))) for x in (time, width, v.shape[-1]))
@@ -316,14 +316,7 @@ class _RetentionTiling(NamedTuple):
 
 
 def _states(
-    x: Tensor,
-    y: Tensor,
-    log: Tensor,
-    starts: Tensor | None,
-    ends: Tensor,
-    plan: _RetentionTiling,
-    steady: bool,
-    back: bool,
+    x: Tensor, y: Tensor, log: Tensor, starts: Tensor | None, ends: Tensor, plan: _Plan, steady: bool, back: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """S (or its gradient) at each chunk in two terms, and z: near, z, fades, far. `ends` goes from initial to final."""
     (batch, heads, time, width), values, each = x.shape, y.shape[-1], ends.shape[-1]
@@ -350,7 +343,7 @@ def _forward(
     q: Tensor, k: Tensor, v: Tensor, log: Tensor, before: Tensor, starts: Tensor | None, steady: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """o, r, and the states after the last token. States (batch, heads, K · V + K) are S and z, flat."""
-    (batch, heads, time, width), values, plan = q.shape, v.shape[-1], _RetentionTiling.of(q, v)
+    (batch, heads, time, width), values, plan = q.shape, v.shape[-1], _Plan.of(q, v)
     ends = before.clone()
     near, rows, fades, far = _states(k, v, log, starts, ends, plan, steady, False)
     o, r = _empty_outputs(q, v)
@@ -383,7 +376,7 @@ def _backward(
     steady: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v, log (in parts that are to be added up; none if steady) and of S before, flat."""
-    (batch, heads, time, width), values, plan = q.shape, v.shape[-1], _RetentionTiling.of(q, v)
+    (batch, heads, time, width), values, plan = q.shape, v.shape[-1], _Plan.of(q, v)
     do, size = _contiguous_features(do), width * values
     ends, d_ends = before[..., :size].contiguous(), d_after[..., :size].clone(memory_format=torch.contiguous_format)
     near, _, fades, far = _states(k, v, log, starts, ends, plan, steady, False)
@@ -411,10 +404,7 @@ def _(
     do: Tensor, d_after: Tensor, q: Tensor, k: Tensor, v: Tensor, log: Tensor, before: Tensor, starts: Tensor | None,
     steady: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    tiles, (batch, heads, time, width) = (
-        0 if steady else triton.cdiv(q.shape[-1], _RetentionTiling.of(q, v).keys),
-        q.shape,
-    )
+    tiles, (batch, heads, time, width) = 0 if steady else triton.cdiv(q.shape[-1], _Plan.of(q, v).keys), q.shape
     d_log = q.new_empty(tiles, batch, heads, time, dtype=torch.float32)
     d_ends = before.new_empty(batch, heads, width * v.shape[-1])
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), d_log, d_ends
