@@ -68,7 +68,7 @@ def patch_engine() -> None:
     from allyouneed.infer.block_manager import BlockManager
     from allyouneed.infer.cuda_graph.paged_prefill import PagedPrefill
     from allyouneed.infer.cuda_graph.prefill import InputGraph, PrefillRunner
-    from allyouneed.infer.cuda_graph.runner import GraphRunner, Run
+    from allyouneed.infer.cuda_graph.runner import GraphRunner, LaunchedSteps
     from allyouneed.infer.cuda_graph.scheduler_slots import SchedulerSlots
     from allyouneed.infer.cuda_graph.slot_loader import SlotLoader
     from allyouneed.infer.model_runner import ModelRunner
@@ -77,7 +77,7 @@ def patch_engine() -> None:
 
     if "SERVE_FAKE_STEP_MS" in os.environ:
         fake_steps(float(os.environ["SERVE_FAKE_STEP_MS"]) / 1000)
-    timed(Run, "wait", "wait")
+    timed(LaunchedSteps, "wait", "wait")
     timed(GraphRunner, "launch", "launch")
     timed(GraphRunner, "collect", "collect")
     timed(Scheduler, "_admit", "admit")
@@ -193,7 +193,7 @@ def fake_steps(seconds: float) -> None:
 
     from allyouneed.infer.cuda_graph.paged_prefill import PagedPrefill
     from allyouneed.infer.cuda_graph.prefill import InputGraph
-    from allyouneed.infer.cuda_graph.runner import GraphRunner, GraphRunnerCache, Run
+    from allyouneed.infer.cuda_graph.runner import GraphRunner, GraphRunnerCache, LaunchedSteps
     from allyouneed.infer.cuda_graph.slot_loader import SlotLoader
 
     busy = [0.0]  # until then
@@ -205,10 +205,10 @@ def fake_steps(seconds: float) -> None:
         def synchronize(self) -> None:
             time.sleep(max(0.0, self.at - time.perf_counter()))
 
-    def launch(self: Any, count: int) -> Run:
+    def launch(self: Any, count: int) -> LaunchedSteps:
         record = torch.randint(10, 300, self.search.record[:count].shape).float()
         self.steps += count
-        run = Run(self.steps - count, record)
+        run = LaunchedSteps(self.steps - count, record)
         run.copied = Event(count)  # type: ignore[assignment]
         return run
 

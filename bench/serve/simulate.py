@@ -24,7 +24,7 @@ from random import Random
 from types import SimpleNamespace
 
 from allyouneed.infer.cuda_graph.device_search import RUN_STEPS
-from allyouneed.infer.cuda_graph.paged_prefill import Chunk, plan
+from allyouneed.infer.cuda_graph.paged_prefill import PrefillChunk, plan
 from allyouneed.infer.cuda_graph.runner import JOIN_STEPS
 from allyouneed.infer.scheduling import admission
 
@@ -44,7 +44,7 @@ def step_time(rows: int) -> float:
 
 
 def prefill_time(rows: int, most: int) -> float:
-    chunks = [Chunk(row, 0, PROMPT) for row in range(rows)]
+    chunks = [PrefillChunk(row, 0, PROMPT) for row in range(rows)]
     return sum(PASS + max(PASS_FLOOR, TOKEN * size.rows * size.tokens) for _, size in plan(chunks, most))
 
 
