@@ -1,4 +1,5 @@
-"""docs/architecture.md and its Chinese page name files, classes and functions that exist; folders stay small."""
+"""docs/architecture.md and its Chinese page name files, classes and functions that exist; folders stay small and class
+names distinct."""
 
 from __future__ import annotations
 
@@ -13,14 +14,14 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1]))
-from bench.house import MOST_ENTRIES, folders
+from bench.house import MOST_ENTRIES, folders, repeated_classes
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "allyouneed"
 TEXT, CHINESE = (
     (ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("architecture.md", "zh/architecture.md")
 )
-MOST_HOPS = 12
+MOST_HOPS, MOST_REPEATED = 12, 11
 REFERENCE = re.compile(r"`([\w/]+\.(?:py|cpp|h|toml))(?::([\w.]+))?`")
 
 
@@ -90,3 +91,8 @@ def test_packages_are_drawn_in_the_order_of_the_import_contract() -> None:
 def test_folders_are_small() -> None:
     crowded = {name: count for name, count in folders(SOURCE) if count > MOST_ENTRIES}
     assert not crowded or set(crowded) == {"kernels/triton"}
+
+
+def test_few_class_names_stand_in_several_modules() -> None:
+    repeated = repeated_classes(SOURCE)
+    assert len(repeated) <= MOST_REPEATED, repeated

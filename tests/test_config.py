@@ -1,4 +1,4 @@
-"""Config is data: what is right is read and written without loss, what is wrong is said by path, all at once."""
+"""Config is data: valid trees round-trip without loss; all problems are reported at once, by path."""
 
 from typing import ClassVar, Literal
 
@@ -46,7 +46,7 @@ def test_full_writes_every_default_and_short_none():
     assert tree_of(config, full=False)["decoder"][0]["mixer"]["pattern"] == "causal"
 
 
-def test_a_word_stands_for_a_part_with_its_defaults():
+def test_a_bare_kind_is_a_part_with_its_defaults():
     short, long = tree(norm="rms"), tree(norm={"kind": "rms"})
     assert parse(Model, short) == parse(Model, long)
     assert tree_of(parse(Model, short), full=False)["norm"] == "rms"
@@ -82,7 +82,7 @@ def test_the_error_is_a_user_error_whose_text_is_the_problems():
     assert {line.strip().split(":")[0] for line in lines[1:]} == {"wdith", "dropout"}
 
 
-def test_all_problems_are_told_at_once_and_nothing_else():
+def test_all_problems_are_reported_at_once_and_nothing_else():
     found = problems(
         "width=wide",
         "dropuot=0.1",
@@ -368,12 +368,12 @@ def test_a_mixer_that_cannot_cross_is_refused_as_cross(mean_mixer):
     assert caught.value.problems == ["decoder[0].cross.kind: does not support cross-attention; use attention"]
 
 
-def test_the_new_word_is_suggested_and_forgotten(mean_mixer):
+def test_the_kind_of_a_new_part_is_suggested_until_it_is_removed(mean_mixer):
     with pytest.raises(ConfigError, match=r"unknown token mixer 'toy-maen'; did you mean 'toy-mean'\?"):
         parse(Model, tree(mixer="toy-maen"))
 
 
-def test_two_parts_may_not_share_a_word():
+def test_two_parts_may_not_share_a_kind():
     class Toy(Part, slot="toy"):
         pass
 

@@ -608,7 +608,7 @@ MISTAKES = {
     "never-restarts": (
         "unpacked = unpack_rows(context)",
         "unpacked = unpack_rows(context, restarts=True)",
-        {"test_a_sentence_of_a_packed_row_is_alone": ""},
+        {"test_a_sentence_in_a_packed_row_gets_the_results_it_gets_alone": ""},
     ),
     "counts-too-much": (
         "flops=3 * common.width",

@@ -42,7 +42,7 @@ def test_every_extra_is_one_of_the_project() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],
 )
-def test_a_missing_package_is_noticed_before_anything_is_opened(
+def test_a_missing_package_is_reported_before_any_file_is_opened(
     args: list[str],
     extra: str,
     tmp_path: Path,

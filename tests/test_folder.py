@@ -1,4 +1,4 @@
-"""A model is a folder: it comes back as it went, and whatever is wrong with it is said in words."""
+"""A model is a folder: it round-trips, and every problem with it has a clear message."""
 
 import json
 import shutil
@@ -49,7 +49,7 @@ def build(tree, seed=0):
 
 
 def reseal(path):
-    """Make the checksums right again, as somebody would who changed a file on purpose."""
+    """Correct the checksums, as after an intended change of a file."""
     about = json.loads((path / "config.json").read_text())
     about["sha256"] = {name: sha256(path / name) for name in about["sha256"]}
     (path / "config.json").write_text(json.dumps(about))

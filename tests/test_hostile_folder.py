@@ -155,7 +155,7 @@ def test_a_config_larger_than_its_weights_builds_nothing(
         ({"vocab": 2**31 - 1, "width": 2**30}, "parameters; at most"),
     ],
 )
-def test_a_model_that_nobody_can_build_is_refused(tree: dict[str, Any], message: str) -> None:
+def test_a_model_that_cannot_be_built_is_refused(tree: dict[str, Any], message: str) -> None:
     layer = {"mixer": {"kind": "attention", "heads": 2, "pattern": "causal"}}
     model = {"kind": "decoder", "vocab": 10, "width": 8, "layers": {"a": layer}, "decoder": "a"}
     with pytest.raises(UserError, match=re.escape(message)):
@@ -388,7 +388,7 @@ def test_running_out_of_memory_is_one_message(
     assert memory_asked_for(MemoryError()) == "" and memory_asked_for(RuntimeError("else")) is None
 
 
-def test_a_folder_of_ours_that_is_valid_still_loads(copied: Callable[[str], Path]) -> None:
+def test_a_valid_folder_still_loads(copied: Callable[[str], Path]) -> None:
     for name in ("ours", "imported"):
         folder = copied(name)
         about = json.loads((folder / "config.json").read_text())

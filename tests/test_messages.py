@@ -52,7 +52,7 @@ def problems(tmp_path: Path, line: str) -> list[str]:
         ("num_layers: 6", "num_layers: unknown; set `repeat` of a layer ("),
     ],
 )
-def test_one_line_in_our_words(tmp_path: Path, line: str, said: str) -> None:
+def test_every_mistake_is_one_plain_line(tmp_path: Path, line: str, said: str) -> None:
     (problem,) = problems(tmp_path, line)
     assert problem.startswith(said) and "\n" not in problem and "Input should" not in problem
 

@@ -1,4 +1,4 @@
-"""Every preset is read, written, built and run; a new one is picked up by lying in the folder."""
+"""Every preset in the folder is read, written, built and run."""
 
 import functools
 from collections import Counter
@@ -66,8 +66,8 @@ def test_a_module_keeps_its_config_and_costs_what_that_says(name):
 
 
 @every_preset
-def test_a_small_one_has_the_same_parts(name):
-    """Numbers differ, words do not."""
+def test_a_shrunk_preset_has_the_same_parts(name):
+    """Only numbers differ."""
 
     def words(tree):
         if isinstance(tree, dict):
@@ -80,7 +80,7 @@ def test_a_small_one_has_the_same_parts(name):
 
 
 def loss_of(model, batch):
-    """What a task would make of it: likelihood of random labels, or of each text's own image."""
+    """The loss of a task: likelihood of random labels, or of each text's own image."""
     losses = []
     dice = torch.Generator().manual_seed(1)
     if isinstance(getattr(model.config, "head", None), VocabularyHead):
@@ -104,8 +104,8 @@ def loss_of(model, batch):
 
 
 @every_preset
-def test_a_small_one_trains(name):
-    """The loss of a batch falls, and every parameter has a part in it."""
+def test_a_shrunk_preset_trains(name):
+    """The loss of a batch falls, and every parameter contributes to it."""
     model, batch = built(small(name)).train(), batch_for(small(name))
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
     moved, losses = set(), []
@@ -156,7 +156,7 @@ QUICK_TO_LEARN = ("transformer-tiny", "gpt2", "bert-base", "retnet-1.3b", "rwkv-
         if reads_text(name)
     ],
 )
-def test_a_small_one_learns_real_text(name):
+def test_a_shrunk_preset_learns_real_text(name):
     config = small(name)
     model, losses = built(config).train(), []
     optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
@@ -172,14 +172,14 @@ def test_a_small_one_learns_real_text(name):
 
 
 def served(tree):
-    """Where experts have a capacity, company decides who is served: without one, a token's numbers are its own."""
+    """The config without a capacity of its experts: with one, results depend on the rest of the batch."""
     if isinstance(tree, dict):
         return {key: None if key == "capacity" else served(value) for key, value in tree.items()}
     return [served(value) for value in tree] if isinstance(tree, list) else tree
 
 
 @pytest.mark.parametrize("name", [name for name in preset_names() if generates(name)])
-def test_a_small_one_says_the_same_token_by_token(name):
+def test_a_shrunk_preset_decodes_the_same_token_by_token(name):
     config = parse(Model, served(tree_of(small(name))))
     model, batch = built(config).eval(), batch_for(config)
     rows = batch.target

@@ -50,7 +50,7 @@ def test_no_other_module_uses_private_torch() -> None:
         "ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32",
     ],
 )
-def test_this_torch_has_it(name: str) -> None:
+def test_this_torch_has_every_private_api(name: str) -> None:
     """Where one is missing the fallback below runs, slower: this test names it and the version."""
     found: object = torch
     for part in name.split("."):

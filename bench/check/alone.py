@@ -1,4 +1,4 @@
-"""A part of kernels.py that is also run by itself: checks, then times on a GPU."""
+"""A part of kernels.py that can also be run alone: checks, then times on a GPU."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from allyouneed.runtime.cuda import bias_gradients
 from allyouneed.runtime.cuda.bias_gradients import ACTIVATIONS as FUSED
 from bench.check.report import LIMITS, Check, Sizes
 
-# batch, time, width, and that as heads of this width, of which keys and values have fewer
+# batch, time, width, head width; keys and values have fewer heads
 BIASES = [(2, 7, 24, 4), (3, 90, 60, 20), (1, 300, 512, 64)]
 LARGE_BIASES = [(5, 1000, 768, 64), (3, 501, 520, 40)]
 

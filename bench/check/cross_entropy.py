@@ -10,7 +10,7 @@ from allyouneed.nn.batch import IGNORE
 from allyouneed.nn.ops import cross_entropy as chunked
 from bench.check.report import LIMITS, Check, Sizes
 
-# rows, width of the logits, of which are scores
+# rows, width of the logits, number of scores in it
 ENTROPIES = [(1, 37, 37), (7, 37, 37), (3, 64, 50), (2, 16000, 16000), (5, 50304, 50304), (4, 50304, 50257)]
 LARGE_ENTROPIES = [(1000, 16000, 16000), (700, 50304, 50257), (33, 250112, 250100)]
 # tokens, vocab, width of the whole, from vectors to gradients
@@ -35,8 +35,8 @@ def check_cross_entropy(
     scores = scores if cap is None else cap * torch.tanh(scores / cap)
     options = {"ignore_index": IGNORE, "reduction": "none"}
     losses = cross_entropy(scores, labels, label_smoothing=smoothing, **options)
-    (slope,) = torch.autograd.grad(losses.sum(), [exact])
-    slope = torch.nn.functional.pad(slope, (0, width - vocab))
+    (grad,) = torch.autograd.grad(losses.sum(), [exact])
+    grad = torch.nn.functional.pad(grad, (0, width - vocab))
     found = torch.full((2, rows), torch.nan, device=check.device)
     quiet = logits.clone()
     crossentropy.cross_entropy_rows(quiet, labels, IGNORE, bias, smoothing, cap, vocab, *found, gradient=False)
@@ -48,11 +48,11 @@ def check_cross_entropy(
     kind = f"{smoothing or ''} {'capped ' if cap else ''}{'biased' if biased else ''}"
     name = f"cross-entropy {tuple(sizes)} {str(dtype)[6:]} {kind}"
     check.report(name, found, [losses, plain], LIMITS[torch.float32])
-    check.report(f"{name}, gradient", [logits], [slope], LIMITS[dtype])
+    check.report(f"{name}, gradient", [logits], [grad], LIMITS[dtype])
 
 
 def check_head(check: Check, sizes: Sizes, dtype: torch.dtype, smoothing: float, biased: bool) -> None:
-    """Of vectors, through all chunks."""
+    """The loss and gradients of a head on vectors, through all chunks."""
     tokens, vocab, width = sizes
     torch.manual_seed(tokens)
     given = [torch.randn(tokens, width), torch.randn(vocab, width) / width**0.5, torch.randn(vocab)]

@@ -60,7 +60,7 @@ def set_tiles(given: tuple[int, int] | None) -> Any:
 
 
 def completed(h: Tensor, recent: Recent, counts: Tensor) -> Tensor:
-    """The matrices after their recent tokens, so many of each row."""
+    """The matrices after the first `counts` recent tokens of each row."""
     keys, values, logs = (part.double() for part in recent)
     h, keys = h.double(), keys.repeat_interleave(h.shape[1] // keys.shape[1], 1)
     for place in range(RECENT):

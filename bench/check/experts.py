@@ -112,6 +112,6 @@ def experts(check: Check, cuda: bool) -> None:
             y = run(given, own, ends)
             torch.manual_seed(0)
             loss = (y.double() * torch.randn(y.shape).to(check.device)).sum()
-            slopes = torch.autograd.grad(loss, leaves, materialize_grads=True)
-            runs.append([y, slopes[0], torch.cat([slope.flatten() for slope in slopes[1:]])])
+            grads = torch.autograd.grad(loss, leaves, materialize_grads=True)
+            runs.append([y, grads[0], torch.cat([grad.flatten() for grad in grads[1:]])])
         check.report(f"grouped products {sizes}", *runs, LIMITS[torch.bfloat16])

@@ -25,7 +25,7 @@ LARGE_CHUNKS = [(64, 128, 1536, 128, 260, "both"), (1, 128, 1536, 128, 260, "bot
 
 
 def parts_of(module: Any, count: int, dtype: torch.dtype) -> GatedParts:
-    """Of so many positions."""
+    """The parts for `count` positions."""
     at, turns, numbers, biases = torch.arange(count, device=module.gains.device), None, None, None
     if module.rotary is not None:
         table = module.rotary.tables(at[None], torch.float32)[0][:, 0, 0]  # (2, positions, s / 2)

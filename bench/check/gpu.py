@@ -140,7 +140,7 @@ DISCRETE = ("lsh", "moe", "bit", "act")
 
 
 class Options:
-    """Of the command line."""
+    """Options of the command line."""
 
     seconds, device, tiny = 90.0, "cuda", False
     only: tuple[str, ...] = ()
@@ -320,8 +320,8 @@ class Findings:
 
 
 def side_by_side(processes: int) -> int:
-    """The same command in so many processes, each with a share of the cases; how many of them failed. A failed
-    assertion on the device ends the checks of its process alone."""
+    """Run the command in several processes, each with a share of the cases; how many of them failed. A failed assertion
+    on the device ends the checks of its process alone."""
     command = [sys.executable, *sys.argv]
     children = [
         subprocess.Popen([*command, "--processes", "1", "--part", f"{part}/{processes}"], stdout=subprocess.PIPE,

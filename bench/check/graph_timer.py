@@ -9,7 +9,7 @@ import torch
 
 
 def time_graph(run: Callable[[], Any], turns: int = 40) -> float:
-    """Of one run, as a graph that is replayed: the median of five times."""
+    """The time of one run, captured in a graph and replayed: the median of five measurements."""
     run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

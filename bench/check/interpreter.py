@@ -39,6 +39,6 @@ usual_patch = interpreter._patch_lang_tensor
 
 
 def patch_tensor(tensor: Any, scope: Any) -> None:
-    """A scalar is an array of one element there, of which numpy 2.4 makes no integer by itself."""
+    """A scalar is an array of one element there, which numpy 2.4 does not convert to an integer."""
     usual_patch(tensor, scope)
     scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())

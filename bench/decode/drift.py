@@ -199,7 +199,7 @@ def measured(subject: Subject) -> tuple[Table, list[str]]:
     plain, exact, some = subject.engine(), subject.engine(exact=True), subject.few()
     truth = decode(plain, subject, rows=1)
     script = [one or [EOS] for one in truth]
-    judge, few = scores(subject, subject.model, script, 1), script[:FEW]
+    reference, few = scores(subject, subject.model, script, 1), script[:FEW]
     spent: dict[str, float] = {}
 
     def timed(name: str, act: Callable[[], list[list[int]]]) -> list[list[int]]:
@@ -240,7 +240,7 @@ def measured(subject: Subject) -> tuple[Table, list[str]]:
     table: Table = []
     for name, by_scores, by_texts in ways:
         found = by_scores() if by_scores is not None else []
-        gaps = apart(found, judge[: len(found)]) if found else ["", ""]
+        gaps = apart(found, reference[: len(found)]) if found else ["", ""]
         tokens = by_texts() if by_texts is not None else []
         table.append([subject.name, name, *gaps, *(alike(tokens, truth[: len(tokens)]) if tokens else ["", ""])])
         print(*table[-1], sep=" | ", flush=True)

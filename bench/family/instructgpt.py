@@ -112,14 +112,14 @@ def main(folder: Path) -> None:
     both = {"train": "train.jsonl", "valid": "valid.jsonl"}
     data = {"train": "chats.jsonl"}
     train(folder, "supervised", "chat", data, 300, 0.003, model=CHAT_MODEL, tokenizer={"vocab": 330})
-    judged = train(folder, "reward", "preference", both, 250, 0.001, start=start)
+    reward_run = train(folder, "reward", "preference", both, 250, 0.001, start=start)
     train(folder, "dpo", {"kind": "dpo", "beta": 0.5}, both, 120, 0.0001, start=start)
     reward, supervised = ayn.load(folder / "reward/model"), ayn.load(start)
     options = PPOOptions(steps=60, batch=32, beta=0.3, rate=0.0003, max_length=24)
     learning = ppo(start, reward, [f"Greet {name}." for name in known], folder / "ppo/model", options)
 
     prompts = [(f"Greet {name}.", name) for name in new]
-    print(f"\nreward model: {judged.scores['valid']['accuracy']:.1f} % of held-out comparisons ordered as labelled")
+    print(f"\nreward model: {reward_run.scores['valid']['accuracy']:.1f} % of held-out comparisons ordered as labelled")
     first, last = (sum(step.reward for step in some) / 10 for some in (learning[:10], learning[-10:]))
     print(f"PPO: mean reward {first:.2f} in the first ten rounds, {last:.2f} in the last ten")
     print(f"{'':<14} score of 6   right name   divergence")
@@ -127,9 +127,9 @@ def main(folder: Path) -> None:
     drawn = [
         supervised.chat_full(p, best=BEST_OF[-1], first=n, top_p=1.0).candidates for n, (p, _) in enumerate(prompts)
     ]
-    judge = [reward.score([prompt] * len(texts), texts) for (prompt, _), texts in zip(prompts, drawn, strict=True)]
+    rewards = [reward.score([prompt] * len(texts), texts) for (prompt, _), texts in zip(prompts, drawn, strict=True)]
     for count in BEST_OF:
-        texts = [max(zip(r[:count], t[:count], strict=True))[1] for r, t in zip(judge, drawn, strict=True)]
+        texts = [max(zip(r[:count], t[:count], strict=True))[1] for r, t in zip(rewards, drawn, strict=True)]
         nats = math.log(count) - (count - 1) / count  # of best-of-n, at most (Nakano et al. 2021, appendix I)
         show("supervised" if count == 1 else f"best of {count}", texts, prompts, nats, points, "best of n")
     for name in ("dpo", "ppo"):

@@ -23,7 +23,7 @@ sys.path.append(str(Path(__file__).parents[2]))  # for bench.*
 import allyouneed as ayn
 from allyouneed.apps.browse.agent import choose
 from allyouneed.apps.browse.browser import Browser, Session
-from allyouneed.apps.browse.pages import Page
+from allyouneed.apps.browse.pages import TextPage
 from bench.family.common import CHAT_MODEL, short_run, write_chats
 
 KINDS = ("river", "colour", "animal", "street", "stone", "song")
@@ -46,7 +46,7 @@ class World:
         pages = []
         for name, facts in self.facts.items():
             lines = [f"The {kind} of {name} is {value}." for kind, value in facts.items()]
-            pages.append(Page(name, (name, *dice.sample(lines, len(lines))), f"{name}.txt"))
+            pages.append(TextPage(name, (name, *dice.sample(lines, len(lines))), f"{name}.txt"))
         self.browser = Browser(pages, lines=3, results=5)
 
     def questions(self, dice: random.Random) -> list[Fact]:

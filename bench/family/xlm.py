@@ -3,8 +3,8 @@
     python bench/family/xlm.py            # two minutes on one core; writes docs/family/pictures/xlm.svg
 
 Two languages of a small grammar with random nouns, adjectives and verbs, so that a masked word cannot be guessed from
-its own sentence. Two equal models are trained on the same pairs: one reads each sentence by itself (MLM), the other
-half of the pairs as pairs (TLM). Both then fill masked words of unseen pairs, without and with the translation.
+its own sentence. Two equal models are trained on the same pairs: one reads each sentence alone (MLM), the other half of
+the pairs as pairs (TLM). Both then fill masked words of unseen pairs, without and with the translation.
 """
 
 from __future__ import annotations

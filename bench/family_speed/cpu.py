@@ -115,7 +115,7 @@ class Decoding:
 
 
 def pretend(state: Any, context: int) -> None:
-    """As if the rows had read so many tokens: caches of that length, filled with random numbers."""
+    """Make the state look as if the rows had read `context` tokens: its caches are filled with random numbers."""
     if isinstance(state, NestedStates):
         for part in state.parts.values():
             pretend(part, context)
@@ -146,7 +146,7 @@ def pretend(state: Any, context: int) -> None:
 
 
 def noise(cache: torch.Tensor, slots: int) -> torch.Tensor:
-    """A cache like this one with so many slots. Random numbers repeat, because drawing them takes longer than steps."""
+    """A cache like this one with `slots` slots. Random numbers repeat, because drawing them takes longer than steps."""
     rows, heads, _, width = cache.shape
     some = torch.randn(rows, heads, min(slots, 1024), width)
     return some.repeat(1, 1, -(-slots // some.shape[2]), 1)[:, :, :slots].contiguous()

@@ -221,7 +221,7 @@ def measure(bench: Bench, name: str, keys: dict[str, Any]) -> None:
 
 
 def time_steps(bench: Bench, runner: GraphRunner, context: int, least: float) -> float:
-    """Seconds of a step of all rows at so many tokens of context, in runs of eight as the engine launches them."""
+    """Seconds of a step of all rows with `context` tokens read, in runs of eight as the engine launches them."""
 
     def turn() -> None:
         for _ in range(2):

@@ -82,8 +82,7 @@ def build_selective_scan(source: Path) -> None:
 
 
 def limit_configs(count: int) -> None:
-    """The peer's kernels try so many of their tile configurations instead of all, of which each takes about a second to
-    compile."""
+    """Limit the peer's kernels to `count` of their tile configurations: each takes about a second to compile."""
     from fla.layers import mamba2  # noqa: F401  # imports them
 
     for name, module in list(sys.modules.items()):

@@ -1,5 +1,5 @@
 """Tables and curves of the family benchmarks, written into result pages between marks: `<!-- name -->` and
-`<!-- /name -->`, each on a line of its own. Nobody copies figures by hand."""
+`<!-- /name -->`, each on a line of its own. No figure is copied by hand."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def share(found: float | None, base: float | None, aim: float = AIM) -> str:
 
 
 def weights(s: Sizes, name: str) -> str:
-    """Of the mixer, and of the whole model, over those with attention."""
+    """Weights of the mixer, and of the whole model, relative to those with attention."""
     mixer, whole = ratios(s, settings(s)[name])
     return f"{'–' if name == 'experts' else f'{mixer:.2f}'} / {whole:.2f}"
 

@@ -45,7 +45,7 @@ class Sizes:
 CPU = Sizes(width=256, heads=4, layers=6, hidden=704, vocab=8000, rows=(1, 16), given=16, new=144)
 TINY = Sizes(width=32, heads=4, layers=2, hidden=48, vocab=99, rows=(1, 3), given=5, new=9, long=256, segment=64)
 
-# mixers that the registry has and that do not decode by themselves (they see later tokens, or need a source)
+# mixers of the registry that cannot decode alone (they see later tokens, or need a source)
 OTHERS = {"big-bird", "longformer", "linformer", "chunked-cross", "multi-step", "synchronous", "attentive-gru",
           "pooling", "spatial-mlp", "context-attention"}  # fmt: skip
 CONSTANT = ("retention", "gated-retention", "rwkv", "performer", "infini", "mamba", "mamba2", "lstm", "gru", "s4")

@@ -74,7 +74,7 @@ SHORT = (
     "It is cold today.", "Can you help me?", "She speaks three languages.", "I am tired.", "That is a good idea.",
     "Please close the window.", "We need more time.", "How much does it cost?", "Tom is not here.", "I like music.",
 )  # fmt: skip
-SHARES = ((0.30, 1, 6), (0.45, 6, 12), (0.17, 13, 25), (0.08, 26, 60))  # of requests, with so many words
+SHARES = ((0.30, 1, 6), (0.45, 6, 12), (0.17, 13, 25), (0.08, 26, 60))  # share of requests, fewest and most words
 
 
 def sentence(random: Random) -> str:
@@ -133,7 +133,7 @@ class Server:
     def start(self, cores: Sequence[int]) -> float:
         """Seconds until the first answer."""
         began = time.perf_counter()
-        # sleeping threads: on two cores that others use as well, spinning ones slow everybody down
+        # sleeping threads: on two cores that others use as well, spinning ones slow all processes down
         environment = os.environ | {"OMP_NUM_THREADS": str(CORES), "OMP_WAIT_POLICY": "PASSIVE"}
         self.process = subprocess.Popen(self.command, stderr=subprocess.DEVNULL, env=environment)
         os.sched_setaffinity(self.process.pid, cores)

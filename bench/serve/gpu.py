@@ -76,7 +76,7 @@ PREFILL = {
     "read": "of that captured passes",
     "plain": "of that plain passes",
     "keep": "prefix cache",
-    "seat": "into slots",
+    "fill": "into slots",
     "load": "of that copies",
     "stage": "all copies of inputs",
     "replay": "all launches",
@@ -87,7 +87,7 @@ TINY += ["decoder[0].channel.hidden=16"]
 
 
 def tokenizer_of(vocab: int) -> Any:
-    """Of made-up words: detokenizing costs what it costs with a real one."""
+    """A tokenizer of made-up words: detokenizing costs what it costs with a real one."""
     random = Random(0)
     words = ["".join(random.choices("etaoinshrdlu", k=random.randint(2, 9))) for _ in range(2 * vocab)]
     lines = [" ".join(words[n : n + 50] * 2) for n in range(0, len(words), 50)]
@@ -128,7 +128,7 @@ def engine_speed(folder: Folder, clients: int, rounds: int) -> float:
 
 
 class Server:
-    """`allyouneed serve`, with so many API processes; 0: all in one process."""
+    """`allyouneed serve` with `api` API processes; 0: all in one process."""
 
     def __init__(self, folder: Path, rows: int, api: int, given: argparse.Namespace) -> None:
         self.port, self.api, self.rows = free_port(), api, rows

@@ -33,7 +33,7 @@ class Call:
 
 @dataclass
 class Job:
-    """`clients`: of a closed loop; 0: open loop. `give_up`: stop sending when so many requests are unanswered. `keep`:
+    """`clients`: of a closed loop; 0: open loop. `give_up`: unanswered requests at which to stop sending. `keep`:
     return bodies. `drain`: seconds to wait for answers after the last request was due."""
 
     port: int

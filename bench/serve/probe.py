@@ -29,7 +29,7 @@ spans: deque[tuple[str, Any, Any]] = deque()  # on the device: what, and events 
 
 
 def environment(folder: Path, fake_step_ms: float | None, profile: bool) -> dict[str, str]:
-    """Of processes that are to be measured."""
+    """The environment of processes that are to be measured."""
     (folder / "sitecustomize.py").write_text(f"import sys\nsys.path.append({str(ROOT)!r})\nimport bench.serve.probe\n")
     found = {"SERVE_PROBE": str(folder), "PYTHONPATH": os.pathsep.join([str(folder), *sys.path[1:]])}
     found |= {} if fake_step_ms is None else {"SERVE_FAKE_STEP_MS": str(fake_step_ms)}
@@ -68,7 +68,7 @@ def patch_engine() -> None:
     from allyouneed.infer.block_manager import BlockManager
     from allyouneed.infer.cuda_graph.paged_prefill import PagedPrefill
     from allyouneed.infer.cuda_graph.prefill import InputGraph, PrefillRunner
-    from allyouneed.infer.cuda_graph.runner import GraphRunner, Run
+    from allyouneed.infer.cuda_graph.runner import GraphRunner, LaunchedSteps
     from allyouneed.infer.cuda_graph.scheduler_slots import SchedulerSlots
     from allyouneed.infer.cuda_graph.slot_loader import SlotLoader
     from allyouneed.infer.model_runner import ModelRunner
@@ -77,7 +77,7 @@ def patch_engine() -> None:
 
     if "SERVE_FAKE_STEP_MS" in os.environ:
         fake_steps(float(os.environ["SERVE_FAKE_STEP_MS"]) / 1000)
-    timed(Run, "wait", "wait")
+    timed(LaunchedSteps, "wait", "wait")
     timed(GraphRunner, "launch", "launch")
     timed(GraphRunner, "collect", "collect")
     timed(Scheduler, "_admit", "admit")
@@ -88,7 +88,7 @@ def patch_engine() -> None:
     timed(InputGraph, "write", "stage")
     timed(InputGraph, "launch", "replay")
     timed(BlockManager, "keep_prefixes", "keep")
-    timed(SchedulerSlots, "add", "seat")
+    timed(SchedulerSlots, "add", "fill")
     timed(GraphRunner, "add", "load")
     timed(SlotLoader, "load", "load")
     for owner, name in (
@@ -170,7 +170,7 @@ def on_device(owner: Any, name: str, key: str) -> None:
 
 
 def add_spans() -> None:
-    """Of what the device has finished."""
+    """Add the times of what the device has finished to the totals."""
     while spans and spans[0][2].query():
         key, begin, end = spans.popleft()
         totals[key] = totals.get(key, 0.0) + begin.elapsed_time(end) / 1000
@@ -193,7 +193,7 @@ def fake_steps(seconds: float) -> None:
 
     from allyouneed.infer.cuda_graph.paged_prefill import PagedPrefill
     from allyouneed.infer.cuda_graph.prefill import InputGraph
-    from allyouneed.infer.cuda_graph.runner import GraphRunner, GraphRunnerCache, Run
+    from allyouneed.infer.cuda_graph.runner import GraphRunner, GraphRunnerCache, LaunchedSteps
     from allyouneed.infer.cuda_graph.slot_loader import SlotLoader
 
     busy = [0.0]  # until then
@@ -205,10 +205,10 @@ def fake_steps(seconds: float) -> None:
         def synchronize(self) -> None:
             time.sleep(max(0.0, self.at - time.perf_counter()))
 
-    def launch(self: Any, count: int) -> Run:
+    def launch(self: Any, count: int) -> LaunchedSteps:
         record = torch.randint(10, 300, self.search.record[:count].shape).float()
         self.steps += count
-        run = Run(self.steps - count, record)
+        run = LaunchedSteps(self.steps - count, record)
         run.copied = Event(count)  # type: ignore[assignment]
         return run
 

@@ -24,7 +24,7 @@ from random import Random
 from types import SimpleNamespace
 
 from allyouneed.infer.cuda_graph.device_search import RUN_STEPS
-from allyouneed.infer.cuda_graph.paged_prefill import Chunk, plan
+from allyouneed.infer.cuda_graph.paged_prefill import PrefillChunk, plan
 from allyouneed.infer.cuda_graph.runner import JOIN_STEPS
 from allyouneed.infer.scheduling import admission
 
@@ -44,13 +44,13 @@ def step_time(rows: int) -> float:
 
 
 def prefill_time(rows: int, most: int) -> float:
-    chunks = [Chunk(row, 0, PROMPT) for row in range(rows)]
+    chunks = [PrefillChunk(row, 0, PROMPT) for row in range(rows)]
     return sum(PASS + max(PASS_FLOOR, TOKEN * size.rows * size.tokens) for _, size in plan(chunks, most))
 
 
 @dataclass
 class Queue:
-    """Of so many servers."""
+    """Requests that wait for one of several servers."""
 
     servers: int
     free: list[float] = field(default_factory=list)
@@ -156,7 +156,7 @@ def simulate(clients: int, copies: float, length: Callable[[int, int], int]) -> 
 
 
 def bounds(given: list[int]) -> Iterator[int]:
-    """Of postponed prefills, set while the caller uses one."""
+    """Each bound on postponed prefills in turn, set while the caller uses it."""
     before = admission.POSTPONED
     for bound in given:
         admission.POSTPONED = bound

@@ -1,4 +1,4 @@
-"""Soak test of `allyouneed serve`: many clients, some of which leave or are killed; then SIGTERM under load.
+"""Soak test of `allyouneed serve`: many clients, some leaving or killed; then SIGTERM under load.
 
     python bench/serve/soak.py                          # 200 clients, 2 minutes
     python bench/serve/soak.py --write                  # and write the section "Soak" of docs/results/serving.md

@@ -137,7 +137,7 @@ class Trained:
 
 
 class Layers:
-    """One linear map (width, 4 · width) by itself."""
+    """A single linear map (width, 4 · width)."""
 
     def __init__(self, given: argparse.Namespace) -> None:
         self.device, self.widths = given.device, (32,) if given.tiny else (512, 768, 1024, 2048, 4096)

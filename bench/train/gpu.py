@@ -12,7 +12,7 @@ reads packed rows through the product's own feed. Counted are real target tokens
 gpt2: 124M parameters, rows of 1,024 tokens without dropout. The peer is a plain GPT written as nanoGPT is (fused
 qkv, SDPA, vocabulary 50,304, bf16 autocast, fused AdamW), compiled whole.
 same: no speed; that updates replayed as a CUDA graph are those that are written, with and without our fusions.
-kernels: our kernels by themselves, cut in several ways: cross-entropy of a chunk of logits, besides by what the
+kernels: our kernels alone, cut in several ways: cross-entropy of a chunk of logits, besides by what the
 compiler makes of the definition, and the backward passes that read once (runtime/cuda/fused_backward.py).
 session: all of them in one call; they compile side by side and measure one after another (session.py).
 
@@ -32,7 +32,7 @@ compilation for shapes that change does not end. Each of its layers and its loss
 last of them are left out of its data, which favours it.
 
 Several of these runs may compile side by side and measure one after another: `--meet FOLDER N` lets N of them wait for
-each other before the first measures, and then for whoever is measuring.
+each other before the first measures, and then for the one that is measuring.
 """
 
 from __future__ import annotations

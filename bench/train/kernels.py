@@ -1,5 +1,5 @@
-"""Kernels of training by themselves, cut in several ways (gpu.py kernels); the first way of each should be the
-fastest. Reading everything once and writing it once is the least that can be done."""
+"""Kernels of training alone, cut in several ways (gpu.py kernels); the first way of each should be the fastest. Reading
+everything once and writing it once is the least that can be done."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def families(wide: bool) -> list[Family]:
     rows, vocab, tokens, width = 8192, 50304, 32 * 1024, 768
     logits, labels = drawn(rows, vocab), torch.randint(0, vocab, (rows,), device=DEVICE)
     losses = torch.empty(2, rows, device=DEVICE)
-    judge = partial(crossentropy.cross_entropy_rows, logits, labels, IGNORE, None, 0.0, None, vocab, *losses)
+    cross_entropy = partial(crossentropy.cross_entropy_rows, logits, labels, IGNORE, None, 0.0, None, vocab, *losses)
     x, gradient = drawn(tokens, 4 * width), drawn(tokens, 4 * width)
     heads = [drawn(32, 1024, 12, 64).transpose(1, 2) for _ in range(3)]
     stream = [drawn(tokens, width) for _ in range(3)]
@@ -100,7 +100,7 @@ def families(wide: bool) -> list[Family]:
     ahead, back = [(64, 4), (128, 4), (128, 8), (32, 4)], [(32, 4), (32, 8), (64, 8), (128, 8), (16, 4)]
     qkv = drawn(192, 128, 3 * width)
     return [
-        Family("cross-entropy", crossentropy, "SPLIT", cuts, 2 * logits.nbytes, judge),
+        Family("cross-entropy", crossentropy, "SPLIT", cuts, 2 * logits.nbytes, cross_entropy),
         Family("GELU backward", fused_backward, "ACTIVATION", squares, 3 * x.nbytes, slope),
         Family("merge heads", fused_backward, "MERGE", squares, 6 * heads[0].nbytes, merge),
         Family("layer norm backward", fused_backward, "LAYER_NORM", whole, 4 * stream[0].nbytes, norm),

@@ -37,13 +37,13 @@ class TorchTransformer(nn.Module):
     def compiled(self) -> TorchTransformer:
         for layer in [*self.core.encoder.layers, *self.core.decoder.layers]:
             layer.compile(dynamic=False)
-        self.embed, self.judge = torch.compile(self.embed, dynamic=False), torch.compile(self.judge, dynamic=False)
+        self.embed, self.loss_of = torch.compile(self.embed, dynamic=False), torch.compile(self.loss_of, dynamic=False)
         return self
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.dropout(self.tokens(tokens) * math.sqrt(self.width) + self.table[: tokens.shape[1]])
 
-    def judge(self, hidden: Tensor, labels: Tensor) -> Tensor:
+    def loss_of(self, hidden: Tensor, labels: Tensor) -> Tensor:
         logits = (hidden @ self.tokens.weight.T.to(hidden.dtype)).flatten(0, 1).float()
         return cross_entropy(logits, labels.flatten(), ignore_index=IGNORE, label_smoothing=SMOOTHING, reduction="sum")
 
@@ -58,7 +58,7 @@ class TorchTransformer(nn.Module):
             memory_key_padding_mask=source_pad,
             tgt_is_causal=True,
         )
-        return self.judge(hidden, labels)
+        return self.loss_of(hidden, labels)
 
 
 class Bucketed:

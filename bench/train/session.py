@@ -28,7 +28,7 @@ def session(script: Path, given: argparse.Namespace) -> None:
             jobs["translation"] = ["translation", "--pairs", given.pairs, "--steps", "40", "--turns", "3", "--profile"]
         meeting = folder / "meeting"
         meeting.mkdir()
-        # `same` measures nothing, so nobody waits for it
+        # `same` measures nothing, so no other job waits for it
         waits = ["--meet", str(meeting), str(len(jobs) - 1), "--patience", str(given.limit * 0.7)]
         children: dict[str, subprocess.Popen[str]] = {}
         # each of them would compile with as many processes as there are cores

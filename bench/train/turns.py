@@ -50,7 +50,7 @@ class Runner:
 
 @contextmanager
 def measuring(given: argparse.Namespace) -> Iterator[None]:
-    """When all who compile are done, and nobody else measures."""
+    """Wait until all have compiled and no other process measures."""
     if given.meet is None:
         yield
         return

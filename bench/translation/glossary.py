@@ -5,7 +5,7 @@
 
 `--pairs`: source and reference; `--terms`: a term and its translation in each line, such as a dictionary. `--reverse`:
 the columns of both files the other way round. A sentence is used if it has a term, and its reference the translation.
-`--invented`: made-up translations in place of the dictionary's, which no model would choose by itself.
+`--invented`: made-up translations in place of the dictionary's, which no model would choose unprompted.
 
 Four ways are compared: no glossary; a stand-in for every term; marked terms (the model alone); marked terms, and forced
 decoding where a translation is missing (what `glossary=` does for a model that was trained with marked terms).
@@ -62,7 +62,7 @@ def read_pairs(path: Path, reverse: bool) -> Iterator[tuple[str, str]]:
 
 
 def find_cases(pairs: list[tuple[str, str]], terms: list[tuple[str, str]], limit: int) -> list[Case]:
-    """Sentences with terms, of which the reference has the translation."""
+    """Sentences with terms whose translation is in the reference."""
     known: dict[str, list[str]] = {}
     for term, translation in terms:
         shortest = 2 if HAN.match(term) else SHORTEST

@@ -14,7 +14,7 @@ recipes/multi30k-en-de.yaml, then scores every test set twice:
 `--moses` trains on text prepared as the anchor's: tokenized by Moses and in lower case. `--seeds` trains one model per
 seed and prints the mean. `--teachers` is data diversification (Nguyen et al. 2020, "Data Diversification: A Simple
 Strategy For Neural Machine Translation"): for each of these seeds a model of either direction translates the training
-text, and the models of `--seeds` learn from the real pairs and from theirs. `--together` trains so many at once: a GPU
+text, and the models of `--seeds` learn from the real pairs and from theirs. `--together` trains several at once: a GPU
 is far from full with one.
 """
 

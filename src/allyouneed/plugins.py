@@ -194,7 +194,7 @@ def _entry_points(kind: str) -> Iterable[EntryPoint]:
 
 
 def required_by(parts: Iterable[Any]) -> list[dict[str, Any]]:
-    """For config.json: the plugins that define some of these parts. A part of an interactive session has no file."""
+    """The plugins, for config.json, that define some of these parts. A part of an interactive session has no file."""
     records: dict[str, dict[str, Any]] = {}
     for part in parts:
         slot, kind, module = getattr(part, "slot", ""), getattr(part, "kind", None), type(part).__module__

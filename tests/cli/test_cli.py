@@ -110,7 +110,7 @@ def test_help_and_import_are_quick_because_they_load_nothing_heavy():
     assert found.stdout.splitlines()[-1] == "heavy: set()", found.stderr
 
 
-def test_version(ask):
+def test_the_version_is_printed(ask):
     assert ask("--version").out == f"allyouneed {ayn.__version__}\n"
 
 

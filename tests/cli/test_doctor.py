@@ -17,7 +17,7 @@ def run(*args: str) -> int:
     return int(stopped.value.code or 0)
 
 
-def test_it_lists_everything_and_succeeds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_lists_everything_and_succeeds(capsys: pytest.CaptureFixture[str]) -> None:
     assert run() == 0
     text = capsys.readouterr().out
     for name in (

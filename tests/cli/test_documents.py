@@ -1,4 +1,4 @@
-"""`translate --format` with files and folders: nothing is lost on the way, and nothing is translated twice."""
+"""`translate --format` with files and folders: nothing is lost, and nothing is translated twice."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_kill_at_the_end_loses_nothing(tmp_path: Path, moment: str, monkeypatc
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "b.html"]
 
 
-def test_a_folder_of_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_document_of_a_folder_is_translated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, target = tmp_path / "in", tmp_path / "out"
     (folder / "sub").mkdir(parents=True)
     (folder / "a.html").write_text(PAGE)

@@ -133,7 +133,7 @@ def test_a_plugin_that_cannot_be_used_is_one_message(content: str | None, messag
     assert "bad_part.py" in found.stderr
 
 
-def test_names_of_plugins_in_python(tmp_path: Path) -> None:
+def test_plugins_are_loaded_by_module_name_or_path(tmp_path: Path) -> None:
     for source, message in [
         ("no_such_module_of_parts", "no such module"),
         (tmp_path / "nowhere.py", "no such plugin file"),

@@ -1,5 +1,5 @@
-"""Promises about files that are written line by line: in order, nothing lost, nothing twice, whoever is killed when;
-little memory; and a message for whatever stands in the way."""
+"""Promises about files that are written line by line: in order, nothing lost, nothing twice, whichever process is
+killed and when; little memory; and a message for every obstacle."""
 
 from __future__ import annotations
 
@@ -97,7 +97,9 @@ def test_resuming_after_a_kill_at_any_moment_gives_the_same_file(
 
 
 @pytest.mark.parametrize("suffix", [".txt", ".gz", ".zst"])
-def test_killed_again_and_again(book: Path, out: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
+def test_a_run_killed_repeatedly_loses_nothing(
+    book: Path, out: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
     out = out.with_name("out" + suffix)
     expected = truth(book, out.parent)
     killer, dice, kills = Killer(monkeypatch), random.Random(5), 0
@@ -260,7 +262,7 @@ def test_an_existing_file_is_not_replaced_without_force(book: Path, out: Path) -
     assert out.read_bytes() == truth(book, out.parent)
 
 
-def test_a_file_created_by_another_process_meanwhile(book: Path, half: Path) -> None:
+def test_a_file_created_meanwhile_by_another_process_is_not_replaced(book: Path, half: Path) -> None:
     use = shout()
 
     def ask(asked: list[str], first: int) -> Any:
@@ -410,7 +412,7 @@ def test_progress_is_reported_without_a_terminal(
 
 
 def peak(folder: Path, lines: int) -> int:
-    """Bytes that Python held at most while a file of so many lines was written."""
+    """The most bytes that Python held while a file of `lines` lines was written."""
     book, out = folder / "long.txt", folder / "long.out"
     with book.open("w") as file:
         file.writelines(f"line {n} of very many that are not held at a time\n" for n in range(lines))
@@ -627,5 +629,5 @@ def test_a_killed_process_loses_and_repeats_no_line(model: Path, dates: Path) ->
 
 
 @pytest.mark.slow
-def test_a_process_killed_very_often(model: Path, dates: Path) -> None:
+def test_a_process_killed_very_often_loses_and_repeats_no_line(model: Path, dates: Path) -> None:
     assert killed(model, dates, 12) >= 12

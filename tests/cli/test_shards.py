@@ -1,4 +1,4 @@
-"""Promises about one job on many machines: every line once, in order, whoever is killed or started again when."""
+"""Promises about one job on many machines: every line once, in order, whichever shard is killed or restarted."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_joined_shards_are_the_output_of_the_whole_job(book: Path, out: Path, co
     assert names == [Shard(n, count).output(out).name for n in range(1, count + 1)], "in order of their names"
 
 
-def test_names() -> None:
+def test_shard_files_are_named_by_their_number() -> None:
     assert Shard(3, 12).output(Path("a/book.de.txt")) == Path("a/book.de.03-of-12.txt")
     assert Shard(3, 4).output(Path("book.txt.gz")) == Path("book.3-of-4.txt.gz")
     assert Shard(3, 4).output(Path("book")) == Path("book.3-of-4")

@@ -27,7 +27,7 @@ def tokenizer() -> Tokenizer:
     return train(TokenizerConfig(vocab=330), TEXTS)
 
 
-def test_without_dropout_it_is_the_tokenizer(tokenizer: Tokenizer) -> None:
+def test_without_dropout_the_merges_are_those_of_the_tokenizer(tokenizer: Tokenizer) -> None:
     plain = BPEDropout(tokenizer._inner, 0.0)
     for text in [*TEXTS, "Unknown wörds, 新词 and 123 numbers"]:
         assert plain.encode(text, 1) == tokenizer.encode(text)
@@ -60,7 +60,7 @@ def test_an_epoch_reads_one_segmentation_of_each_pair(tokenizer: Tokenizer, tmp_
     assert len(store) == 4 and store.weights is not None and store.weights.tolist() == [0.25] * 4
 
 
-def test_errors(tokenizer: Tokenizer) -> None:
+def test_bpe_dropout_is_refused_where_it_does_not_apply(tokenizer: Tokenizer) -> None:
     with pytest.raises(ValueError, match="set 'bpe_dropout' as well"):
         PairFiles(path="a.tsv", segmentations=4)
     tree: Any = {

@@ -51,7 +51,7 @@ def test_a_date_is_written_as_people_write_it(form: str) -> None:
         (datetime.date(2000, 5, 21), "May the twenty-first, 2000"),
     ],
 )
-def test_the_irregular_ones_are_right(date: datetime.date, form: str) -> None:
+def test_irregular_dates_are_written_correctly(date: datetime.date, form: str) -> None:
     assert form in dates.forms(date)
 
 
@@ -99,7 +99,7 @@ def test_written_files_are_read_by_the_readers(tmp_path: Path) -> None:
         assert report.broken == 0
 
 
-def test_weekdays_are_true() -> None:
+def test_weekdays_match_their_dates() -> None:
     rng = random.Random(0)
     for _ in range(200):
         date = datetime.date(1900, 1, 1) + datetime.timedelta(rng.randrange(73_049))

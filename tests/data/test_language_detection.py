@@ -46,7 +46,7 @@ def test_confident_detection_needs_a_margin(detector: LanguageDetector) -> None:
     assert detector.detect("in", confident=True) is None
 
 
-def test_it_is_the_same_after_a_file(detector: LanguageDetector, tmp_path: Path) -> None:
+def test_a_saved_detector_gives_the_same_results(detector: LanguageDetector, tmp_path: Path) -> None:
     detector.save(tmp_path / "languages.json")
     found = LanguageDetector.load(tmp_path / "languages.json")
     assert (found.languages, found.scores) == (detector.languages, detector.scores)

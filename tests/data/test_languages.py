@@ -43,7 +43,7 @@ def test_script_and_region_select_among_several(name: str, found: list[str]) -> 
     assert find(name, ["eng_Latn", "por_Latn", "zho_Hans", "zho_Hant"]) == found
 
 
-def test_a_models_own_code_wins_whatever_it_means_elsewhere() -> None:
+def test_a_models_own_code_wins_over_its_usual_meaning() -> None:
     assert resolve("cy", ["cy", "gr", "la"]) == "cy"  # Cyrillic letters in some toy model; ISO's Welsh
     assert resolve("GR", ["cy", "gr", "la"]) == "gr"
     assert find("zh-TW", ["zh_CN"]) == []  # another script

@@ -190,7 +190,7 @@ def test_lists_of_unequal_length_are_refused(engine: Engine) -> None:
         engine.generate([[3], [4]], prefix=[[5]])
 
 
-def test_attention_says_who_looked_at_whom(engine: Engine, sources: list[list[int]]) -> None:
+def test_cross_attention_shows_which_source_tokens_were_read(engine: Engine, sources: list[list[int]]) -> None:
     model: Any = engine.model
     targets = [[BOS, 5, 6], [BOS, 7]]
     found = cross_attention(model, sources[:2], targets, PAD)

@@ -76,7 +76,7 @@ def request(kind: str, text: list[int], decoding: Decoding, key: int) -> Request
 
 
 def decode_alone(kind: str, text: list[int], decoding: Decoding, key: int) -> list[Any]:
-    """What the fast way says to one who asks alone: exact is not another arithmetic."""
+    """The answer of the fast path to a single request: `exact` uses the same arithmetic."""
     engine = engine_of(kind, exact=False)
     if kind == "translator":
         return bits(engine.generate([text], decoding, sample_keys=[[key]])[0])
@@ -90,7 +90,9 @@ few = settings(max_examples=4, deadline=None)
 @pytest.mark.parametrize("kind", KINDS)
 @few
 @given(texts, st.sampled_from(DECODINGS), st.integers(0, 6))
-def test_alone_and_together(kind: str, texts: list[list[int]], decoding: Decoding, one: int) -> None:
+def test_a_request_gets_the_same_bits_alone_and_in_a_batch(
+    kind: str, texts: list[list[int]], decoding: Decoding, one: int
+) -> None:
     engine, one = engine_of(kind), one % len(texts)
     together = (
         engine.generate(texts, decoding)
@@ -103,7 +105,7 @@ def test_alone_and_together(kind: str, texts: list[list[int]], decoding: Decodin
 @pytest.mark.parametrize("kind", KINDS)
 @few
 @given(texts, st.lists(st.sampled_from(DECODINGS), min_size=7, max_size=7), st.integers(3, 12), st.integers(1, 64))
-def test_while_other_requests_come_and_go(
+def test_a_request_gets_the_same_bits_while_others_come_and_go(
     kind: str, texts: list[list[int]], ways: list[Decoding], rows: int, budget: int
 ) -> None:
     """Mixed methods, some admitted while others decode, and more requests than slots."""
@@ -119,8 +121,8 @@ def test_while_other_requests_come_and_go(
 
 
 @pytest.mark.parametrize("kind", ["rotary", "retention", "translator"])
-def test_without_it_last_bits_change(kind: str) -> None:
-    """Otherwise these tests would show nothing."""
+def test_without_exact_the_last_bits_depend_on_the_batch(kind: str) -> None:
+    """The tests above can fail."""
     engine = engine_of(kind, exact=False)
     cases = [[*range(3, 3 + 5 * n)] for n in range(1, 8)]
     together = (
@@ -134,19 +136,19 @@ def test_without_it_last_bits_change(kind: str) -> None:
     )
 
 
-def test_speculative_decoding_too() -> None:
+def test_speculative_decoding_is_exact_too() -> None:
     engine, cases = engine_of("rotary"), [[BOS, *[5, 6, 7] * n] for n in range(1, 6)]
     together = engine.complete(cases, DECODINGS[0], draft=PromptLookup())
     for key, prompt in enumerate(cases):
         assert bits(engine.complete([prompt], DECODINGS[0], first=key, draft=PromptLookup())[0]) == bits(together[key])
 
 
-def test_not_with_a_pool() -> None:
+def test_exact_is_refused_with_a_pool() -> None:
     with pytest.raises(UserError, match="exact and pool are exclusive"):
         Scheduler(engine_of("rotary"), pool=BlockPool(9))
 
 
-def test_models_that_are_loaded(tokenizer: Tokenizer) -> None:
+def test_loaded_models_can_decode_exactly(tokenizer: Tokenizer) -> None:
     torch.manual_seed(0)
     layer = {"wiring": "pre-norm", "mixer": MIXERS["rotary"], "channel": FFN}
     model: Any = ayn.build({"kind": "decoder", "vocab": tokenizer.size, "width": 64, "decoder": [layer]}).eval()

@@ -1,5 +1,6 @@
-"""Faults stay where they belong. Callbacks that raise, model passes that fail and Ctrl-C at any line: whoever is
-answered gets the answer it gets alone, everybody is told, every block is released, and the scheduler goes on."""
+"""Faults stay where they belong. Callbacks that raise, model passes that fail and Ctrl-C at any line: each answered
+request gets the answer it gets alone, every caller gets a result or an error, all blocks are released, and the
+scheduler goes on."""
 
 from __future__ import annotations
 
@@ -378,7 +379,7 @@ def offline_calls(engine: Engine, sources: bool, **more: Any) -> list[Callable[[
 
 
 def check_offline(kind: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every call either is interrupted or gives the answer it gives undisturbed."""
+    """Every call is interrupted or gives the answer it gives without faults."""
     sources, dice = kind == "encoder-decoder", Random(3)
     if kind == "slots":
         monkeypatch.setattr(ModelRunner, "captures", True)

@@ -1,4 +1,4 @@
-"""Images and sounds in prompts: in whatever company and chunks they are prefilled, a request decodes as alone."""
+"""Images and sounds in prompts: whatever the batch and the chunks of the prefill, a request decodes as alone."""
 
 import pytest
 import torch
@@ -91,7 +91,7 @@ def test_every_way_of_prefilling_gives_the_tokens_of_whole_passes(engine):
         assert [state.hypotheses[0].tokens for state in states] == expected
 
 
-def test_beams_and_streams(engine):
+def test_beams_and_streams_read_media(engine):
     beams = Decoding(beam=3, max_length=5)
     together = engine.decode(REQUESTS, beams)
     for given, found in zip(REQUESTS, together, strict=True):

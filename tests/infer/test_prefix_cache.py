@@ -169,7 +169,7 @@ def test_twenty_thousand_requests_release_every_block() -> None:
 
 @pytest.mark.parametrize("pages", [True, False])
 def test_equal_prompts_are_prefilled_once(pages: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever they are decoded by, and also if some of them are cancelled meanwhile."""
+    """With any decoding options, also if some of them are cancelled meanwhile."""
     engine = engine_of(decoder_model())
     scheduler = Scheduler(engine, rows=40, budget=6, pool=BlockPool(200, size=4) if pages else None)
     read, prefill = [], engine.prefill_chunk

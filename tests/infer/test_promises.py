@@ -1,4 +1,4 @@
-"""What decoding guarantees, whatever the model and the size of the input."""
+"""What decoding guarantees for any model and any size of the input."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def writes(tokenizer: Tokenizer, request: pytest.FixtureRequest) -> Asks:
 # --- inputs --------------------------------------------------------------------------------------------------
 
 
-def test_nothing_and_one_and_an_empty_text(writes: Asks) -> None:
+def test_empty_lists_single_texts_and_empty_texts_are_answered(writes: Asks) -> None:
     assert writes([], max_length=5) == []
     (one,) = writes(["the cat"], max_length=5)
     assert writes("the cat", max_length=5) == one  # type: ignore[comparison-overlap]
@@ -127,14 +127,14 @@ def test_a_huge_word_is_translated_in_parts_and_joined(
 # --- decoding options ------------------------------------------------------------------------------------
 
 
-def test_a_beam_wider_than_the_vocabulary(writes: Asks, tokenizer: Tokenizer) -> None:
+def test_a_beam_wider_than_the_vocabulary_works(writes: Asks, tokenizer: Tokenizer) -> None:
     wide = tokenizer.size + 50
     assert writes(["the cat"], method="beam", beam=wide, max_length=2) == writes(
         ["the cat"], method="beam", beam=tokenizer.size, max_length=2
     )
 
 
-def test_a_stop_string_across_tokens(tokenizer: Tokenizer) -> None:
+def test_a_stop_string_is_found_across_tokens(tokenizer: Tokenizer) -> None:
     generate, decoding = (
         uses(tokenizer)["generate"],
         {"method": "sample", "seed": 1, "max_length": 40, "temperature": 1.5},
@@ -205,7 +205,7 @@ def test_every_mixer_keeps_every_promise(name: str) -> None:
 
 
 class Ends:
-    """Stops at any two tokens of which the second is this one."""
+    """Stops at any two tokens whose second is this one."""
 
     reach = 2
 
@@ -219,7 +219,7 @@ class Ends:
 # --- many at once ---------------------------------------------------------------------------------------------------
 
 
-def test_ten_thousand_at_once_in_a_small_pool() -> None:
+def test_ten_thousand_requests_at_once_fit_a_small_pool() -> None:
     engine, dice = engine_of(decoder_model(vocab=23)), Random(0)
     kinds = [[BOS, *(dice.randrange(3, 23) for _ in range(dice.randrange(6)))] for _ in range(20)]
     decoding = Decoding(method="greedy", max_length=2)

@@ -182,7 +182,7 @@ def test_a_bidirectional_prompt_is_prefilled_whole() -> None:
 # --- submitting --------------------------------------------------------------------------------------------------
 
 
-def test_nothing_to_do() -> None:
+def test_a_step_without_requests_does_nothing() -> None:
     scheduler = Scheduler(Engine(random_model(), BOS, EOS, PAD))
     assert scheduler.idle
     scheduler.run()
@@ -214,7 +214,7 @@ def test_an_invalid_request_is_refused_and_others_are_unaffected(
     assert tokens_of(other) == decode_alone(limited, [BOS, 5], GREEDY)
 
 
-def test_a_beam_wider_than_the_vocabulary() -> None:
+def test_a_beam_wider_than_the_vocabulary_works() -> None:
     engine = Engine(decoder_model(vocab=5), BOS, EOS, PAD, forbidden=[PAD, BOS])
     scheduler = Scheduler(engine, rows=20)
     wide = Decoding(beam=16, best=16, max_length=2)
@@ -225,7 +225,7 @@ def test_a_beam_wider_than_the_vocabulary() -> None:
     )
 
 
-def test_stop_strings_across_token_boundaries(tokenizer: Tokenizer) -> None:
+def test_stop_strings_are_found_across_token_boundaries(tokenizer: Tokenizer) -> None:
     engine = Engine(
         decoder_model(vocab=tokenizer.size), tokenizer.bos, tokenizer.eos, tokenizer.pad, tokenizer.specials
     )
@@ -341,7 +341,9 @@ def test_a_client_with_many_requests_does_not_delay_others(decoder_engine: Engin
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 5])
 @pytest.mark.parametrize("decoding", DECODINGS)
-def test_cancelled_in_the_middle(decoder_engine: Engine, steps: int, decoding: Decoding) -> None:
+def test_a_cancelled_request_leaves_the_others_unaffected(
+    decoder_engine: Engine, steps: int, decoding: Decoding
+) -> None:
     scheduler = Scheduler(decoder_engine, rows=16, budget=4)
     cases = prompts(6, seed=3)
     states = [submit(scheduler, prompt, decoding, n) for n, prompt in enumerate(cases)]
@@ -425,10 +427,10 @@ def busy_scheduler() -> Scheduler:
     return Scheduler(engine, rows=48, budget=96, memory=2_000_000)
 
 
-def test_hundreds_of_requests() -> None:
+def test_hundreds_of_requests_get_the_answers_they_get_alone() -> None:
     soak(busy_scheduler(), 500, seed=1, begins=[[BOS]], rare=0.15, most=12)
 
 
 @pytest.mark.slow
-def test_twenty_thousand_requests() -> None:
+def test_twenty_thousand_requests_get_the_answers_they_get_alone() -> None:
     soak(busy_scheduler(), 20_000, seed=2, begins=[[BOS]], rare=0.15, most=12)

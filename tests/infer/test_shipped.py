@@ -76,7 +76,7 @@ MANUAL = """- Please open https://example.com/a?b=1 and read `README.md` first.
 
 
 @pytest.mark.parametrize("to", ["de", "fr", "zh"])
-def test_spans_survive(model, to):
+def test_protected_spans_are_kept(model, to):
     found = model.translate(MANUAL, to, from_="en")
     for span in (
         "- ",
@@ -94,7 +94,7 @@ def test_spans_survive(model, to):
     assert " 👍\n" in found and "900" in found and "/usr/local/bin" in found and "\ufffd" not in found
 
 
-def test_a_file_keeps_its_code_and_its_doubts_are_counted(tmp_path: Path, capsys):
+def test_a_file_keeps_its_code_and_notes_are_counted(tmp_path: Path, capsys):
     doubtful = "The mome raths outgrabe all mimsy borogoves."
     lines = ["- Where is the `station`?", "```python", "print('Hello')", "```", doubtful]
     (tmp_path / "in.md").write_text("\n".join(lines) + "\n")

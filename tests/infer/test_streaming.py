@@ -149,7 +149,7 @@ def test_the_earliest_stop_string_counts_and_a_partial_one_is_held_back(tokenize
     )
 
 
-def test_each_row_stops_by_itself(generator: Generator) -> None:
+def test_each_row_stops_independently(generator: Generator) -> None:
     prompts = ["the cat", "a dog", "", "你好"]
     options = DECODINGS["sample"]
     free = generator.generate(prompts, **options)
@@ -208,7 +208,7 @@ def inner(kind: str) -> Tokenizer:
 @pytest.mark.parametrize("kind", ["pieces with bytes", "pieces", "words"])
 @settings(max_examples=80, deadline=None)
 @given(st.data())
-def test_other_tokenizers_too(kind: str, data: st.DataObject) -> None:
+def test_other_tokenizers_stream_whole_words(kind: str, data: st.DataObject) -> None:
     """Spaces between words appear where they belong."""
     tokenizer: Any = inner(kind)
     size = 6 if kind == "pieces with bytes" else 7

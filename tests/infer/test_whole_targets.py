@@ -29,7 +29,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Models with random weights, decisive ones."""
+    """Models with random weights and decisive logits."""
     tokenizer, found = tiny_tokenizer(masked=True), {}
     for name, (model, task) in KINDS.items():
         torch.manual_seed(4)

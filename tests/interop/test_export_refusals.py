@@ -1,4 +1,4 @@
-"""What a family of decoders cannot say of a model of ours is refused by name, all of it at once."""
+"""Whatever a family of decoders cannot express is refused by name, all of it at once."""
 
 import pytest
 

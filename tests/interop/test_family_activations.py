@@ -1,11 +1,11 @@
-"""Every word of theirs for an activation means here what it means there, and comes back as one that means the same."""
+"""Every activation name of theirs has the same meaning here and is exported as a name with the same meaning."""
 
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import hf_models as foreign
-import parity as judge
+import parity
 from allyouneed.interop.families import FAMILIES
 from allyouneed.interop.hf.config_reader import ACTIVATIONS
 from allyouneed.nn.batch import Batch, Rows
@@ -22,9 +22,9 @@ def test_activation_names_round_trip(word, family, tmp_path):
         theirs = LlamaForCausalLM(LlamaConfig(**LLAMA, hidden_act=word)).eval()
     else:
         theirs = GPT2LMHeadModel(GPT2Config(**GPT2, activation_function=word)).eval()
-    judge.randomise(theirs)
-    model, tokens = judge.ours(theirs, tmp_path / "theirs"), torch.tensor([[3, 5, 16, 1, 9, 4, 2]])
+    parity.randomise(theirs)
+    model, tokens = parity.ours(theirs, tmp_path / "theirs"), torch.tensor([[3, 5, 16, 1, 9, 4, 2]])
     expected = theirs(input_ids=tokens).logits
-    assert judge.difference(model.logits(Batch(Rows(tokens))), expected) < judge.TOLERANCE
+    assert parity.difference(model.logits(Batch(Rows(tokens))), expected) < parity.TOLERANCE
     again = foreign.load(type(theirs), tmp_path / "ours", *FAMILIES[family].write(model))
-    assert judge.difference(again(input_ids=tokens).logits, expected) < judge.TOLERANCE
+    assert parity.difference(again(input_ids=tokens).logits, expected) < parity.TOLERANCE

@@ -1,4 +1,4 @@
-"""Models that go on writing: what a beam search of ours says is what theirs says, prompt by prompt.
+"""Generative models: our beam search gives what theirs gives, prompt by prompt.
 
 Ours goes on with all prompts at once, theirs with one at a time and without its cache: some of theirs take padding for
 text, or keep a state that is wrong for more than one row. Greedy continuations are compared in tests/parity.
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hf_models as foreign
-import parity as judge
+import parity
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 
@@ -34,7 +34,7 @@ def test_beam_search_finds_the_same(family, name, tmp_path):
         for prompt in PROMPTS:
             rows = theirs.generate(input_ids=torch.tensor([prompt]), **options)[:, len(prompt) :].tolist()
             expected.append([row[: row.index(END)] if END in row else row for row in rows])
-    engine = Engine(judge.ours(theirs, tmp_path), bos=1, eos=END, pad=0)
+    engine = Engine(parity.ours(theirs, tmp_path), bos=1, eos=END, pad=0)
     decoding = Decoding(beam=BEAM, best=BEAM, length_penalty=1.0, penalty="power", max_length=STEPS)
     found = [[answer.tokens for answer in answers] for answers in engine.complete(PROMPTS, decoding)]
     assert found == expected

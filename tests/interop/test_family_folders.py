@@ -20,7 +20,7 @@ KINDS = ("bert", "roberta", "gpt2", "t5", "m2m_100", "vit", "clip", "whisper")
 
 
 @pytest.mark.parametrize(("family", "name"), FIRST, ids=lambda word: word.replace(" ", "-"))
-def test_a_folder_comes_back_bit_by_bit(family: str, name: str, tmp_path: Path) -> None:
+def test_a_folder_round_trips_bit_by_bit(family: str, name: str, tmp_path: Path) -> None:
     foreign.theirs(family, name).save_pretrained(tmp_path / "theirs")
     load(tmp_path / "theirs", as_stored=True).save(tmp_path / "ours")
     kept = Folder.load(tmp_path / "ours", as_stored=True)

@@ -1,11 +1,11 @@
-"""What stands on an encoder, and what a file holds besides (poolers, heads of another task), both ways."""
+"""Heads of encoders, and what else a file holds (poolers, heads of another task), in both directions."""
 
 import pytest
 import torch
 import transformers
 
 import hf_models as foreign
-import parity as judge
+import parity
 from allyouneed.interop.families import FAMILIES, matching_families
 
 TEXT = dict(
@@ -71,7 +71,7 @@ OTHERS = {"BertForPreTraining": TEXT, "AlbertForPreTraining": NARROW, "BigBirdFo
 def built(name):
     kind = getattr(transformers, name)
     theirs = kind(kind.config_class(**(CASES | OTHERS)[name])).eval()
-    judge.randomise(theirs)
+    parity.randomise(theirs)
     return theirs
 
 
@@ -82,7 +82,7 @@ def equal(found, expected):
 @pytest.mark.parametrize("name", [*CASES, *OTHERS])
 def test_files_come_back_as_they_were(name, tmp_path):
     theirs = built(name)
-    config, weights = judge.saved(theirs, tmp_path)
+    config, weights = parity.saved(theirs, tmp_path)
     table = FAMILIES[config["model_type"]]
     found, written = table.write(table.convert(config, weights), config, table.unused(config, weights))
     assert found == config and equal(written, weights)
@@ -91,7 +91,7 @@ def test_files_come_back_as_they_were(name, tmp_path):
 @pytest.mark.parametrize("name", [name for name in CASES if name != "BartModel"])  # we say it with a head
 def test_a_model_without_its_original_config_is_exported(name, tmp_path):
     theirs = built(name)
-    config, weights = judge.saved(theirs, tmp_path / "theirs")
+    config, weights = parity.saved(theirs, tmp_path / "theirs")
     table = FAMILIES[config["model_type"]]
     model = table.convert(config, weights)
     found, written = table.write(model, unused=table.unused(config, weights))
@@ -105,9 +105,9 @@ def test_a_model_without_its_original_config_is_exported(name, tmp_path):
     "name", ["BertModel", "RobertaModel", "AlbertModel", "LongformerModel", "BigBirdModel", "ViTModel"]
 )
 def test_an_untrained_pooler_is_written_as_zeros(name, tmp_path):
-    """A class of theirs that has one would else draw it anew each time."""
+    """Otherwise their class would initialise it at random each time."""
     theirs = built(name)
-    config, weights = judge.saved(theirs, tmp_path / "theirs")
+    config, weights = parity.saved(theirs, tmp_path / "theirs")
     table = FAMILIES[config["model_type"]]
     found, written = table.write(table.convert(config, weights))
     poolers = {key for key in written if "pooler" in key}
@@ -119,10 +119,10 @@ def test_an_untrained_pooler_is_written_as_zeros(name, tmp_path):
 
 
 def test_a_changed_number_of_labels_is_exported(tmp_path):
-    """Of a config that came along, what still holds is kept."""
+    """What still holds of the original config is kept."""
     theirs = built("BertForSequenceClassification")
-    config, _ = judge.saved(theirs, tmp_path)
+    config, _ = parity.saved(theirs, tmp_path)
     other = transformers.BertForSequenceClassification(transformers.BertConfig(**TEXT | dict(num_labels=5)))
-    model = judge.ours(other, tmp_path)
+    model = parity.ours(other, tmp_path)
     found, written = FAMILIES["bert"].write(model, config | {"directionality": "bidi"})
     assert found["directionality"] == "bidi" and len(found["id2label"]) == len(written["classifier.weight"]) == 5

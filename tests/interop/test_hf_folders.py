@@ -1,4 +1,4 @@
-"""A Hugging Face folder is used at once: its task, labels, lengths and vectors are those of the original."""
+"""A Hugging Face folder works directly: its task, labels, lengths and vectors are those of the original."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def words() -> Tokenizer:
 
 
 def small_bert(folder: Path, words: Tokenizer | None, kind: str = "BertModel", **more: Any) -> Any:
-    """Their model, saved in a folder; `words` its tokenizer, which puts nothing around a text."""
+    """Their model, saved in a folder; `words` is its tokenizer, without special tokens around a text."""
     import transformers
 
     torch.manual_seed(0)
@@ -203,7 +203,7 @@ def test_commands_take_their_folders(tmp_path: Path, words: Tokenizer, capsys: A
         assert shown in capsys.readouterr().out
 
 
-def test_training_goes_on_from_their_folder(tmp_path: Path, words: Tokenizer) -> None:
+def test_training_starts_from_their_folder(tmp_path: Path, words: Tokenizer) -> None:
     theirs = small_bert(tmp_path / "b", words, "BertForMaskedLM", hidden_dropout_prob=0.0)
     lines = [f"{text}\t{'good' if 'wonderful' in text else 'bad'}" for text in TEXTS]
     (tmp_path / "data.tsv").write_text("\n".join(lines) + "\n")
@@ -233,7 +233,7 @@ def test_training_goes_on_from_their_folder(tmp_path: Path, words: Tokenizer) ->
 
 
 @pytest.mark.parametrize("device", ["foo", "cuda"])
-def test_a_device_that_is_not_there_is_named(tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_device_is_named(tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match=f"device '{device}'"):
         load(tmp_path, device)

@@ -1,4 +1,4 @@
-"""Somebody else's folder is read with care: nothing in it is run, nothing written, no memory taken on its word."""
+"""Untrusted folders are read with care: nothing in them is run, nothing is written, no memory is taken unchecked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SOME = 1 << 30  # bytes of address space: a machine that is asked for more refus
 
 @pytest.fixture(autouse=True)
 def little_memory() -> Iterator[None]:
-    """Whoever takes memory on a hostile word fails here, and not with a message for a person."""
+    """Allocating what a hostile file asks for fails here, without a user error."""
     with open("/proc/self/statm") as file:
         now = int(file.read().split()[0]) * resource.getpagesize()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -47,7 +47,7 @@ def everything(path: Path) -> dict[str, Any]:
 
 
 def error_of(path: Path) -> str:
-    """The one message that loading gives; every way in gives it, and nothing around the folder changes."""
+    """The error of loading; every entry point gives the same one, and nothing around the folder changes."""
     before = everything(path.parent)
     with pytest.raises(ayn.UserError) as caught:
         load(path)
@@ -66,7 +66,7 @@ def safetensors(file: Path, header: dict[str, Any], content: bytes = b"") -> Non
     file.write_bytes(struct.pack("<Q", len(text)) + text + content)
 
 
-def test_the_folder_itself_is_fine(folder: Path) -> None:
+def test_the_unchanged_folder_loads(folder: Path) -> None:
     found = load(folder)
     assert found.task == {"kind": "causal-lm"} and found.max_tokens == 64
     assert torch.equal(found.model.state_dict()["head.weight"], tinyfolders.weights()["lm_head.weight"])
@@ -116,7 +116,7 @@ def entry(shape: list[int], begin: int, end: int) -> dict[str, Any]:
         "no shape", "text",
     ],
 )  # fmt: skip
-def test_a_header_that_lies_is_refused(folder: Path, entries: dict[str, Any]) -> None:
+def test_a_header_with_wrong_offsets_is_refused(folder: Path, entries: dict[str, Any]) -> None:
     safetensors(folder / "model.safetensors", entries, bytes(16))
     assert "model.safetensors: not a valid safetensors file" in error_of(folder)
 
@@ -193,7 +193,7 @@ def test_a_link_out_of_the_folder_is_refused(folder: Path) -> None:
     first.unlink()
     first.symlink_to(folder / "moved")
     outside.rename(folder / "moved")
-    assert load(folder).task == {"kind": "causal-lm"}, "a link that stays inside harms nobody"
+    assert load(folder).task == {"kind": "causal-lm"}, "a link that stays inside is harmless"
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
@@ -203,7 +203,7 @@ def test_a_file_that_is_a_link_out_of_the_folder_is_refused(folder: Path, name: 
     assert "link to a file outside the folder" in error_of(folder)
 
 
-def test_a_link_to_itself_leads_nowhere(folder: Path) -> None:
+def test_a_link_to_itself_is_refused(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").symlink_to(folder / "model.safetensors")
     assert "model.safetensors" in error_of(folder)
@@ -242,7 +242,7 @@ def test_a_malformed_shard_index_is_refused(folder: Path, places: Any) -> None:
 
 
 class Harm:
-    """Makes a file when it is unpickled by somebody careless."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, canary: Path) -> None:
         self.canary = canary

@@ -1,4 +1,4 @@
-"""Other people's folders become ours and theirs again: nothing is lost, and both sides are held against each other."""
+"""Foreign folders are imported and exported again: nothing is lost, and both models are compared."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def llama(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bert(tmp_path: Path, words: Tokenizer) -> Path:
-    """A masked language model with all that such a folder holds, and a pooler that nothing of it uses."""
+    """A masked language model with everything such a folder holds, and an unused pooler."""
     from transformers import BertConfig, BertForPreTraining
 
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Other people's models put to use: the same answers as `transformers` gives, for texts with their own tokenizers."""
+"""Imported models in use: the same answers as `transformers` gives, with their own tokenizers."""
 
 import json
 import re
@@ -120,7 +120,7 @@ def mbart(folder: Path) -> Case:
 
 
 def mbart_one_way(folder: Path) -> Case:
-    """It starts with the language that it writes."""
+    """Its targets begin with the language token."""
     tokenizer = transformers.MBartTokenizer.from_pretrained(sentence_pieces(folder, "mbart"))
     start = tokenizer.convert_tokens_to_ids("de_DE")
     ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": start}
@@ -140,7 +140,7 @@ def theirs(case: Case, text: str, options: dict[str, Any], **more: Any) -> str:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("make", [t5, byt5, bart])
-def test_what_is_written_is_what_transformers_writes(make: Callable[[Path], Case], way: str, tmp_path: Path) -> None:
+def test_generated_texts_are_those_of_transformers(make: Callable[[Path], Case], way: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     case = make(tmp_path)
     asked, options = WAYS[way]
@@ -182,7 +182,7 @@ GENERATION = [
 
 @pytest.mark.parametrize("number", range(len(GENERATION)))
 @pytest.mark.parametrize("make", [t5, bart, opus, m2m])
-def test_a_folder_says_itself_how_its_model_writes(make: Callable[[Path], Case], number: int, tmp_path: Path) -> None:
+def test_a_folder_brings_its_own_generation_options(make: Callable[[Path], Case], number: int, tmp_path: Path) -> None:
     torch.manual_seed(11)
     case = make(tmp_path)
     case.model.generation_config.update(**GENERATION[number])
@@ -326,7 +326,7 @@ def test_classes_are_those_of_transformers(make: Any, tmp_path: Path) -> None:
         assert found.label == max(expected, key=expected.__getitem__)
 
 
-def test_one_class_is_a_chance_of_its_own(tmp_path: Path) -> None:
+def test_a_single_class_is_an_independent_probability(tmp_path: Path) -> None:
     torch.manual_seed(5)
     model, tokenizer, ours = bert(tmp_path, "SequenceClassification", num_labels=1)
     (found,) = ours.classify_full([("the cat", "the dog")])
@@ -378,7 +378,7 @@ def test_an_imported_folder_of_ours_answers_the_same(tmp_path: Path) -> None:
 
 
 def test_an_imported_masked_model_can_be_trained(tmp_path: Path) -> None:
-    """Its mask has another name than ours."""
+    """Its mask token is named differently."""
     _, _, ours = bert(tmp_path, "MaskedLM")
     (tmp_path / "text.txt").write_text("\n".join(LINES * 4), encoding="utf-8")
     recipe = {

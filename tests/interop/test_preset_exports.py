@@ -1,12 +1,12 @@
-"""Models of ours, built of presets and never theirs, written for transformers: it computes what ours compute. What no
-family of theirs has a word for is refused by name."""
+"""Models built from presets and exported: transformers computes what ours compute. What no family of theirs can express
+is refused by name."""
 
 import pytest
 import torch
 import transformers
 
 import hf_models as foreign
-import parity as judge
+import parity
 from allyouneed.config import override, parse, preset_names, preset_tree, tree_of
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES, matching_families
@@ -84,7 +84,7 @@ def test_the_families_that_can_express_a_preset(name):
 def changed(name, *changes):
     """That preset, small, with other words in it and every weight random."""
     model = parse(Model, override(tree_of(shrink(whole(name))), changes)).build().eval()
-    judge.randomise(model)
+    parity.randomise(model)
     return model
 
 
@@ -100,12 +100,12 @@ def differs(model, family, folder):
     found = result.logits_per_image if family == "clip" else result.logits
     if isinstance(batch.target, Rows) and expected.dim() == 3:
         found, expected = found[real(batch.target)], expected[real(batch.target)]
-    return judge.difference(found, expected)
+    return parity.difference(found, expected)
 
 
 @pytest.mark.parametrize(("name", "family"), COMPARED)
 def test_transformers_computes_the_same(name, family, tmp_path):
-    assert differs(changed(name), family, tmp_path) < judge.TOLERANCE
+    assert differs(changed(name), family, tmp_path) < parity.TOLERANCE
 
 
 @pytest.mark.parametrize("scale", ["none", "inverse-sqrt-width"])
@@ -114,23 +114,23 @@ def test_transformers_computes_the_same(name, family, tmp_path):
 @pytest.mark.parametrize(
     ("name", "family"), [("t5-small", "t5"), ("t5-small", "mt5"), ("switch-base-8", "switch_transformers")]
 )
-def test_heads_of_t5(name, family, vocab, tied, scale, tmp_path):
-    """They call a head untied to say that what goes into it is not scaled; what is tied, the weights tell."""
+def test_tied_and_untied_heads_of_t5_are_exported(name, family, vocab, tied, scale, tmp_path):
+    """Their `tie_word_embeddings: false` means an unscaled input of the head; the weights tell what is tied."""
     model = changed(name, f"head.scale={scale}", f"embed.tied={tied}", f"vocab={vocab}")
     if family == "mt5" and scale != "none":
         with pytest.raises(UserError, match=r"head\.scale: 'inverse-sqrt-width' cannot be expressed"):
             FAMILIES[family].write(model)
     else:
-        assert differs(model, family, tmp_path) < judge.TOLERANCE
+        assert differs(model, family, tmp_path) < parity.TOLERANCE
 
 
 @pytest.mark.parametrize("tied", ["true", "false"])
 @pytest.mark.parametrize("vocab", ["31", "{source: 31, target: 31}"])
 @pytest.mark.parametrize("bias", ["true", "false"])
 @pytest.mark.parametrize("name", ["bart-base", "marian"])
-def test_heads_of_bart(name, vocab, tied, bias, tmp_path):
+def test_heads_of_bart_are_exported(name, vocab, tied, bias, tmp_path):
     model = changed(name, f"head.bias={bias}", f"embed.tied={tied}", f"vocab={vocab}")
-    assert differs(model, name.removesuffix("-base"), tmp_path) < judge.TOLERANCE
+    assert differs(model, name.removesuffix("-base"), tmp_path) < parity.TOLERANCE
 
 
 ODD = [
@@ -154,12 +154,12 @@ def test_the_papers_sinusoids_in_the_order_of_marian(name, tmp_path):
     """Features change places, and nothing else."""
     model = changed("transformer-tiny", *OTHERS[name])
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
-    assert differs(model, "marian", tmp_path) < judge.TOLERANCE
+    assert differs(model, "marian", tmp_path) < parity.TOLERANCE
     assert all(tensor.equal(before[key]) for key, tensor in model.state_dict().items()), "ours was changed"
     read, batch = FAMILIES["marian"].convert(*FAMILIES["marian"].write(model)), some(model.config)
     assert read.config.embed.positions.order == "halves"
     with torch.no_grad():
-        assert judge.difference(read.logits(batch), model.logits(batch)) < judge.TOLERANCE
+        assert parity.difference(read.logits(batch), model.logits(batch)) < parity.TOLERANCE
 
 
 def some(config):

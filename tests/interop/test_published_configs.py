@@ -1,4 +1,4 @@
-"""What published models say of themselves is understood: the parameters that ours counts are those of their files."""
+"""Configs of published models are understood: our parameter counts are those of their files."""
 
 from pathlib import Path
 
@@ -56,5 +56,5 @@ def test_unsupported_configs_are_refused_by_name(name):
         FAMILIES[PUBLISHED[name]["model_type"]].tree(PUBLISHED[name])
 
 
-def test_all_are_judged():
+def test_every_published_config_is_counted_or_refused():
     assert PUBLISHED.keys() == PARAMETERS.keys() | REFUSED.keys()

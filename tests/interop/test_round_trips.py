@@ -4,7 +4,7 @@ import pytest
 from transformers import AutoConfig
 
 import hf_models as foreign
-import parity as judge
+import parity
 from allyouneed.interop.families import FAMILIES, matching_families
 
 
@@ -12,7 +12,7 @@ from allyouneed.interop.families import FAMILIES, matching_families
 def saved(request, tmp_path_factory):
     """A table, a model of theirs, and its config and weights as they save them."""
     theirs = foreign.theirs(*request.param)
-    return FAMILIES[request.param[0]], theirs, *judge.saved(theirs, tmp_path_factory.mktemp("theirs"))
+    return FAMILIES[request.param[0]], theirs, *parity.saved(theirs, tmp_path_factory.mktemp("theirs"))
 
 
 def equal(found, expected):
@@ -34,5 +34,5 @@ def test_a_model_without_its_original_config_is_exported(saved, tmp_path):
     assert found["architectures"] == config["architectures"]
     again = foreign.load(type(theirs), tmp_path / "ours", foreign.with_token_ids(found, config), written)
     assert type(AutoConfig.from_pretrained(tmp_path / "ours")) is type(theirs.config)
-    assert foreign.difference(again, theirs) < judge.TOLERANCE
+    assert foreign.difference(again, theirs) < parity.TOLERANCE
     assert table in matching_families(model.config)

@@ -25,7 +25,7 @@ from transformers import (
     XLNetLMHeadModel,
 )
 
-import parity as judge
+import parity
 from allyouneed.interop.families import FAMILIES
 from allyouneed.nn.batch import Batch, Rows
 
@@ -57,10 +57,10 @@ CASES = {
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_a_head_of_its_own(kind, tmp_path):
+def test_a_file_with_its_own_head_overrides_a_tied_config(kind, tmp_path):
     config, head = CASES[kind]
     model = kind(config).eval()
-    judge.randomise(model)
+    parity.randomise(model)
     model.save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     weights = load_file(file)
@@ -78,7 +78,7 @@ def test_a_head_of_its_own(kind, tmp_path):
             found = ours.logits(Batch(target, source))
         else:
             found, expected = ours.logits(Batch(source)), theirs(input_ids=source.tokens).logits
-    assert judge.difference(found, expected) < judge.TOLERANCE
+    assert parity.difference(found, expected) < parity.TOLERANCE
     again, written = table.write(ours, said, table.unused(said, weights))
     assert written.keys() >= weights.keys() and all(written[name].equal(tensor) for name, tensor in weights.items())
     assert not table.convert(again, written).config.embed.tied

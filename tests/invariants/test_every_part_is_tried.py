@@ -1,4 +1,4 @@
-"""The cases of `anypart` leave nothing out that is registered."""
+"""The cases of `any_part` include everything that is registered."""
 
 import functools
 from collections.abc import Iterator

@@ -44,8 +44,8 @@ def dense_attention(pattern, queries, keys, score_mod, static=False):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_sentence_of_a_packed_row_is_alone(name, monkeypatch):
-    """Of a part that asks for rows as they are (`unpack_rows(context, restarts=True)`); others get sentences on a GPU,
+def test_a_sentence_in_a_packed_row_gets_the_results_it_gets_alone(name, monkeypatch):
+    """For parts that ask for rows as they are (`unpack_rows(context, restarts=True)`); others get sentences on a GPU,
     too, as in test_sentences_are_alone.py."""
     asked: list[Any] = []
     monkeypatch.setattr(unpack, "stays_packed", lambda layout: asked.append(layout) or True)

@@ -1,4 +1,4 @@
-"""A request gets the same tokens alone and among others that come and go, whatever the parts of the model."""
+"""A request gets the same tokens alone and among others that come and go, for any parts of the model."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def one_in(count: int, first: int) -> list[Any]:
 
 
 def check_answers(engine: Engine, states: list[RequestState], cases: list[tuple[Request, Decoding]]) -> None:
-    """As each is decoded alone."""
+    """Each answer is the one that the request gets alone."""
     for state, (request, decoding) in zip(states, cases, strict=True):
         (alone,) = engine.generate(
             [request.source or ()], decoding, [request.prompt[1:]], sample_keys=[request.sample_key]
@@ -62,18 +62,18 @@ def test_the_answer_does_not_depend_on_other_requests(name: str) -> None:
     busy, states = Scheduler(engine, rows=7, budget=7), []
     for number, (request, decoding) in enumerate(cases):
         states.append(busy.submit(request, decoding))
-        stranger = busy.submit(*cases[number - 1]) if number % 3 == 2 else None
+        other = busy.submit(*cases[number - 1]) if number % 3 == 2 else None
         for _ in range(number % 3):
             busy.step()
-        if stranger is not None:
-            stranger.cancel()
+        if other is not None:
+            other.cancel()
     busy.run()
     check_answers(engine, states, cases)
     assert busy.idle and not busy.active
 
 
 @pytest.mark.parametrize("name", one_in(12, 3))
-def test_nor_with_paged_states(name: str) -> None:
+def test_the_answer_does_not_depend_on_other_requests_with_paged_states(name: str) -> None:
     engine, cases = Engine(case(name), 1, 2, 0), requests(6)
     pool = BlockPool(blocks=800, size=2)  # a source summed up is large beside a token
     busy, states = Scheduler(engine, rows=9, budget=7, pool=pool), []

@@ -1,6 +1,6 @@
-"""Rule 4: right- or left-padded, packed, alone or in a crowd, the same sentence gets the same numbers.
+"""Rule 4: right- or left-padded, packed, alone or in a batch, the same sentence gets the same numbers.
 
-Every case is a model with one registered part in it; the judge is the sentence computed all by itself.
+Every case is a model with one registered part in it; the reference is the sentence computed alone.
 """
 
 import pytest
@@ -52,7 +52,7 @@ def check_causality(model, source, target, at, other):
 @example(PAIRS[0][0], PAIRS[0][1], 4, PAIRS[2][1][:2])
 @given(sentence, sentence, st.integers(0, LONGEST), sentence)
 def test_a_future_token_changes_nothing_before_it(name, source, target, at, other):
-    """Another end, perhaps longer or shorter; and as many rows as tokens, in each of which another one is changed."""
+    """Another end, perhaps longer or shorter; and as many rows as tokens, each with another token changed."""
     model = case(name)
     check_causality(model, source, target, min(at, len(target)), other)
     rows, size = torch.tensor(target).repeat(len(target) + 1, 1), len(target)
@@ -64,13 +64,13 @@ def test_a_future_token_changes_nothing_before_it(name, source, target, at, othe
 
 @settings(max_examples=40)
 @given(decodable(), sentence, sentence, st.integers(0, LONGEST), sentence)
-def test_no_pattern_that_says_it_is_causal_lets_the_future_in(pattern, source, target, at, other):
+def test_no_causal_pattern_lets_a_token_see_later_ones(pattern, source, target, at, other):
     model = build(tree(mixer={"kind": "attention", "heads": 3, "pattern": str(pattern)}))
     check_causality(model, source, target, min(at, len(target)), other)
 
 
 def test_a_past_token_does_change_what_follows():
-    """Otherwise the test above would pass for a model that looks at nothing."""
+    """The test above would also pass for a model that looks at nothing."""
     model = case("wiring post-norm")
     first, second = reference_logits(model, ([1, 2], [3, 4, 5])), reference_logits(model, ([1, 2], [6, 4, 5]))
     assert (first[1:] - second[1:]).abs().amax(-1).min() > 1e-3
@@ -83,7 +83,7 @@ sides = st.sampled_from(["right", "left"])
 @explicit(thorough=12)
 @example(PAIRS, 4, "left", "right", [1, 0, 1, 0], [0, 2, 3, 1], [2, 0, 1, 3])
 @given(pairs, st.integers(1, VOCAB - 1), sides, sides, row_lists, gap_lists, gap_lists)
-def test_neither_padding_nor_strangers_are_seen(
+def test_neither_padding_nor_other_sentences_change_a_sentence(
     name, pairs, pad, source_side, target_side, rows, source_gaps, target_gaps
 ):
     """One sentence a row, padded; then several sentences a row, with padding before, between and behind them."""

@@ -1,6 +1,7 @@
-"""Rule 2: a mixer has one meaning and three tempos, and a state that can be reordered, fanned out and taken back.
+"""Rule 2: a mixer gives the same results for whole sequences, chunks and single tokens, and its state can be reordered,
+copied and trimmed.
 
-The judge is always the whole sentence at once, all by itself, with no state.
+The reference is always the whole sentence at once, alone and without a state.
 """
 
 import pytest
@@ -33,7 +34,7 @@ def close(found, expected, tolerance=1e-6):
 
 
 def step(model, states, chunks, pad=0):
-    """Take in one chunk a row (unequal, perhaps empty); give back each row's new logits."""
+    """Read one chunk per row (unequal, perhaps empty); each row's new logits."""
     tokens = Rows.of(chunks, pad=pad)
     with torch.no_grad():
         found = model.head(model.advance(tokens, states))
@@ -69,7 +70,7 @@ def check_tempos(model, pairs, cuts, side="right", alone=None):
 @explicit(thorough=12)
 @example(PAIRS, [0, 4, 1, 3], "left")
 @given(pairs, st.lists(st.integers(0, 4), min_size=1, max_size=4).filter(any), st.sampled_from(["right", "left"]))
-def test_chunk_after_chunk_and_token_by_token_equal_whole(name, pairs, cuts, side):
+def test_chunks_and_single_tokens_give_the_results_of_whole_sequences(name, pairs, cuts, side):
     """Chunks of unequal lengths in one batch, where a row may also get nothing and wait; tokens; the first row alone,
     in chunks and tokens."""
     model, alone = case(name), case_logits(name, pairs)
@@ -80,12 +81,12 @@ def test_chunk_after_chunk_and_token_by_token_equal_whole(name, pairs, cuts, sid
 
 @settings(max_examples=40)
 @given(decodable(), pairs, st.lists(st.integers(0, 4), min_size=1, max_size=3).filter(any))
-def test_every_pattern_that_says_it_can_decode_does(pattern, pairs, cuts):
+def test_every_decodable_pattern_decodes_as_the_whole_sequence(pattern, pairs, cuts):
     check_tempos(build(tree(mixer={"kind": "attention", "heads": 3, "pattern": str(pattern)})), pairs, cuts)
 
 
 def check_rows(model, states, rows, token):
-    """Every row's next logits are those of its own history, computed from nothing."""
+    """Every row's next logits equal those of its own tokens, computed without a state."""
     new = [[(token + 3 * number) % (VOCAB - 1) + 1] for number in range(len(rows))]
     found = step(model, states, new)
     for (source, target), added, logits in zip(rows, new, found, strict=True):
@@ -111,7 +112,7 @@ moves = st.lists(
     st.lists(st.tuples(sentence, st.lists(st.integers(1, VOCAB - 1), min_size=1, max_size=4)), min_size=1, max_size=3),
     moves,
 )
-def test_a_state_moved_about_equals_starting_again(name, pairs, moves):
+def test_a_rearranged_state_gives_the_results_of_a_fresh_start(name, pairs, moves):
     """fan: copies that share a source. select: beams of a source in another order, sources in another order.
     drop: a source and its beams go. trim: the last tokens of all rows are taken back; cut: of each row as many as it
     likes."""
@@ -147,7 +148,7 @@ def test_a_state_moved_about_equals_starting_again(name, pairs, moves):
             check_rows(model, states, rows, number)
 
 
-def test_beams_of_two_sources_may_not_mix():
+def test_beams_of_different_sources_never_mix():
     states = start(case("wiring post-norm"), [[1, 2], [3]])
     states.repeat_rows(2)
     with pytest.raises(ValueError, match="must stay together"):
@@ -166,7 +167,7 @@ def test_a_source_is_not_copied_for_its_beams():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_layer_that_cannot_decode_says_so(name):
+def test_layers_that_cannot_decode_are_refused_with_the_reason(name):
     """Decoding states exist exactly for the mixers that declare themselves causal."""
     model = case(name)
     layers = [layer for layer in model.config.encoder for _ in range(layer.repeat)]

@@ -104,7 +104,7 @@ WHY = [
 
 
 @pytest.mark.parametrize("why", WHY)
-def test_decoding_works_silently_where_it_cannot_be_built(
+def test_decoding_works_silently_without_a_compiler(
     why: str, no_library: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     if why == "a cache folder that cannot be written":
@@ -125,7 +125,7 @@ def test_decoding_works_silently_where_it_cannot_be_built(
     assert capfd.readouterr() == ("", "")
 
 
-def test_it_is_built_where_there_is_a_compiler() -> None:
+def test_the_library_is_built_where_there_is_a_compiler() -> None:
     wanted = native.is_supported() and shutil.which("g++") is not None
     assert (native.wait_for_build() is not None) == wanted
     assert isinstance(cpu_executor(language_model()), CpuExecutor) == wanted

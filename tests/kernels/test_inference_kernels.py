@@ -51,7 +51,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("order", ["halves", "interleaved"])
 @pytest.mark.parametrize("activation", ["silu", "gelu", "mish"])
-def test_the_same_hidden_states(kernels: None, order: str, activation: str) -> None:
+def test_fused_inference_gives_the_same_hidden_states(kernels: None, order: str, activation: str) -> None:
     sizes = ["vocab=31", "width=32", "decoder[0].repeat=2", "decoder[0].mixer.heads=4", "decoder[0].channel.hidden=24"]
     kinds = [f"decoder[0].mixer.positions.order={order}", f"decoder[0].channel.activation={activation}"]
     torch.manual_seed(0)

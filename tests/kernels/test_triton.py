@@ -82,8 +82,8 @@ def test_retention_by_segments(time, share):
     expected, _ = retain.chunkwise(*lines[:4], sums)
     last, _ = retain.fold(sums, *lines[1:4])
     torch.testing.assert_close((o, after), (expected[:, 0], last[:, 0]), atol=1e-9, rtol=0)
-    slopes = torch.autograd.grad((expected[:, 0] * g).sum() + (last[:, 0] * g_end).sum(), leaves)
-    torch.testing.assert_close((dq, dk, dv, d_log, d_s), slopes, atol=1e-9, rtol=1e-9)
+    grads = torch.autograd.grad((expected[:, 0] * g).sum() + (last[:, 0] * g_end).sum(), leaves)
+    torch.testing.assert_close((dq, dk, dv, d_log, d_s), grads, atol=1e-9, rtol=1e-9)
 
 
 def added(sums, decay, more):
@@ -125,10 +125,10 @@ def wkv(past, k, v, decay, bonus, g, wanted, share):
         return -whole[:, t], g[:, t], -g[:, t] * y[:, t]
 
     for segment in segments:
-        slopes = none
+        grads = none
         for t in reversed(segment):
-            slopes = added(slopes, decay, term(t))
-        parts.append(slopes)
+            grads = added(grads, decay, term(t))
+        parts.append(grads)
     dk, dv, d_decay, d_bonus = (
         torch.empty_like(k),
         torch.empty_like(v),
@@ -159,13 +159,13 @@ def test_wkv_by_segments(time, share, begun):
     if begun:
         past = [x[:, -1] for x in prefix_states(past, *torch.randn(2, 2, 3, 6, dtype=torch.double), decay)]
     wanted = torch.randn(2, 2, 6, dtype=torch.double).unbind()
-    y, m, a, b, *slopes = wkv(past, k, v, decay, bonus, g, wanted, share)
+    y, m, a, b, *grads = wkv(past, k, v, decay, bonus, g, wanted, share)
     leaves = [x.requires_grad_() for x in (k, v, decay, bonus, past[1].clone(), past[2].clone())]
     sums = prefix_states((past[0], *leaves[4:]), k, v, decay)
     expected, ends = wkv_output(sums, k, v, bonus), [x[:, -1] for x in sums]
     torch.testing.assert_close((y, m, a, b), (expected, *ends), atol=1e-9, rtol=1e-9)
     loss = (expected * g).sum() + (ends[1] * wanted[0]).sum() + (ends[2] * wanted[1]).sum()
-    torch.testing.assert_close(tuple(slopes), torch.autograd.grad(loss, leaves), atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(tuple(grads), torch.autograd.grad(loss, leaves), atol=1e-9, rtol=1e-9)
 
 
 if importlib.util.find_spec("triton") is not None:
@@ -175,7 +175,7 @@ if importlib.util.find_spec("triton") is not None:
 
     @pytest.mark.parametrize("job", JOBS)
     def test_the_kernels_by_the_interpreter(job):
-        """In a process of its own, for Triton decides on import how its functions are run."""
+        """Run in a separate process: Triton decides on import how its functions are run."""
         done = subprocess.run(
             [sys.executable, SCRIPT, "--device", "cpu", "--only", job],
             env=os.environ | {"TRITON_INTERPRET": "1"},

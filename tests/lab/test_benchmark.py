@@ -21,7 +21,7 @@ from allyouneed.config import override, parse, preset_tree
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
-from allyouneed.lab.benchmark import Peer, Turns, Worker, Workload, hf, make_workload, ours
+from allyouneed.lab.benchmark import Peer, PeerProcess, Turns, Workload, hf, make_workload, ours
 from allyouneed.nn.models.base import Model
 from waiting import PATIENCE, until
 
@@ -130,7 +130,9 @@ def test_texts_are_read_instead_of_random_tokens(places: dict[str, Path], tokeni
 
 
 @pytest.mark.slow
-def test_side_by_side_in_processes_of_their_own(places: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_contenders_run_side_by_side_in_separate_processes(
+    places: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     options = ["--rows", "1,2", "--length", 4, "--turns", 1, "--threads", 1, "--json"]
     assert run("bench", places["gpt2"], *options, "--compare", "int8", "--against", "ctranslate2") == 0
     found = json.loads(capsys.readouterr().out)
@@ -191,7 +193,7 @@ def test_what_cannot_be_measured_is_reported(
 
 def test_errors_of_a_process_are_reported(places: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"as it is: cannot be measured: .*no such model folder"):
-        Worker(Peer("ours", "as it is", str(tmp_path / "none")), work(places["gpt2"]))
+        PeerProcess(Peer("ours", "as it is", str(tmp_path / "none")), work(places["gpt2"]))
     with pytest.raises(UserError, match="--against is for models that generate text"):
         from allyouneed.cli.bench import bench
 

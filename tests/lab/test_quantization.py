@@ -60,9 +60,9 @@ def size(path: Path) -> int:
 
 
 @pytest.mark.parametrize("way", [{"method": "beam"}, {"method": "greedy"}])
-def test_eight_bits_decode_the_same_alone_and_among_strangers(sources: list[list[int]], way: dict[str, Any]) -> None:
-    """Up to rounding, as ever; but here a last digit that differs can become a step of 1/255 of a token's range, which
-    this model is decisive enough not to feel."""
+def test_int8_models_decode_the_same_alone_and_in_a_batch(sources: list[list[int]], way: dict[str, Any]) -> None:
+    """Up to rounding: a difference in the last digit can become a step of 1/255 of a token's range, which does not
+    change the tokens of this decisive model."""
     engine = Engine(to_int8(random_model()), BOS, EOS, PAD, forbidden=[PAD, BOS])
     decoding = Decoding(**way, extra=8)
     together = [answer[0].tokens for answer in engine.generate(sources, decoding)]
@@ -71,7 +71,7 @@ def test_eight_bits_decode_the_same_alone_and_among_strangers(sources: list[list
 
 
 @pytest.mark.parametrize(("to", "share"), [("int8", 0.5), ("bf16", 0.55)])
-def test_a_folder_in_fewer_bits(
+def test_a_quantized_folder_is_smaller_and_loads(
     ask: Callable[..., Answer], folder: Path, tmp_path: Path, to: str, share: float
 ) -> None:
     done = ask("quantize", folder, tmp_path / "small", "--to", to, "--limit", "20")
@@ -114,7 +114,7 @@ def test_too_great_a_loss_is_refused_and_nothing_is_written(
     assert json.loads(done.out)["loss"] > 0 and "more than --limit 0" in done.err
 
 
-def test_a_file_of_examples_judges(ask: Callable[..., Answer], folder: Path, tmp_path: Path) -> None:
+def test_a_file_of_examples_measures_the_loss(ask: Callable[..., Answer], folder: Path, tmp_path: Path) -> None:
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("The fox\tthe dog\nHow are you\tI am fine\n" * 2, encoding="utf-8")
     done = ask("quantize", folder, tmp_path / "small", "--to", "int8", "--data", pairs, "--json")
@@ -123,7 +123,7 @@ def test_a_file_of_examples_judges(ask: Callable[..., Answer], folder: Path, tmp
     assert found["unit"] == "points of bleu" and {"bleu", "chrf", "tokens/s"} <= set(found["measured"])
 
 
-def test_ternary_is_for_models_trained_so(tmp_path: Path, tokenizer: Tokenizer, folder: Path) -> None:
+def test_only_ternary_trained_models_become_ternary(tmp_path: Path, tokenizer: Tokenizer, folder: Path) -> None:
     with pytest.raises(UserError, match=r"of kind 'bit'.*train with"):
         quantized(folder, "ternary")
     torch.manual_seed(0)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allyouneed.errors import UserError
-from allyouneed.metrics.answers import Span, accuracy, macro_f1, pearson, recall_at_1, span_f1, spans, spearman
+from allyouneed.metrics.answers import EntitySpan, accuracy, macro_f1, pearson, recall_at_1, span_f1, spans, spearman
 
 
 def test_accuracy_and_macro_f1_by_hand() -> None:
@@ -19,19 +19,19 @@ def test_accuracy_and_macro_f1_by_hand() -> None:
 @pytest.mark.parametrize(
     ("tags", "expected"),
     [
-        ("B-NP I-NP O B-VP", [Span(0, 2, "NP"), Span(3, 4, "VP")]),
-        ("B-NP B-NP I-NP", [Span(0, 1, "NP"), Span(1, 3, "NP")]),
-        ("O I-NP I-NP I-VP O", [Span(1, 3, "NP"), Span(3, 4, "VP")]),
+        ("B-NP I-NP O B-VP", [EntitySpan(0, 2, "NP"), EntitySpan(3, 4, "VP")]),
+        ("B-NP B-NP I-NP", [EntitySpan(0, 1, "NP"), EntitySpan(1, 3, "NP")]),
+        ("O I-NP I-NP I-VP O", [EntitySpan(1, 3, "NP"), EntitySpan(3, 4, "VP")]),
         (
             "B-PER E-PER S-LOC S-LOC B-ORG M-ORG E-ORG",
-            [Span(0, 2, "PER"), Span(2, 3, "LOC"), Span(3, 4, "LOC"), Span(4, 7, "ORG")],
+            [EntitySpan(0, 2, "PER"), EntitySpan(2, 3, "LOC"), EntitySpan(3, 4, "LOC"), EntitySpan(4, 7, "ORG")],
         ),
-        ("B-A E-A I-A", [Span(0, 2, "A"), Span(2, 3, "A")]),
+        ("B-A E-A I-A", [EntitySpan(0, 2, "A"), EntitySpan(2, 3, "A")]),
         ("NN VBZ O", []),
         ("", []),
     ],
 )
-def test_spans_of_tags(tags: str, expected: list[Span]) -> None:
+def test_tags_become_spans(tags: str, expected: list[EntitySpan]) -> None:
     assert spans(tags.split()) == expected
 
 
@@ -55,12 +55,12 @@ def test_correlations_by_their_definitions(pairs: list[tuple[int, int]]) -> None
     assert spearman(one, [x**3 for x in one]) == pytest.approx(100 if len(set(one)) > 1 else 0)
 
 
-def test_recall_at_1() -> None:
+def test_recall_at_1_shares_ties() -> None:
     scores = np.array([[3.0, 1, 2], [0, 0, 0], [5, 4, 1]])
     assert recall_at_1(scores, np.array([0, 1, 2])) == pytest.approx(100 * (1 + 1 / 3 + 0) / 3)
 
 
-def test_nothing_and_unequal_numbers_are_refused() -> None:
+def test_empty_and_unequal_lists_are_refused() -> None:
     with pytest.raises(UserError, match="nothing to evaluate"):
         accuracy([], [])
     with pytest.raises(UserError, match="2 answers but 1 expected"):

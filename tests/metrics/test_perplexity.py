@@ -27,7 +27,7 @@ def text():
 
 
 def one_by_one(model, text, context):
-    """The judge: every token from the `context` tokens before it, all by itself."""
+    """The reference: every token separately, from the `context` tokens before it."""
     total = 0.0
     with torch.no_grad():
         for at in range(1, len(text)):
@@ -37,7 +37,7 @@ def one_by_one(model, text, context):
 
 
 @pytest.mark.parametrize("context", [1, REACH, LENGTH - 1, LENGTH + 5])
-def test_sliding_is_every_token_by_itself(text, context):
+def test_sliding_windows_predict_each_token_from_its_full_context(text, context):
     model = model_of("causal")
     found = sliding(model, text, context, rows=7)
     assert found.total == pytest.approx(one_by_one(model, text, context))
@@ -48,7 +48,7 @@ def test_sliding_is_every_token_by_itself(text, context):
 
 @pytest.mark.parametrize("segment", [1, 5, LENGTH, LENGTH + 5])
 @pytest.mark.parametrize("positions", ["transformer-xl", "rotary", "alibi"])
-def test_recurrent_is_sliding_over_the_receptive_field(text, positions, segment):
+def test_recurrent_equals_sliding_over_the_receptive_field(text, positions, segment):
     model = model_of(f"causal & window({WINDOW})", positions)
     assert receptive_field(model.config) == REACH
     found, expected = recurrent(model, text, segment), sliding(model, text, REACH)
@@ -58,13 +58,13 @@ def test_recurrent_is_sliding_over_the_receptive_field(text, positions, segment)
     assert less.total != pytest.approx(expected.total, rel=1e-6)  # not one token fewer would do
 
 
-def test_recurrent_is_the_whole_at_once(text):
+def test_recurrent_equals_the_whole_text_at_once(text):
     model = model_of("causal")
     assert math.isinf(receptive_field(model.config))
     assert recurrent(model, text, 6).total == pytest.approx(pieces(model, text, LENGTH).total)
 
 
-def test_pieces_know_nothing_of_each_other(text):
+def test_pieces_are_independent(text):
     model = model_of("causal")
     expected = sum(one_by_one(model, text[begin : begin + 7], LENGTH) for begin in range(0, LENGTH - 1, 6))
     found = pieces(model, text, 6)
@@ -73,7 +73,7 @@ def test_pieces_know_nothing_of_each_other(text):
     assert found.perplexity == pytest.approx(math.exp(expected / (LENGTH - 1)))
 
 
-def test_the_model_is_left_as_it_was(text):
+def test_the_mode_of_the_model_is_restored(text):
     model = model_of("causal").train()
     pieces(model, text, 6), recurrent(model, text, 6), sliding(model, text, 6)
     assert model.training

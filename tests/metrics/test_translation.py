@@ -1,4 +1,4 @@
-"""One way to score translations, the one everybody can compare with."""
+"""Translations are scored as by sacrebleu, so that everyone can compare."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REFERENCES = ["the cat sat on a mat", "how are you today my friend", "nothing ma
 LONG = ["the cat sat on a mat", "how are you today my friend", "nothing in here matches at all", "this is not empty"]
 
 
-def test_numbers_are_sacrebleus() -> None:
+def test_scores_equal_sacrebleus() -> None:
     scores = evaluate(HYPOTHESES, REFERENCES, resamples=0)
     assert scores.bleu == sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES]).score
     assert scores.chrf == sacrebleu.corpus_chrf(HYPOTHESES, [REFERENCES]).score
@@ -52,7 +52,7 @@ def test_short_lines_have_an_interval() -> None:
     assert 0 <= scores.chrf_interval.low < scores.chrf < scores.chrf_interval.high
 
 
-def test_scores_read_well() -> None:
+def test_scores_are_printed_readably() -> None:
     lines = evaluate(LONG, LONG).text().splitlines()
     assert lines[0].startswith("BLEU  100.0  [100.0, 100.0]  nrefs:1|")
     assert lines[1].startswith("chrF  100.0  [100.0, 100.0]  nrefs:1|")

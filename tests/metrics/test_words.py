@@ -8,7 +8,7 @@ from allyouneed.errors import UserError
 from allyouneed.metrics.words import character_error_rate, edits, plain, word_error_rate
 
 
-def test_by_hand():
+def test_word_error_rates_match_hand_counts():
     assert edits(["the", "cat", "sat"], ["the", "cat", "sat"]) == 0
     assert edits(["the", "cat"], ["the", "cat", "sat"]) == 1
     assert edits(["a", "the", "cat", "sat"], ["the", "cat", "sat"]) == 1
@@ -27,7 +27,7 @@ def slow(found, expected):
 
 
 @given(st.text("abc", max_size=5), st.text("abc", max_size=5))
-def test_against_the_definition(found, expected):
+def test_word_error_rate_matches_its_definition(found, expected):
     assert edits(found, expected) == slow(found, expected)
 
 

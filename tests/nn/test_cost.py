@@ -55,7 +55,7 @@ def test_parameters_of_random_configs(vocab, tied, bias, wiring, norm):
     assert config.cost().parameters == parameter_count(config)
 
 
-def test_the_papers_sizes():
+def test_the_paper_models_have_the_papers_sizes():
     """Table 3 says 65 and 213 million for vocabularies of "about 37000"; the architecture itself gives these."""
     base, big = (parse(Model, preset_tree(f"transformer-{size}")).cost().parameters for size in ("base", "big"))
     vocab, d, ff = 37000, 512, 2048
@@ -159,9 +159,8 @@ def long_text(model: Any) -> int:
 
 @pytest.mark.parametrize("name", STATEFUL)
 def test_state_is_as_large_as_declared(name):
-    """After so many tokens of a source and of a target as long: what grows, for each token of the target; what is
-    constant, once: the source's keys, and what a mixer that forgets comes to keep. In half precision sums stay in
-    single."""
+    """A source and a target of equal length: what grows counts for each token of the target, what is constant once (the
+    source's keys, and what a mixer that forgets keeps). In half precision, sums stay in single precision."""
     config, rows = parse(Model, CASES[name]), 3
     model = config.build().eval()
     long = long_text(model)

@@ -77,7 +77,7 @@ def check_the_rest(whole):
 EVERY = ["q", "k", "v", "out", "cross q", "cross k", "cross v", "cross out", "up", "down", "embed", "head"]
 
 
-def test_normal():
+def test_normal_init_has_the_given_deviation():
     check(model(Normal()), dict.fromkeys(EVERY, 0.02))
     check(model(Normal(std=0.3)), dict.fromkeys(EVERY, 0.3))
 
@@ -97,12 +97,12 @@ def test_gpt2_scales_output_projections_by_depth():
     assert found == pytest.approx(0.02 / math.sqrt(2 * LAYERS), rel=0.05)
 
 
-def test_small():
+def test_small_init_has_the_papers_deviation():
     expected = dict.fromkeys(EVERY, math.sqrt(2 / (5 * WIDTH)))
     check(model(Small()), expected | {"embed": WIDTH**-0.5})
 
 
-def test_t5():
+def test_t5_init_has_the_papers_deviations():
     q, out = (WIDTH * HEAD_WIDTH) ** -0.5, INNER**-0.5
     expected = dict.fromkeys(EVERY, WIDTH**-0.5) | {"q": q, "cross q": q, "out": out, "cross out": out}
     check(model(T5()), expected | {"down": HIDDEN**-0.5, "embed": 1.0})
@@ -121,7 +121,7 @@ def xavier(rows, columns, gain=1.0):
 
 
 @pytest.mark.parametrize("given", [None, 0.3])
-def test_deepnorm(given):
+def test_deepnorm_init_scales_by_depth(given):
     beta = given or (12 * LAYERS) ** -0.25
     expected = {
         "q": xavier(INNER, WIDTH),

@@ -101,11 +101,11 @@ def padded():
 
 def test_batch_norm_ignores_padding_and_matches_torch():
     tokens, *forms = padded()
-    judge = torch.nn.BatchNorm1d(7, eps=1e-3, momentum=0.3).double()
-    expected = judge(tokens)
+    reference = torch.nn.BatchNorm1d(7, eps=1e-3, momentum=0.3).double()
+    expected = reference(tokens)
     upstream = torch.randn(11, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     tokens = tokens.requires_grad_()
-    (wanted,) = torch.autograd.grad((judge(tokens) * upstream).sum(), tokens)
+    (wanted,) = torch.autograd.grad((reference(tokens) * upstream).sum(), tokens)
     for x, context, real in forms:
         norm = BatchNorm(eps=1e-3, momentum=0.3).build(7).double()
         torch.testing.assert_close(norm(x, context)[real], expected, **exactly)
@@ -113,11 +113,11 @@ def test_batch_norm_ignores_padding_and_matches_torch():
         (found,) = torch.autograd.grad((norm(x, context)[real] * upstream).sum(), x)
         torch.testing.assert_close(found[real], wanted, **exactly)
         assert found[~real].eq(0).all()
-        torch.testing.assert_close(norm.running_mean, judge.running_mean, **exactly)
-        torch.testing.assert_close(norm.running_var, judge.running_var, **exactly)
+        torch.testing.assert_close(norm.running_mean, reference.running_mean, **exactly)
+        torch.testing.assert_close(norm.running_var, reference.running_var, **exactly)
         evaluated = norm.eval()(x, context)[real]
-        torch.testing.assert_close(evaluated, judge.eval()(tokens), **exactly)
-        judge.train()
+        torch.testing.assert_close(evaluated, reference.eval()(tokens), **exactly)
+        reference.train()
 
 
 def test_batch_norm_in_evaluation_is_tokenwise():

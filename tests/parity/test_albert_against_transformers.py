@@ -3,7 +3,7 @@
 import pytest
 from transformers import AlbertConfig, AlbertForMaskedLM
 
-import parity as judge
+import parity
 import trials
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
@@ -35,7 +35,7 @@ def test_scores_and_gradients(name, tmp_path, record_difference):
     model = theirs(name)
     outputs, gradients = trials.encoder(model, tmp_path, model.config.type_vocab_size)
     record_difference("ALBERT", "transformers AlbertForMaskedLM", outputs, gradients)
-    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
+    assert outputs < parity.TOLERANCE and gradients < parity.TOLERANCE
 
 
 def test_groups_and_an_untied_head_are_refused_by_name():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import BartConfig, BartForConditionalGeneration, BartModel
 
-import parity as judge
+import parity
 import trials
 
 CASES = {
@@ -40,7 +40,7 @@ def theirs(name, **others):
 def test_scores_and_gradients(name, tmp_path, record_difference):
     outputs, gradients = trials.encoder_decoder(theirs(name), tmp_path)
     record_difference("BART", "transformers BartForConditionalGeneration", outputs, gradients)
-    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
+    assert outputs < parity.TOLERANCE and gradients < parity.TOLERANCE
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -53,17 +53,17 @@ def test_greedy_answers(seed, tmp_path):
 
 def test_a_bias_of_the_logits_is_kept(tmp_path):
     biased = theirs("small")
-    judge.randomise(biased)
+    parity.randomise(biased)
     biased.final_logits_bias.normal_(generator=torch.Generator().manual_seed(1))
-    model = judge.ours(biased, tmp_path)
+    model = parity.ours(biased, tmp_path)
     assert torch.equal(model.head.bias, biased.final_logits_bias[0])
-    assert trials.step_by_step(model, biased, trials.Rows.of(trials.SOURCES, pad=1)) < judge.TOLERANCE
+    assert trials.step_by_step(model, biased, trials.Rows.of(trials.SOURCES, pad=1)) < parity.TOLERANCE
 
 
 def test_the_files_of_a_bare_model(tmp_path):
     bare = BartModel(BartConfig(**sizes(**CASES["small"]))).eval()
-    judge.randomise(bare)
-    model = judge.ours(bare, tmp_path)
+    parity.randomise(bare)
+    model = parity.ours(bare, tmp_path)
     source, target = trials.Rows(torch.tensor([[5, 6, 7]])), trials.Rows(torch.tensor([[2, 8, 9, 4]]))
     expected = bare(input_ids=source.tokens, decoder_input_ids=target.tokens).last_hidden_state
-    assert judge.difference(model(trials.Batch(target, source)), expected) < judge.TOLERANCE
+    assert parity.difference(model(trials.Batch(target, source)), expected) < parity.TOLERANCE

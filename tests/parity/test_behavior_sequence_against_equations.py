@@ -22,7 +22,7 @@ def model():
 
 
 def users():
-    """Of each: ids of items and side information (time, 1 + sides), ages (time,), features, click."""
+    """For each user: ids of items and side information (time, 1 + sides), ages (time,), features, click."""
     dice = torch.Generator().manual_seed(1)
     for number, count in enumerate(USERS):
         columns = torch.randint(4, VOCAB, (count + 1, 1 + SIDES), generator=dice)

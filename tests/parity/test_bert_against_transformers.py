@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM
 
-import parity as judge
+import parity
 import trials
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
@@ -54,7 +54,7 @@ def test_scores_and_gradients(name, tmp_path, record_difference):
     model = theirs(name)
     outputs, gradients = trials.encoder(model, tmp_path, model.config.type_vocab_size)
     record_difference("BERT", "transformers BertForMaskedLM", outputs, gradients)
-    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
+    assert outputs < parity.TOLERANCE and gradients < parity.TOLERANCE
 
 
 class RelativeSelfAttention(nn.Module):
@@ -97,8 +97,8 @@ def test_relative_positions(kind, tmp_path, record_difference):
     model.bert.embeddings.position_embeddings.weight.requires_grad_(False)
     outputs, gradients = trials.encoder(model, tmp_path, 2)
     record_difference("Shaw positions", "transformers 4 BertSelfAttention, written out", outputs, gradients)
-    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
-    config, weights = judge.saved(model, tmp_path)
+    assert outputs < parity.TOLERANCE and gradients < parity.TOLERANCE
+    config, weights = parity.saved(model, tmp_path)
     ours = FAMILIES["bert"].convert(config, weights)
     written, back = FAMILIES["bert"].write(ours, None, FAMILIES["bert"].unused(config, weights))
     assert written["position_embedding_type"] == kind and all(back[name].equal(weights[name]) for name in weights)
@@ -106,8 +106,8 @@ def test_relative_positions(kind, tmp_path, record_difference):
 
 def test_old_names_of_norms_are_understood(tmp_path):
     model = theirs("small")
-    judge.randomise(model)
-    config, weights = judge.saved(model, tmp_path)
+    parity.randomise(model)
+    config, weights = parity.saved(model, tmp_path)
     old = {n.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta"): w for n, w in weights.items()}
     assert set(old) != set(weights)
     found = FAMILIES["bert"].convert(config, old)

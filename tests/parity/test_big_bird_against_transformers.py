@@ -1,14 +1,14 @@
 """BigBird: scores and gradients of Hugging Face's BigBirdForMaskedLM, and our own BigBird against its definition.
 
-Theirs pads a batch to blocks, so that a sentence gets other numbers in other company; each one is compared alone with
-ours in one batch. In evaluation they draw no random blocks; what they do instead is nn/mixers/attention/big_bird.py's.
+Theirs pads a batch to blocks, so that results depend on the rest of the batch; each one is compared alone with ours in
+one batch. In evaluation they draw no random blocks; what they do instead is nn/mixers/attention/big_bird.py's.
 """
 
 import pytest
 import torch
 from transformers import BigBirdConfig, BigBirdForMaskedLM
 
-import parity as judge
+import parity
 import trials
 from allyouneed.config import parse
 from allyouneed.interop.families import FAMILIES
@@ -52,7 +52,7 @@ theirs = build
 def test_whole_attention(name, tmp_path, record_difference):
     outputs, gradients = trials.encoder(build(name, attention_type="original_full"), tmp_path, 2)
     record_difference("BigBird", "transformers BigBirdForMaskedLM, original_full", outputs, gradients)
-    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
+    assert outputs < parity.TOLERANCE and gradients < parity.TOLERANCE
 
 
 def sentence_by_sentence(model, theirs):
@@ -62,7 +62,7 @@ def sentence_by_sentence(model, theirs):
     texts = [torch.randint(3, 31, (length,), generator=dice).tolist() for length in lengths]
     rows, alone = Rows.of(texts), []
     for text in texts:
-        theirs.bert.set_attention_type("block_sparse")  # it goes over to the whole by itself, but not back
+        theirs.bert.set_attention_type("block_sparse")  # it switches to full attention automatically, but not back
         alone.append(theirs(input_ids=torch.tensor([text])).logits[0])
     return model.logits(Batch(rows))[trials.real(rows)], torch.cat(alone)
 
@@ -71,21 +71,21 @@ def sentence_by_sentence(model, theirs):
 def test_sparse_attention(name, tmp_path, record_difference):
     """Gradients in double precision: they are sums over 200 tokens, and those of keys' biases should be zero."""
     theirs = build(name)
-    judge.randomise(theirs)
-    model = judge.ours(theirs, tmp_path)
-    outputs = judge.difference(*sentence_by_sentence(model, theirs))
+    parity.randomise(theirs)
+    model = parity.ours(theirs, tmp_path)
+    outputs = parity.difference(*sentence_by_sentence(model, theirs))
     found, expected = sentence_by_sentence(model.double(), theirs.double())
-    assert judge.difference(found, expected) < judge.TOLERANCE
+    assert parity.difference(found, expected) < parity.TOLERANCE
     losses = trials.weighed(found), trials.weighed(expected)
-    gradients = judge.gradient_difference(model, theirs, tmp_path, *losses)
+    gradients = parity.gradient_difference(model, theirs, tmp_path, *losses)
     record_difference("BigBird", "transformers BigBirdForMaskedLM, block_sparse", outputs, gradients)
-    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
+    assert outputs < parity.TOLERANCE and gradients < parity.TOLERANCE
 
 
 def test_packed_rows_match_single_sentences(tmp_path):
     theirs = build("small")
-    judge.randomise(theirs)
-    model = judge.ours(theirs, tmp_path)
+    parity.randomise(theirs)
+    model = parity.ours(theirs, tmp_path)
     tokens = torch.randint(3, 31, (1, 50), generator=torch.Generator().manual_seed(1))
     segments = torch.tensor([[1] * 31 + [2] * 17 + [0] * 2])
     packed = model.logits(Batch(Rows(tokens, segments=segments)))
@@ -114,6 +114,6 @@ def test_the_bigbird_pattern_matches_its_definition(record_difference):
         looked = mixer.out((weights @ v).transpose(1, 2).flatten(2))
         hidden = norms[0](hidden + looked, None)
         hidden = norms[1](hidden + block.sublayers["channel"](hidden, None), None)
-    outputs = judge.difference(found, sparse.head(hidden))
+    outputs = parity.difference(found, sparse.head(hidden))
     record_difference("BigBird", "its definition, key by key", outputs)
-    assert outputs < judge.TOLERANCE
+    assert outputs < parity.TOLERANCE

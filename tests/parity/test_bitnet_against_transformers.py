@@ -3,8 +3,8 @@
 Rounding is not continuous: sums in another order differ by some 1e-7, and where that puts an activation on the other
 side of a half, it moves by a whole step. The map itself is compared on equal inputs, where nothing can move. Of 120
 models like those below with other weights, 3 had one activation on the other side (outputs then 1e-3 apart), the rest
-agreed to 1.3e-6; the weights drawn here have none, so the tolerance is everybody's. Their rounding is done in single
-precision whatever the model is in, so there is no judge in double; our own tempos are compared there.
+agreed to 1.3e-6; the weights drawn here have none, so the usual tolerance applies. Their rounding is done in single
+precision whatever the model is in, so there is no reference in double; our own ways of decoding are compared there.
 """
 
 import pytest
@@ -14,7 +14,7 @@ from transformers import BitNetConfig, BitNetForCausalLM
 from transformers.integrations.bitnet import AutoBitLinear, BitLinear, pack_weights
 
 import decoders
-import parity as judge
+import parity
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 from allyouneed.nn.batch import Batch, Rows
@@ -76,7 +76,7 @@ def test_the_map_and_its_gradients(inputs, outputs, norm, bias, record_differenc
         (y * torch.linspace(-1, 1, y.numel()).view_as(y)).sum().backward()
         found = dict(layer.named_parameters())
         results.append([y, x.grad, *(p.grad for _, p in sorted(found.items(), key=lambda i: "norm" in i[0]))])
-    differences = [judge.difference(own, their) for own, their in zip(*results, strict=True)]
+    differences = [parity.difference(own, their) for own, their in zip(*results, strict=True)]
     assert max(differences) < 1e-6
     record_difference("BitNet b1.58", "transformers AutoBitLinear", differences[0], max(differences[1:]))
 
@@ -143,7 +143,7 @@ def test_folders_without_a_quantization_config_are_dense(tmp_path, record_differ
     """As BitNetForCausalLM is then made of ordinary linear maps; exported, they stay so."""
     dense = BitNetForCausalLM(BitNetConfig(**SMALL))
     record_difference("BitNet b1.58", "transformers BitNetForCausalLM", *decoders.agree(dense, tmp_path))
-    config, weights = judge.saved(dense, tmp_path)
+    config, weights = parity.saved(dense, tmp_path)
     written, back = FAMILIES["bitnet"].write(FAMILIES["bitnet"].convert(config, weights))
     assert "quantization_config" not in written and all(back[name].equal(weights[name]) for name in weights)
 
@@ -154,7 +154,7 @@ def test_released_files_with_four_weights_in_a_byte(kind, tmp_path):
     """Compared with their map for such files; `bitlinear` stores the reciprocal of the step."""
     name = "groups of queries"
     config, judged = BitNetConfig(**SMALL | CASES[name]), theirs(name).eval()
-    judge.randomise(judged)
+    parity.randomise(judged)
     weights = {}
     for path, module in list(judged.named_modules()):
         if isinstance(module, AutoBitLinear):
@@ -174,7 +174,7 @@ def test_released_files_with_four_weights_in_a_byte(kind, tmp_path):
     said = dict(quant_method="bitnet", linear_class=kind, quantization_mode="offline")
     model = FAMILIES["bitnet"].convert(config.to_dict() | {"quantization_config": said}, weights)
     rows = Rows(torch.tensor([decoders.TEXTS[0]]))
-    assert judge.difference(model.logits(Batch(rows)), judged(input_ids=rows.tokens).logits) < judge.TOLERANCE
+    assert parity.difference(model.logits(Batch(rows)), judged(input_ids=rows.tokens).logits) < parity.TOLERANCE
 
 
 @pytest.mark.parametrize(

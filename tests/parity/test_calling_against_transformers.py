@@ -29,7 +29,7 @@ from transformers import (
 )
 
 import allyouneed as ayn
-import parity as judge
+import parity
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.infer.predictors.forward import NamedForward, model_inputs
@@ -43,15 +43,15 @@ DRY = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
 
 def both(theirs: Any, folder: Path) -> tuple[Any, NamedForward]:
-    judge.randomise(theirs.eval())
-    return theirs, NamedForward(judge.ours(theirs, folder))
+    parity.randomise(theirs.eval())
+    return theirs, NamedForward(parity.ours(theirs, folder))
 
 
 def near(found: torch.Tensor, expected: torch.Tensor, real: torch.Tensor | None = None) -> None:
     assert found.shape == expected.shape
     if real is not None:
         found, expected = found[real], expected[real]
-    assert judge.difference(found, expected) < judge.TOLERANCE
+    assert parity.difference(found, expected) < parity.TOLERANCE
 
 
 def layers_are(call: NamedForward, inputs: dict[str, Any], expected: Any, real: torch.Tensor | None = None) -> None:
@@ -74,7 +74,7 @@ def test_an_encoder_with_types(tmp_path: Path) -> None:
     layers_are(call, {"tokens": TEXTS, "types": types}, expected.hidden_states, REAL)
     plain = theirs(PADDED, attention_mask=REAL.long()).logits
     near(call.logits({"tokens": TEXTS}), plain, REAL)
-    assert judge.difference(plain[REAL], expected.logits[REAL]) > 0.01, "types matter here"
+    assert parity.difference(plain[REAL], expected.logits[REAL]) > 0.01, "types matter here"
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
@@ -174,7 +174,7 @@ def test_global_positions(tmp_path: Path) -> None:
     expected = theirs(tokens, attention_mask=real.long(), global_attention_mask=marks).logits
     near(call.logits({"tokens": texts, "global_positions": places}), expected, real)
     near(call.logits({"tokens": texts, "global_positions": marks.bool()}), expected, real)
-    assert judge.difference(call.logits({"tokens": texts})[real], expected[real]) > 0.01
+    assert parity.difference(call.logits({"tokens": texts})[real], expected[real]) > 0.01
     with pytest.raises(UserError, match="expected 2 lists of positions from 0 to 15"):
         call.logits({"tokens": texts, "global_positions": [[16], []]})
 

@@ -17,7 +17,7 @@ from allyouneed.nn.sublayer import Mixer
 from parity import difference
 
 WIDTH, HEADS, D = 12, 3, 4
-JUDGE = "equations"
+REFERENCE = "equations"
 COMMON = parse(
     Model, {"kind": "encoder", "vocab": 5, "width": WIDTH, "encoder": [{"channel": {"kind": "ffn", "hidden": 4}}]}
 )
@@ -56,7 +56,7 @@ def compared(module, oracle, time, record, system):
         gradients.append(torch.autograd.grad(total, learns))
     outputs = max(difference(*pair) for pair in pairs)
     slopes = max(difference(*pair) for pair in zip(*gradients, strict=True))
-    record(system, JUDGE, outputs, slopes)
+    record(system, REFERENCE, outputs, slopes)
     assert outputs < 1e-9 and slopes < 1e-9
 
 

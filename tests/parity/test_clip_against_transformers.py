@@ -5,7 +5,7 @@ import torch
 from transformers import CLIPConfig, CLIPModel
 
 import allyouneed as ayn
-import parity as judge
+import parity
 from allyouneed.config import parse
 from allyouneed.interop.families import FAMILIES
 from allyouneed.nn.batch import Batch, Rows, Signal
@@ -68,11 +68,11 @@ def theirs(name):
 
 def both(name, folder):
     model = theirs(name)
-    judge.randomise(model)
+    parity.randomise(model)
     vision = model.config.vision_config
     size = (3, vision.num_channels, vision.image_size, vision.image_size)
     pixels = torch.randn(size, generator=torch.Generator().manual_seed(1))
-    return model, judge.ours(model, folder), pixels
+    return model, parity.ours(model, folder), pixels
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -83,11 +83,11 @@ def test_cosines_and_gradients(name, tmp_path, record_difference):
     expected = theirs(input_ids=rows.tokens, attention_mask=real.long(), pixel_values=pixels).logits_per_image
     found = model.logits(Batch(target=rows, source=Signal(pixels)))
     weight = torch.linspace(-1, 1, expected.numel()).view_as(expected)
-    worst = judge.difference(found, expected)
+    worst = parity.difference(found, expected)
     losses = (found * weight).sum(), (expected * weight).sum()
-    gradients = judge.gradient_difference(model, theirs, tmp_path, *losses)
+    gradients = parity.gradient_difference(model, theirs, tmp_path, *losses)
     record_difference("CLIP", "transformers CLIPModel", worst, gradients)
-    assert worst < judge.TOLERANCE and gradients < judge.TOLERANCE
+    assert worst < parity.TOLERANCE and gradients < parity.TOLERANCE
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -96,8 +96,8 @@ def test_the_vectors_of_each_tower(name, tmp_path):
     rows = Rows.of(TEXTS)
     with torch.no_grad():
         there = theirs(input_ids=rows.tokens, pixel_values=pixels)
-        assert judge.difference(model.vectors("image", Signal(pixels)), there.image_embeds) < judge.TOLERANCE
-        assert judge.difference(model.vectors("text", rows), there.text_embeds) < judge.TOLERANCE
+        assert parity.difference(model.vectors("image", Signal(pixels)), there.image_embeds) < parity.TOLERANCE
+        assert parity.difference(model.vectors("text", rows), there.text_embeds) < parity.TOLERANCE
 
 
 @pytest.mark.parametrize(("end", "pad"), [(27, 27), (27, 0), (2, 0)])
@@ -106,14 +106,14 @@ def test_without_lengths_a_text_ends_where_theirs_does(end, pad, tmp_path):
     theirs = CLIPModel(
         CLIPConfig(**CASES["small"] | {"text_config": CASES["small"]["text_config"] | {"eos_token_id": end}})
     )
-    judge.randomise(theirs)
-    config, weights = judge.saved(theirs.eval(), tmp_path)
+    parity.randomise(theirs)
+    config, weights = parity.saved(theirs.eval(), tmp_path)
     model = FAMILIES["clip"].convert(config, weights)
     rows = torch.tensor([[26, 5, 27, 9, 3, pad, pad], [26, 4, 27, pad, pad, pad, pad], [26, 8, 8, 1, 2, 27, pad]])
     pixels = torch.randn(3, 3, 12, 12, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = theirs(input_ids=rows, pixel_values=pixels).logits_per_image
-        assert judge.difference(model(pixels, rows), expected) < judge.TOLERANCE
+        assert parity.difference(model(pixels, rows), expected) < parity.TOLERANCE
     written, _ = FAMILIES["clip"].write(model)
     assert written["text_config"]["eos_token_id"] == end
 
@@ -125,7 +125,7 @@ def test_the_loss(tmp_path):
     with torch.no_grad():
         expected = theirs(input_ids=rows.tokens, pixel_values=pixels, return_loss=True).loss
         loss = info_nce(model.logits(Batch(target=rows, source=Signal(pixels))))
-    assert judge.difference(loss.total / loss.tokens, expected) < judge.TOLERANCE
+    assert parity.difference(loss.total / loss.tokens, expected) < parity.TOLERANCE
 
 
 def test_the_preset_is_the_model_of_the_reference():

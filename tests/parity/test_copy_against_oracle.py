@@ -22,7 +22,7 @@ def small():
 
 
 def oracle(model, source, target):
-    """P(w) of each target token (time, vocab). Encoder and decoder states are the model's: other tests judge them."""
+    """P(w) of each target token (time, vocab). Encoder and decoder states are the model's: other tests compare them."""
     head, vocab = model.head, model.config.vocab
     memory = model.encode(Rows(torch.tensor([source])))
     states = model.decode(Rows(torch.tensor([target])), memory)[0, :, : model.config.width]

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-import parity as judge
+import parity
 from allyouneed.config import override, parse, preset_tree, tree_of
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.base import Model
@@ -77,7 +77,7 @@ def compared(system, name, run, encoder, decoder, record_difference, changes=())
     tree["encoder"][0]["repeat"], tree["decoder"][0]["repeat"] = encoder, decoder
     config = parse(Model, tree)
     model = config.build()
-    judge.randomise(model)
+    parity.randomise(model)
     weights = Weights.of(model)
     alphas = 0.81 * (encoder**4 * decoder) ** (1 / 16), (3 * decoder) ** (1 / 4)  # DeepNet, figure 2, encoder-decoder
     pairs = [(torch.tensor(source), torch.tensor(target)) for source, target in zip(SOURCES, TARGETS, strict=True)]
@@ -88,6 +88,6 @@ def compared(system, name, run, encoder, decoder, record_difference, changes=())
     with torch.no_grad():
         states = model.eval().start(source)
         steps = [model.head(model.advance(Rows(column), states)) for column in rows.tokens.split(1, 1)]
-    worst = max(outputs, judge.difference(torch.cat(steps, 1)[real], expected.detach()))
+    worst = max(outputs, parity.difference(torch.cat(steps, 1)[real], expected.detach()))
     record_difference(system, "oracle from the paper", worst, gradients)
-    assert worst < judge.TOLERANCE and gradients < judge.TOLERANCE
+    assert worst < parity.TOLERANCE and gradients < parity.TOLERANCE

@@ -3,7 +3,7 @@
 import pytest
 from transformers import DistilBertConfig, DistilBertForMaskedLM
 
-import parity as judge
+import parity
 import trials
 
 CASES = {
@@ -24,4 +24,4 @@ def theirs(name):
 def test_scores_and_gradients(name, tmp_path, record_difference):
     outputs, gradients = trials.encoder(theirs(name), tmp_path)
     record_difference("DistilBERT", "transformers DistilBertForMaskedLM", outputs, gradients)
-    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
+    assert outputs < parity.TOLERANCE and gradients < parity.TOLERANCE

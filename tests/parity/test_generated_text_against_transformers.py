@@ -21,7 +21,7 @@ from transformers import (
 )
 
 import allyouneed as ayn
-import parity as judge
+import parity
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. How are you today? I am fine, thank you very much!",
@@ -86,7 +86,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     tokenizer = words(folder, begins=request.param != "gpt2")
     torch.manual_seed(3)
     theirs = model(request.param, len(tokenizer)).eval()
-    judge.randomise(theirs, 3)
+    parity.randomise(theirs, 3)
     be_talkative(theirs, tokenizer)
     theirs.save_pretrained(folder)
     return theirs, tokenizer, ayn.load(folder)

@@ -6,7 +6,7 @@ import importlib
 import pytest
 import torch
 
-import parity as judge
+import parity
 import trials
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
@@ -38,7 +38,7 @@ def built(family):
 
 def generated(theirs, sources, beam, forced, end):
     """Their output after the forced tokens, up to the end token."""
-    pad = theirs.config.pad_token_id  # places are counted by it: nobody says it
+    pad = theirs.config.pad_token_id  # positions are counted by it: it is never generated
     rows = Rows.of(sources, pad=pad)
     said = theirs.generate(
         input_ids=rows.tokens,
@@ -76,7 +76,7 @@ def test_tokens(family, beam, forced, tmp_path):
     prefix = [] if forced is None else [forced]
     options = dict(counted=len(prefix), ended=forced is not None)
     pad = theirs.config.pad_token_id
-    engine = Engine(judge.ours(theirs, tmp_path), bos=START, eos=end, pad=pad, forbidden=[pad], **options)
+    engine = Engine(parity.ours(theirs, tmp_path), bos=START, eos=end, pad=pad, forbidden=[pad], **options)
     how = dict(method="beam" if beam > 1 else "greedy", beam=beam, length_penalty=1.0, penalty="power")
     decoding = Decoding(**how, extra=1000, max_length=STEPS - len(prefix))
     answers = engine.generate(sources, decoding, prefix=[prefix] * len(sources))

@@ -3,7 +3,7 @@
 import pytest
 import transformers
 
-import parity as judge
+import parity
 import trials
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
@@ -39,7 +39,7 @@ def test_scores_and_gradients(family, kind, tmp_path, record_difference):
     theirs = getattr(transformers, f"{family}{kind}")(config).eval()
     outputs, gradients = trials.encoder(theirs, tmp_path)
     record_difference(NAMES.get(family, family), f"transformers {family}{kind}", outputs, gradients)
-    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
+    assert outputs < parity.TOLERANCE and gradients < parity.TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["BertForQuestionAnswering", "BertLMHeadModel"])

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 import allyouneed as ayn
-import parity as judge
+import parity
 from allyouneed.config import parse
 from allyouneed.data.media.image import Pixels
 from allyouneed.infer.predictors.image_classifier import ImageClassifier
@@ -71,7 +71,7 @@ def test_the_same_pixels(name, size, tmp_path, record_difference):
     image.save(tmp_path / "a.png")
     expected = PROCESSORS[name](image, return_tensors="pt").pixel_values[0].float()
     found = ours(PROCESSORS[name], tmp_path).read(tmp_path / "a.png")
-    worst = judge.difference(found, expected)
+    worst = parity.difference(found, expected)
     record_difference("pixels", "transformers image processors", worst)
     assert found.shape == expected.shape and worst <= 1e-6
 
@@ -85,7 +85,7 @@ def test_jpeg_orientation(tmp_path):
     with Image.open(tmp_path / "a.jpg") as opened:
         turned = opened.transpose(Image.Transpose.ROTATE_270)
     expected = PROCESSORS["clip"](turned, return_tensors="pt").pixel_values[0]
-    assert judge.difference(ours(PROCESSORS["clip"], tmp_path).read(tmp_path / "a.jpg"), expected) <= 1e-6
+    assert parity.difference(ours(PROCESSORS["clip"], tmp_path).read(tmp_path / "a.jpg"), expected) <= 1e-6
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "L", "P", "1", "CMYK"])
@@ -95,7 +95,7 @@ def test_other_kinds_of_pixels(mode, tmp_path):
     if mode == "RGBA":
         image.putalpha(picture(60, 45, 3, 1))
     expected = PROCESSORS["clip"](image, return_tensors="pt").pixel_values[0]
-    assert judge.difference(ours(PROCESSORS["clip"], tmp_path).read(image), expected) <= 1e-6
+    assert parity.difference(ours(PROCESSORS["clip"], tmp_path).read(image), expected) <= 1e-6
 
 
 def test_pixels_as_numbers(tmp_path):
@@ -130,7 +130,7 @@ def test_keys_of_old_files_are_translated(said, theirs, tmp_path):
     image = picture(70, 51)
     expected = theirs(image, return_tensors="pt").pixel_values[0]
     found = parse(Pixels, preprocessor.read(tmp_path, "vit")).read(image)
-    assert judge.difference(found, expected) <= 1e-6
+    assert parity.difference(found, expected) <= 1e-6
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_classes_match_their_pipeline(files, tmp_path):
         id2label={n: name for n, name in enumerate(["cat", "dog", "bird", "fish", "moth", "newt", "toad"])},
     )  # fmt: skip
     theirs = ViTForImageClassification(config).eval()
-    judge.randomise(theirs)
+    parity.randomise(theirs)
     processor = ViTImageProcessorPil(size={"height": 24, "width": 24})
     pipeline = ImageClassificationPipeline(model=theirs, image_processor=processor)
     for part in (theirs, processor):
@@ -180,7 +180,7 @@ def test_matches_their_pipeline(files, tmp_path):
         vision_config=dict(hidden_size=12, image_size=24, patch_size=8, **shared),
     )
     theirs = CLIPModel(config).eval()
-    judge.randomise(theirs)
+    parity.randomise(theirs)
     processor = CLIPImageProcessorPil(size={"shortest_edge": 24}, crop_size={"height": 24, "width": 24})
     their_tokenizer = PreTrainedTokenizerFast(tokenizer_object=words(), pad_token="<pad>", eos_token="<end>")
     pipeline = ZeroShotImageClassificationPipeline(model=theirs, image_processor=processor, tokenizer=their_tokenizer)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import LongformerConfig, LongformerForMaskedLM, LongformerForSequenceClassification
 
-import parity as judge
+import parity
 import trials
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
@@ -50,14 +50,14 @@ def test_scores_and_gradients(name, chosen, tmp_path, record_difference):
         marks = marks & (torch.arange(LENGTHS[0])[None] < torch.tensor(LENGTHS)[:, None])
     outputs, gradients = trials.encoder(model, tmp_path, model.config.type_vocab_size, TEXTS, marks)
     record_difference("Longformer", "transformers LongformerForMaskedLM", outputs, gradients)
-    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
+    assert outputs < parity.TOLERANCE and gradients < parity.TOLERANCE
 
 
 def test_classes(tmp_path, record_difference):
     model = LongformerForSequenceClassification(config("small")).eval()
     outputs, gradients = trials.encoder(model, tmp_path, 1, TEXTS, CHOSEN["the first"])
     record_difference("Longformer", "transformers LongformerForSequenceClassification", outputs, gradients)
-    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
+    assert outputs < parity.TOLERANCE and gradients < parity.TOLERANCE
 
 
 def test_mismatches_are_refused_by_name():

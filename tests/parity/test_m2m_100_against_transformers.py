@@ -8,7 +8,7 @@ from test_bart_against_transformers import CASES as BARTS
 from test_bart_against_transformers import sizes
 from transformers import M2M100Config, M2M100ForConditionalGeneration
 
-import parity as judge
+import parity
 import trials
 
 CASES = BARTS | {"small": dict(d_model=32, heads=(4, 2), hidden=(40, 40), layers=(2, 2))}
@@ -24,4 +24,4 @@ def theirs(name, pad=2):
 def test_scores_and_gradients(name, pad, tmp_path, record_difference):
     outputs, gradients = trials.encoder_decoder(theirs(name, pad), tmp_path)
     record_difference("M2M-100", "transformers M2M100ForConditionalGeneration", outputs, gradients)
-    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
+    assert outputs < parity.TOLERANCE and gradients < parity.TOLERANCE

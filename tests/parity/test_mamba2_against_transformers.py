@@ -5,7 +5,7 @@ import torch
 from transformers import Mamba2Config, Mamba2ForCausalLM
 
 import decoders
-import parity as judge
+import parity
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 from allyouneed.nn.batch import Batch, Rows
@@ -30,16 +30,16 @@ def test_logits_gradients_and_steps(name, tmp_path, record_difference):
 
 
 def test_a_text_of_several_chunks(tmp_path, record_difference):
-    """Of odd length, and with chunks of another size on their side."""
+    """The text has an odd length, and their chunks have another size."""
     other = theirs("as published", use_cache=False, chunk_size=50).eval()
-    judge.randomise(other)
-    model = judge.ours(other, tmp_path)
+    parity.randomise(other)
+    model = parity.ours(other, tmp_path)
     tokens = torch.randint(1, 31, (2, 163), generator=torch.Generator().manual_seed(3))
     found, expected = model.logits(Batch(Rows(tokens))), other(input_ids=tokens).logits
-    outputs = judge.difference(found, expected)
+    outputs = parity.difference(found, expected)
     weight = torch.linspace(-1, 1, expected.numel()).view_as(expected) / 163
-    gradients = judge.gradient_difference(model, other, tmp_path, (found * weight).sum(), (expected * weight).sum())
-    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE, (outputs, gradients)
+    gradients = parity.gradient_difference(model, other, tmp_path, (found * weight).sum(), (expected * weight).sum())
+    assert outputs < parity.TOLERANCE and gradients < parity.TOLERANCE, (outputs, gradients)
     record_difference("Mamba-2", "transformers Mamba2ForCausalLM", outputs, gradients)
 
 

@@ -5,7 +5,7 @@ import torch
 from transformers import MambaConfig, MambaForCausalLM
 
 import decoders
-import parity as judge
+import parity
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 from allyouneed.nn.batch import Batch, Rows
@@ -32,14 +32,14 @@ def test_logits_gradients_and_steps(name, tmp_path, record_difference):
 def test_a_text_of_several_segments(tmp_path, record_difference):
     """Longer than the segments in which the scan is computed and recomputed."""
     other = theirs("as published", use_cache=False).eval()
-    judge.randomise(other)
-    model = judge.ours(other, tmp_path)
+    parity.randomise(other)
+    model = parity.ours(other, tmp_path)
     tokens = torch.randint(1, 31, (2, 300), generator=torch.Generator().manual_seed(3))
     found, expected = model.logits(Batch(Rows(tokens))), other(input_ids=tokens).logits
-    outputs = judge.difference(found, expected)
+    outputs = parity.difference(found, expected)
     weight = torch.linspace(-1, 1, expected.numel()).view_as(expected) / 300
-    gradients = judge.gradient_difference(model, other, tmp_path, (found * weight).sum(), (expected * weight).sum())
-    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE, (outputs, gradients)
+    gradients = parity.gradient_difference(model, other, tmp_path, (found * weight).sum(), (expected * weight).sum())
+    assert outputs < parity.TOLERANCE and gradients < parity.TOLERANCE, (outputs, gradients)
     record_difference("Mamba", "transformers MambaForCausalLM", outputs, gradients)
 
 

@@ -6,7 +6,7 @@ from test_bart_against_transformers import CASES as BARTS
 from test_bart_against_transformers import sizes
 from transformers import MarianConfig, MarianMTModel
 
-import parity as judge
+import parity
 import trials
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
@@ -27,15 +27,15 @@ def theirs(name):
 def test_scores_and_gradients(name, tmp_path, record_difference):
     outputs, gradients = trials.encoder_decoder(theirs(name), tmp_path)
     record_difference("Marian", "transformers MarianMTModel", outputs, gradients)
-    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
+    assert outputs < parity.TOLERANCE and gradients < parity.TOLERANCE
 
 
 def test_a_bias_of_the_logits_is_kept(tmp_path):
     biased = theirs("small")
-    judge.randomise(biased)
+    parity.randomise(biased)
     biased.final_logits_bias.normal_(generator=torch.Generator().manual_seed(1))
-    model = judge.ours(biased, tmp_path)
-    assert trials.step_by_step(model, biased, trials.Rows.of(trials.SOURCES, pad=1)) < judge.TOLERANCE
+    model = parity.ours(biased, tmp_path)
+    assert trials.step_by_step(model, biased, trials.Rows.of(trials.SOURCES, pad=1)) < parity.TOLERANCE
 
 
 def test_learned_positions_are_refused_by_name():

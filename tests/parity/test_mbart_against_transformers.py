@@ -4,7 +4,7 @@ import pytest
 from test_bart_against_transformers import CASES, sizes
 from transformers import MBartConfig, MBartForConditionalGeneration
 
-import parity as judge
+import parity
 import trials
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
@@ -18,7 +18,7 @@ def theirs(name, **others):
 def test_scores_and_gradients(name, tmp_path, record_difference):
     outputs, gradients = trials.encoder_decoder(theirs(name), tmp_path)
     record_difference("mBART", "transformers MBartForConditionalGeneration", outputs, gradients)
-    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
+    assert outputs < parity.TOLERANCE and gradients < parity.TOLERANCE
 
 
 def test_another_wiring_is_refused_by_name():

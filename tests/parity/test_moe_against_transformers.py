@@ -61,7 +61,7 @@ def compare(ours, theirs, convert, rows=3, time=17):
     buffers = dict(theirs.named_buffers())
     wanted = convert({name: p.grad for name, p in theirs.named_parameters() if p.grad is not None} | buffers)
     for name, parameter in ours.named_parameters():
-        if parameter.grad is not None:  # an expert nobody chose has none here and zeros there
+        if parameter.grad is not None:  # an expert that was not chosen has none here and zeros there
             torch.testing.assert_close(parameter.grad, wanted[name], **closely)
         elif name in wanted:
             assert wanted[name].eq(0).all(), name

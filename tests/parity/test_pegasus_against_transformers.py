@@ -4,7 +4,7 @@ import pytest
 from test_bart_against_transformers import CASES, sizes
 from transformers import PegasusConfig, PegasusForConditionalGeneration
 
-import parity as judge
+import parity
 import trials
 
 
@@ -16,4 +16,4 @@ def theirs(name, **others):
 def test_scores_and_gradients(name, tmp_path, record_difference):
     outputs, gradients = trials.encoder_decoder(theirs(name), tmp_path)
     record_difference("PEGASUS", "transformers PegasusForConditionalGeneration", outputs, gradients)
-    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
+    assert outputs < parity.TOLERANCE and gradients < parity.TOLERANCE

@@ -33,7 +33,7 @@ def prepared(run: str, texts: Path, folder: Path):
     return given.task, model, batch, data.train.items, data.train.describe(0, 0)
 
 
-def compare(record, system, judge, model, found, expected, tolerance=EXACT):
+def compare(record, system, source, model, found, expected, tolerance=EXACT):
     """Records differences of two losses and of their gradients; both must be rounding."""
     own = torch.autograd.grad(found, list(model.parameters()), allow_unused=True)
     theirs = torch.autograd.grad(expected, list(model.parameters()), allow_unused=True)
@@ -41,7 +41,7 @@ def compare(record, system, judge, model, found, expected, tolerance=EXACT):
     pairs = [(a, b) for a, b in zip(own, theirs, strict=True) if b is not None]
     gradients = max(float((a - b).abs().max() / b.abs().max().clamp(min=1)) for a, b in pairs)
     assert pairs and any(b.any() for _, b in pairs)
-    record(system, judge, outputs, gradients)
+    record(system, source, outputs, gradients)
     assert outputs < tolerance and gradients < tolerance
 
 
@@ -77,8 +77,8 @@ def test_dpo_is_equation_7(texts, tmp_path, record_difference):
         expected = expected - logsigmoid(task.beta * ratio[0] - task.beta * ratio[1])
     found = task.loss(policy, batch)
     assert int(found.tokens) == len(numbers)
-    judge = "DPO: Rafailov et al. 2023, eq. 7 written out"
-    compare(record_difference, "InstructGPT", judge, policy, found.total, expected)
+    source = "DPO: Rafailov et al. 2023, eq. 7 written out"
+    compare(record_difference, "InstructGPT", source, policy, found.total, expected)
 
 
 def test_the_reward_model_is_equation_1(texts, tmp_path, record_difference):

@@ -11,7 +11,7 @@ from transformers import ReformerConfig, ReformerModelWithLMHead
 from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
 import decoders
-import parity as judge
+import parity
 from allyouneed.config import parse, preset_tree
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
@@ -22,7 +22,7 @@ from allyouneed.nn.mixers.attention.lsh import LSH
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.ops.lsh import chunked_lsh_attention
 
-JUDGE = "transformers ReformerModelWithLMHead"
+REFERENCE = "transformers ReformerModelWithLMHead"
 ROWS, COLUMNS, CHUNK = 4, 6, 8
 OFF = ("hidden_dropout_prob", "local_attention_probs_dropout_prob", "lsh_attention_probs_dropout_prob")
 SIZES = {
@@ -65,16 +65,16 @@ def theirs(name):
 @pytest.mark.parametrize("name", CASES)
 @torch.no_grad()
 def test_logits_and_steps(name, tmp_path, record_difference):
-    """Of texts that theirs does not hash; it has no gradients where it does not train."""
+    """Their model does not hash these texts; it has no gradients where it does not train."""
     model = theirs(name).eval()
-    judge.randomise(model)
-    ours, rows = judge.ours(model, tmp_path), Rows.of([[1, 5, 7, 9, 3, 2, 11, 6, 12, 4, 8], [4, 4, 8], [12]])
+    parity.randomise(model)
+    ours, rows = parity.ours(model, tmp_path), Rows.of([[1, 5, 7, 9, 3, 2, 11, 6, 12, 4, 8], [4, 4, 8], [12]])
     inside = decoders.real(rows)
     expected = model(input_ids=rows.tokens, attention_mask=inside.long()).logits[inside]
     found = [ours.logits(Batch(rows))[inside], decoders.stepwise(ours, rows)[inside]]
-    outputs = max(judge.difference(each, expected) for each in found)
-    record_difference("Reformer", JUDGE, outputs)
-    assert outputs < judge.TOLERANCE
+    outputs = max(parity.difference(each, expected) for each in found)
+    record_difference("Reformer", REFERENCE, outputs)
+    assert outputs < parity.TOLERANCE
 
 
 @pytest.mark.parametrize("name", list(CASES)[:3])
@@ -166,7 +166,7 @@ def moved(named, model):
 @pytest.fixture(scope="module")
 def both():
     their = ReformerModelWithLMHead(ReformerConfig(**SIZES, **dict.fromkeys(OFF, 0.0))).train()
-    judge.randomise(their)
+    parity.randomise(their)
     tree = parse(Model, preset_tree("reformer"))
     model = parse(Model, small(tree.model_dump(mode="json"))).build().train()
     model.load_state_dict(moved(dict(their.named_parameters()), model))
@@ -178,16 +178,16 @@ def test_outputs_and_gradients(both, record_difference):
     model, their = both
     tokens = torch.randint(0, 13, (2, ROWS * COLUMNS), generator=torch.Generator().manual_seed(1))
     found, expected = model.logits(Batch(Rows(tokens))), their(input_ids=tokens).logits
-    outputs = judge.difference(found, expected)
+    outputs = parity.difference(found, expected)
     weight = torch.linspace(-1, 1, expected.numel()).view_as(expected)
     (found * weight).sum().backward()
     (expected * weight).sum().backward()
     named = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in their.named_parameters()}
     wanted, parameters = moved(named, model), dict(model.named_parameters())
     assert set(wanted) == set(parameters)
-    gradients = max(judge.difference(p.grad, wanted[name]) for name, p in parameters.items() if name != "head.bias")
-    record_difference("Reformer", JUDGE, outputs, gradients)
-    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
+    gradients = max(parity.difference(p.grad, wanted[name]) for name, p in parameters.items() if name != "head.bias")
+    record_difference("Reformer", REFERENCE, outputs, gradients)
+    assert outputs < parity.TOLERANCE and gradients < parity.TOLERANCE
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def hashing():
         **dict.fromkeys(OFF, 0.0),
     )
     theirs = LSHSelfAttention(config, layer_idx=0).eval()
-    judge.randomise(theirs)
+    parity.randomise(theirs)
     layer = LSH(heads=2, head_width=5, buckets=6, rounds=1, seed=3).build(Common(width=16)).eval()
     layer.qk.load_state_dict(theirs.query_key.state_dict())
     layer.v.load_state_dict(theirs.value.state_dict())
@@ -229,10 +229,10 @@ def test_chunks_of_sorted_tokens(hashing, record_difference):
     expected = heads(theirs(x).hidden_states)
     rank = ids[..., 0].argsort(dim=-1, stable=True).argsort(-1)
     later = (rank >= CHUNK)[..., None]  # queries of all chunks but the first
-    outputs = judge.difference(found * later, expected * later)
+    outputs = parity.difference(found * later, expected * later)
     weight = torch.linspace(-1, 1, expected.numel()).view_as(expected) * later
     own = torch.autograd.grad((found * weight).sum(), [layer.qk.weight, layer.v.weight])
     their = torch.autograd.grad((expected * weight).sum(), [theirs.query_key.weight, theirs.value.weight])
-    gradients = max(judge.difference(a, b) for a, b in zip(own, their, strict=True))
+    gradients = max(parity.difference(a, b) for a, b in zip(own, their, strict=True))
     record_difference("Reformer", "transformers LSHSelfAttention, chunks", outputs, gradients)
-    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
+    assert outputs < parity.TOLERANCE and gradients < parity.TOLERANCE

@@ -195,7 +195,7 @@ def test_options_of_the_public_code(option, record_difference):
     compared(11, torch.float64, record_difference, config, "oracle with RETRO-pytorch's options")
 
 
-def compared(time, dtype, record_difference, config, judge):
+def compared(time, dtype, record_difference, config, reference):
     model = build(config).to(dtype)
     tokens, found = drawn(time, time)
     given = Neighbours.of([[[one.tolist() for one in chunk] for chunk in found]], K, R, pad=5)
@@ -212,5 +212,5 @@ def compared(time, dtype, record_difference, config, judge):
             assert one is None or not one.any(), name
             continue
         gradients = max(gradients, difference(one, other))
-    record_difference("RETRO", judge, outputs, gradients)
+    record_difference("RETRO", reference, outputs, gradients)
     assert outputs < TOLERANCE[dtype] and gradients < TOLERANCE[dtype]

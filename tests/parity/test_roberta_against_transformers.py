@@ -3,7 +3,7 @@
 import pytest
 from transformers import RobertaConfig, RobertaForMaskedLM
 
-import parity as judge
+import parity
 import trials
 
 CASES = {
@@ -37,4 +37,4 @@ def test_scores_and_gradients(name, tmp_path, record_difference):
     model = theirs(name)
     outputs, gradients = trials.encoder(model, tmp_path, model.config.type_vocab_size)
     record_difference("RoBERTa", "transformers RobertaForMaskedLM", outputs, gradients)
-    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
+    assert outputs < parity.TOLERANCE and gradients < parity.TOLERANCE

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import RoFormerConfig, RoFormerForMaskedLM
 
-import parity as judge
+import parity
 import trials
 from allyouneed.errors import UserError
 
@@ -36,7 +36,7 @@ def test_scores_and_gradients(name, tmp_path, record_difference):
     model = theirs(name)
     outputs, gradients = trials.encoder(model, tmp_path, model.config.type_vocab_size)
     record_difference("RoFormer", "transformers RoFormerForMaskedLM", outputs, gradients)
-    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
+    assert outputs < parity.TOLERANCE and gradients < parity.TOLERANCE
 
 
 def test_other_angles_are_refused(tmp_path):
@@ -44,4 +44,4 @@ def test_other_angles_are_refused(tmp_path):
     with torch.no_grad():
         model.roformer.encoder.embed_positions.weight.add_(0.1)
     with pytest.raises(UserError, match="roformer: the angles are not sinusoids"):
-        judge.ours(model, tmp_path)
+        parity.ours(model, tmp_path)

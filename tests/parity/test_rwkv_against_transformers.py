@@ -10,7 +10,7 @@ import torch
 from transformers import RwkvConfig, RwkvForCausalLM
 
 import decoders
-import parity as judge
+import parity
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
 from allyouneed.nn.batch import Batch, Rows
@@ -37,20 +37,22 @@ def test_logits_gradients_and_steps(name, tmp_path, record_difference):
 @pytest.mark.parametrize("time", [63, 100])
 def test_long_texts_with_fast_and_slow_decay(time, tmp_path, record_difference):
     other = theirs("wider sums", use_cache=False).eval()
-    judge.randomise(other)
+    parity.randomise(other)
     with torch.no_grad():
         for block in other.rwkv.blocks:
             block.attention.time_decay.copy_(torch.linspace(-6, 3, 40))
             block.attention.time_first.sub_(1)
             block.attention.key.weight.mul_(4)
-    model = judge.ours(other, tmp_path)
+    model = parity.ours(other, tmp_path)
     tokens = torch.randint(1, 31, (3, time), generator=torch.Generator().manual_seed(time))
     found, expected = model.logits(Batch(Rows(tokens))), other(input_ids=tokens).logits
-    outputs = max(judge.difference(found, expected), judge.difference(decoders.stepwise(model, Rows(tokens)), expected))
+    outputs = max(
+        parity.difference(found, expected), parity.difference(decoders.stepwise(model, Rows(tokens)), expected)
+    )
     weight = torch.linspace(-1, 1, expected.numel()).view_as(expected) / time
     losses = (found * weight).sum(), (expected * weight).sum()
-    gradients = judge.gradient_difference(model, other, tmp_path, *losses)
-    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE, (outputs, gradients)
+    gradients = parity.gradient_difference(model, other, tmp_path, *losses)
+    assert outputs < parity.TOLERANCE and gradients < parity.TOLERANCE, (outputs, gradients)
     record_difference("RWKV-4", "transformers RwkvForCausalLM", outputs, gradients)
 
 

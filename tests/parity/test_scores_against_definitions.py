@@ -29,7 +29,7 @@ EXACT = 1e-10  # in double precision: a definition has no rounding of its own to
 
 
 def pair_score(kind, module, h, q, k, j):
-    """Of one query and one key of head h (Luong et al. 2015, 3.1; Bahdanau et al. 2015, A.1.2); key j of its
+    """The score of one query and one key of head h (Luong et al. 2015, 3.1; Bahdanau et al. 2015, A.1.2); key j of its
     sentence."""
     weight = getattr(module.scores, "weight", None)
     if kind == "scaled-dot":

@@ -63,10 +63,10 @@ OWN_WORDS = {"bigbird-base"}  # its table reads what transformers computes inste
 @pytest.mark.parametrize("name", SIZES)
 def test_a_preset_is_the_model_of_the_reference(name):
     kind, said, size = SIZES[name]
-    judge = getattr(transformers, kind)
-    config = judge.config_class(**said)
+    reference = getattr(transformers, kind)
+    config = reference.config_class(**said)
     with torch.device("meta"):
-        theirs = judge(config)
+        theirs = reference(config)
         ours = parse(Model, preset_tree(name)).build()
     learned = {id(p): p.numel() for n, p in theirs.named_parameters() if p.requires_grad and ".pooler." not in n}
     assert sum(learned.values()) == sum(p.numel() for p in ours.parameters()) == ours.config.cost().parameters == size

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import decoders
-import parity as judge
+import parity
 from allyouneed.config import parse, preset_tree, tree_of
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.base import Model
@@ -59,7 +59,7 @@ def small(pattern):
 def test_logits_gradients_and_steps(name, may, record_difference):
     config = small(PATTERNS[name])
     model = config.build()
-    judge.randomise(model)
+    parity.randomise(model)
     weights = Weights.of(model)
     dice = torch.Generator().manual_seed(0)
     texts = [torch.randint(0, config.vocab, (length,), generator=dice) for length in (37, 16, 5)]
@@ -67,6 +67,6 @@ def test_logits_gradients_and_steps(name, may, record_difference):
     real = decoders.real(rows)
     expected = torch.cat([written_out(weights, text, config, may) for text in texts])
     outputs, gradients = differences(model, weights, model.logits(Batch(rows))[real], expected)
-    steps = judge.difference(decoders.stepwise(model.eval(), rows)[real], expected.detach())
+    steps = parity.difference(decoders.stepwise(model.eval(), rows)[real], expected.detach())
     record_difference("Sparse Transformer", "dense mask from the paper", max(outputs, steps), gradients)
-    assert max(outputs, steps) < judge.TOLERANCE and gradients < judge.TOLERANCE
+    assert max(outputs, steps) < parity.TOLERANCE and gradients < parity.TOLERANCE

@@ -3,7 +3,7 @@
 import pytest
 from transformers import SwitchTransformersConfig, SwitchTransformersForConditionalGeneration
 
-import parity as judge
+import parity
 import trials
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
@@ -43,7 +43,7 @@ def test_scores_and_gradients(name, tmp_path, record_difference):
     record_difference(
         "Switch Transformer", "transformers SwitchTransformersForConditionalGeneration", outputs, gradients
     )
-    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
+    assert outputs < parity.TOLERANCE and gradients < parity.TOLERANCE
 
 
 def test_another_precision_of_the_router_is_refused_by_name():

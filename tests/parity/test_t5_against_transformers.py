@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import T5Config, T5EncoderModel, T5ForConditionalGeneration
 
-import parity as judge
+import parity
 import trials
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
@@ -39,7 +39,7 @@ def test_scores_and_gradients(name, scaled, tmp_path, record_difference):
     """Without its scale, as T5 1.1 has it; transformers ties the head of both."""
     outputs, gradients = trials.encoder_decoder(theirs(name, scaled), tmp_path)
     record_difference("T5", "transformers T5ForConditionalGeneration", outputs, gradients)
-    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
+    assert outputs < parity.TOLERANCE and gradients < parity.TOLERANCE
 
 
 def test_an_untied_head(tmp_path, record_difference):
@@ -48,8 +48,8 @@ def test_an_untied_head(tmp_path, record_difference):
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     outputs, gradients = trials.encoder_decoder(model, tmp_path)
     record_difference("T5", "transformers T5ForConditionalGeneration", outputs, gradients)
-    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
-    assert not judge.ours(model, tmp_path).config.embed.tied
+    assert outputs < parity.TOLERANCE and gradients < parity.TOLERANCE
+    assert not parity.ours(model, tmp_path).config.embed.tied
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -57,7 +57,7 @@ def test_the_encoder_alone(name, tmp_path, record_difference):
     encoder = T5EncoderModel(T5Config(**CASES[name], vocab_size=31, dropout_rate=0.0)).eval()
     outputs, gradients = trials.encoder(encoder, tmp_path)
     record_difference("T5", "transformers T5EncoderModel", outputs, gradients)
-    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
+    assert outputs < parity.TOLERANCE and gradients < parity.TOLERANCE
 
 
 @pytest.mark.parametrize("seed", [0, 1, 4, 5])

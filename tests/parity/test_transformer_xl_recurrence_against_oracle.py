@@ -85,9 +85,9 @@ def differences(model, expected_of, length, times):
     tokens = torch.randint(0, vocab, (2, length * times - 1), generator=torch.Generator().manual_seed(3))
     parameters = list(model.parameters())
     outputs, gradients = 0.0, 0.0
-    judges = [expected_of(row.split(length)) for row in tokens]
+    references = [expected_of(row.split(length)) for row in tokens]
     for _, hidden in run_segments(model, tokens, length, model.start(2)):
-        found, expected = model.head(hidden), torch.stack([next(judge) for judge in judges])
+        found, expected = model.head(hidden), torch.stack([next(one) for one in references])
         outputs = max(outputs, max_difference(found, expected))
         direction = torch.linspace(-1, 1, found.numel()).view_as(found)
         one, other = (
@@ -112,10 +112,10 @@ def differences(model, expected_of, length, times):
 def test_segments_with_memory(pattern, memory, same_length, clamp, record_difference):
     model = build_mixer(pattern, clamp)
 
-    def judge(segments):
+    def reference(segments):
         return by_the_paper(model, segments, memory or -100, same_length, clamp)
 
-    found = differences(model, judge, length=5, times=4)
+    found = differences(model, reference, length=5, times=4)
     record_difference("Transformer-XL", "equations written out, segments with memory", *found)
     assert max(found) < TOLERANCE
 

@@ -5,7 +5,7 @@ import torch
 from transformers import ViTConfig, ViTForImageClassification, ViTModel
 
 import allyouneed as ayn
-import parity as judge
+import parity
 from allyouneed.config import parse
 from allyouneed.interop.families import FAMILIES
 from allyouneed.nn.batch import Batch, Signal
@@ -49,28 +49,28 @@ def theirs(name):
 @pytest.mark.parametrize("name", CASES)
 def test_class_scores_and_gradients(name, tmp_path, record_difference):
     theirs = ViTForImageClassification(ViTConfig(**CASES[name])).eval()
-    judge.randomise(theirs)
-    model, pixels = judge.ours(theirs, tmp_path), images(name)
+    parity.randomise(theirs)
+    model, pixels = parity.ours(theirs, tmp_path), images(name)
     expected, found = theirs(pixel_values=pixels).logits, model.logits(Batch(Signal(pixels)))
     weight = torch.linspace(-1, 1, expected.numel()).view_as(expected)
-    worst = judge.difference(found, expected)
+    worst = parity.difference(found, expected)
     losses = (found * weight).sum(), (expected * weight).sum()
-    gradients = judge.gradient_difference(model, theirs, tmp_path, *losses)
+    gradients = parity.gradient_difference(model, theirs, tmp_path, *losses)
     record_difference("ViT", "transformers ViTForImageClassification", worst, gradients)
-    assert worst < judge.TOLERANCE and gradients < judge.TOLERANCE
+    assert worst < parity.TOLERANCE and gradients < parity.TOLERANCE
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_hidden_states_of_the_bare_model(name, tmp_path, record_difference):
     theirs = ViTModel(ViTConfig(**CASES[name])).eval()
-    judge.randomise(theirs)
-    model, pixels = judge.ours(theirs, tmp_path), images(name)
+    parity.randomise(theirs)
+    model, pixels = parity.ours(theirs, tmp_path), images(name)
     with torch.no_grad():
         expected, found = theirs(pixel_values=pixels).last_hidden_state, model(Batch(Signal(pixels)))
-        worst = judge.difference(found, expected)
+        worst = parity.difference(found, expected)
         assert torch.equal(model.logits(Batch(Signal(pixels))), found), "it has no head"
     record_difference("ViT", "transformers ViTModel", worst)
-    assert worst < judge.TOLERANCE
+    assert worst < parity.TOLERANCE
 
 
 def test_the_preset_is_the_model_of_the_reference():

@@ -6,7 +6,7 @@ import torch
 from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
 import allyouneed as ayn
-import parity as judge
+import parity
 from allyouneed.config import parse
 from allyouneed.data.media.sound import log_mel
 from allyouneed.errors import UserError
@@ -55,9 +55,9 @@ def theirs(name):
 
 def both(name, folder):
     model = theirs(name)
-    judge.randomise(model)
+    parity.randomise(model)
     frames = torch.randn(2, CASES[name]["num_mel_bins"], 2 * CASES[name]["max_source_positions"])
-    return model, judge.ours(model, folder), frames
+    return model, parity.ours(model, folder), frames
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -67,11 +67,11 @@ def test_logits_and_gradients(name, tmp_path, record_difference):
     expected = theirs(input_features=frames, decoder_input_ids=tokens).logits
     found = model.logits(Batch(target=Rows(tokens), source=Signal(frames)))
     weight = torch.linspace(-1, 1, expected.numel()).view_as(expected)
-    worst = judge.difference(found, expected)
+    worst = parity.difference(found, expected)
     losses = (found * weight).sum(), (expected * weight).sum()
-    gradients = judge.gradient_difference(model, theirs, tmp_path, *losses)
+    gradients = parity.gradient_difference(model, theirs, tmp_path, *losses)
     record_difference("Whisper", "transformers WhisperForConditionalGeneration", worst, gradients)
-    assert worst < judge.TOLERANCE and gradients < judge.TOLERANCE
+    assert worst < parity.TOLERANCE and gradients < parity.TOLERANCE
 
 
 def test_decoding_matches_the_whole_pass(tmp_path):
@@ -81,7 +81,7 @@ def test_decoding_matches_the_whole_pass(tmp_path):
         expected = theirs(input_features=frames, decoder_input_ids=tokens).logits
         states = model.start(Signal(frames))
         steps = [model.head(model.advance(Rows(tokens[:, t : t + 1]), states)) for t in range(tokens.shape[1])]
-    assert judge.difference(torch.cat(steps, 1), expected) < judge.TOLERANCE
+    assert parity.difference(torch.cat(steps, 1), expected) < parity.TOLERANCE
 
 
 @pytest.mark.parametrize("mels", [80, 128])
@@ -94,15 +94,15 @@ def test_log_mel_frames(mels, seconds, record_difference):
     sound[len(sound) // 2 : len(sound) * 3 // 4] = 0
     theirs = WhisperFeatureExtractor(feature_size=mels)(sound, sampling_rate=16_000, return_tensors="pt")
     found = log_mel(torch.from_numpy(sound), mels, seconds=30)
-    worst = judge.difference(found, theirs.input_features[0])
+    worst = parity.difference(found, theirs.input_features[0])
     record_difference("log-mel", "transformers WhisperFeatureExtractor", worst)
-    assert found.shape == (mels, 3000) and worst < judge.TOLERANCE
+    assert found.shape == (mels, 3000) and worst < parity.TOLERANCE
 
 
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [
-        ("whisper-tiny", dict()),  # what WhisperConfig says by itself
+        ("whisper-tiny", dict()),  # the defaults of WhisperConfig
         (
             "whisper-base",
             dict(d_model=512)
@@ -112,7 +112,7 @@ def test_log_mel_frames(mels, seconds, record_difference):
     ],
 )  # fmt: skip
 def test_the_presets_are_the_models_of_the_reference(name, sizes):
-    """Of the parameters those that are trained: their encoder's sinusoids are stored as a parameter that is not."""
+    """Only trained parameters are compared: their encoder stores its sinusoids as a frozen parameter."""
     config = WhisperConfig(**sizes)
     with torch.device("meta"):
         theirs = WhisperForConditionalGeneration(config)
@@ -125,7 +125,7 @@ def test_the_presets_are_the_models_of_the_reference(name, sizes):
 def test_files_without_a_head_load(tmp_path):
     theirs, model, frames = both("tiny", tmp_path)
     theirs.model.save_pretrained(tmp_path / "bare")
-    again = judge.ours(theirs.model, tmp_path / "bare")
+    again = parity.ours(theirs.model, tmp_path / "bare")
     batch = Batch(target=Rows(torch.tensor(TEXTS)), source=Signal(frames))
     with torch.no_grad():
         assert torch.equal(again.logits(batch), model.logits(batch))
@@ -136,4 +136,4 @@ def test_other_positions_in_the_encoder_are_refused(tmp_path):
     with torch.no_grad():
         theirs.model.encoder.embed_positions.weight.add_(0.1)
     with pytest.raises(UserError, match="positions are not sinusoids"):
-        judge.ours(theirs, tmp_path)
+        parity.ours(theirs, tmp_path)

@@ -6,7 +6,7 @@ import pytest
 import transformers
 from transformers import XLMConfig
 
-import parity as judge
+import parity
 import trials
 from allyouneed.errors import UserError
 from allyouneed.interop.load import load
@@ -36,7 +36,7 @@ def test_scores_and_gradients(name, tmp_path, record_difference):
     model = theirs(name)
     outputs, gradients = trials.encoder(model, tmp_path, types=model.config.n_langs, types_name="langs")
     record_difference("XLM", f"transformers {CASES[name][0]}", outputs, gradients)
-    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
+    assert outputs < parity.TOLERANCE and gradients < parity.TOLERANCE
 
 
 @pytest.mark.parametrize("key", ["causal", "asm"])

@@ -9,7 +9,7 @@ from transformers import (
     XLNetLMHeadModel,
 )
 
-import parity as judge
+import parity
 import trials
 from allyouneed.config import override, parse, tree_of
 from allyouneed.errors import UserError
@@ -25,7 +25,7 @@ CASES = {
     | dict(d_model=20, n_head=5, n_layer=3, d_inner=33, vocab_size=29, ff_activation="relu", clamp_len=3)
     | dict(layer_norm_eps=1e-3, tie_word_embeddings=False),
 }
-JUDGE = "transformers XLNetLMHeadModel"
+REFERENCE = "transformers XLNetLMHeadModel"
 LENGTHS = [9, 6, 2, 7]
 TARGETS = [[4, 0], [5], [1], [2, 3, 6]]  # in the order in which they are said
 
@@ -66,18 +66,18 @@ def theirs(name):
 
 def built(name, folder, kind=XLNetLMHeadModel, **keys):
     theirs = kind(XLNetConfig(**(CASES[name] | keys))).eval()
-    judge.randomise(theirs)
-    return theirs, judge.ours(theirs, folder)
+    parity.randomise(theirs)
+    return theirs, parity.ours(theirs, folder)
 
 
 @pytest.mark.parametrize("types", [1, 3])
 @pytest.mark.parametrize("name", CASES)
 def test_bidirectional(name, types, tmp_path, record_difference):
-    """Without an order everybody sees everybody, as in their fine-tuning."""
+    """Without an order all tokens see each other, as in their fine-tuning."""
     theirs = XLNetLMHeadModel(XLNetConfig(**CASES[name], use_mems_eval=False)).eval()
     found = trials.encoder(theirs, tmp_path, types)
-    record_difference("XLNet", JUDGE, *found)
-    assert max(found) < judge.TOLERANCE
+    record_difference("XLNet", REFERENCE, *found)
+    assert max(found) < parity.TOLERANCE
 
 
 @pytest.mark.parametrize("typed", [False, True])
@@ -99,11 +99,11 @@ def test_two_streams(name, typed, tmp_path, record_difference):
     asked = [(row, number) for row, places in enumerate(TARGETS) for number in range(len(places))]
     found = torch.stack([logits[row, LENGTHS[row] + number] for row, number in asked])
     expected = torch.stack([expected[row, number] for row, number in asked])
-    outputs = judge.difference(found, expected)
+    outputs = parity.difference(found, expected)
     weights = trials.weighed
-    gradients = judge.gradient_difference(model, theirs, tmp_path, weights(found), weights(expected))
-    record_difference("XLNet", JUDGE, outputs, gradients)
-    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
+    gradients = parity.gradient_difference(model, theirs, tmp_path, weights(found), weights(expected))
+    record_difference("XLNet", REFERENCE, outputs, gradients)
+    assert outputs < parity.TOLERANCE and gradients < parity.TOLERANCE
 
 
 def test_packed_rows_match_padded_rows(tmp_path):
@@ -118,7 +118,7 @@ def test_packed_rows_match_padded_rows(tmp_path):
 
     numbers = torch.tensor([1] * sizes[0] + [2] * sizes[1])[None]
     together = Rows(packed(rows.tokens), segments=numbers, positions=packed(rows.positions), order=packed(rows.order))
-    assert judge.difference(model.logits(Batch(together)), packed(expected)) < judge.TOLERANCE
+    assert parity.difference(model.logits(Batch(together)), packed(expected)) < parity.TOLERANCE
 
 
 @pytest.mark.parametrize("memory", [None, 5])
@@ -139,7 +139,7 @@ def test_segments_with_memory(name, memory, tmp_path, record_difference):
         mems = result.mems
         found = model.head(model.advance(Rows(segment), states))
         states.detach()
-        assert judge.difference(found, result.logits) < judge.TOLERANCE
+        assert parity.difference(found, result.logits) < parity.TOLERANCE
     expected = theirs(
         input_ids=tokens[:, 10:],
         mems=mems,
@@ -150,18 +150,18 @@ def test_segments_with_memory(name, memory, tmp_path, record_difference):
     rows = Rows(tokens[:, 10:], order=order, types=types)
     hidden = model.advance(rows, states, query_stream(rows, torch.tensor(targets)))
     found = model.head(hidden[:, 5:])
-    outputs = judge.difference(found, expected)
+    outputs = parity.difference(found, expected)
     weights = trials.weighed
-    gradients = judge.gradient_difference(model, theirs, tmp_path, weights(found), weights(expected))
-    record_difference("XLNet", JUDGE, outputs, gradients)
-    assert outputs < judge.TOLERANCE and gradients < judge.TOLERANCE
+    gradients = parity.gradient_difference(model, theirs, tmp_path, weights(found), weights(expected))
+    record_difference("XLNet", REFERENCE, outputs, gradients)
+    assert outputs < parity.TOLERANCE and gradients < parity.TOLERANCE
 
 
 def test_tags(tmp_path, record_difference):
     theirs = XLNetForTokenClassification(XLNetConfig(**SMALL, num_labels=4, use_mems_eval=False)).eval()
     found = trials.encoder(theirs, tmp_path, types=3)
     record_difference("XLNet", "transformers XLNetForTokenClassification", *found)
-    assert max(found) < judge.TOLERANCE
+    assert max(found) < parity.TOLERANCE
 
 
 def test_classes(tmp_path, record_difference):
@@ -169,7 +169,7 @@ def test_classes(tmp_path, record_difference):
     theirs = XLNetForSequenceClassification(XLNetConfig(**SMALL, num_labels=4, use_mems_eval=False)).eval()
     found = trials.encoder(theirs, tmp_path, types=3, texts=[text[:3] for text in trials.TEXTS if len(text) >= 3])
     record_difference("XLNet", "transformers XLNetForSequenceClassification", *found)
-    assert max(found) < judge.TOLERANCE
+    assert max(found) < parity.TOLERANCE
 
 
 def test_unsupported_settings_are_refused_by_name():

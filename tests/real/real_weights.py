@@ -107,7 +107,7 @@ def test_a_story_is_that_of_the_plain_loop_token_for_token():
     said = command("generate", "Once upon a time", "--model", path, "--method", "greedy", "--max-length", len(expected))
     assert story.strip() in said
     again = model.generate(["Once upon a time", "The dog"], method="greedy", max_length=60)
-    assert story.startswith(again[0]), "in company as alone"
+    assert story.startswith(again[0]), "in a batch as alone"
 
 
 # --- Whisper tiny.en --------------------------------------------------------------------------------------------------

@@ -21,10 +21,10 @@ def paths(monkeypatch):
 def test_numbers_are_judged_by_value_and_by_notation():
     from bench.translation.quality import numbers
 
-    judge = numbers.quantity(1234, "5", "de")
-    assert judge("Es sind 1.234,5 Meter.") == (True, True) and judge("Es sind 1,234.5 Meter.") == (True, False)
+    accepts = numbers.quantity(1234, "5", "de")
+    assert accepts("Es sind 1.234,5 Meter.") == (True, True) and accepts("Es sind 1,234.5 Meter.") == (True, False)
     for wrong in ("Es sind 1234 Meter.", "Es sind 1.234,5 von 7 Metern.", "Es sind viele Meter."):
-        assert judge(wrong) == (False, False)
+        assert accepts(wrong) == (False, False)
     assert numbers.quantity(3_500_000, "", "zh")("有350万人。") == (True, True)
     assert numbers.quantity(12, "", "fr", "€ euro")("Il coûte 12 dollars.") == (False, False)
 
@@ -42,7 +42,7 @@ def test_every_kind_accepts_its_own_sentence_and_refuses_another():
         assert not made.judge(other.text)[0] and not made.judge("")[0]
 
 
-def test_loops_and_words():
+def test_loops_and_wrong_words_are_found():
     from bench.translation.quality import checks, words
 
     assert checks.loops("of the Republic of the Republic of the Republic of the Republic") and checks.loops("弟弟弟弟")

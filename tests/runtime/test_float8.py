@@ -45,7 +45,7 @@ def rounded(x: Tensor, kind: torch.dtype) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", [E4M3, E5M2])
-def test_quantize_is_the_format(kind: torch.dtype) -> None:
+def test_quantize_rounds_to_the_format(kind: torch.dtype) -> None:
     torch.manual_seed(0)
     x = torch.randn(50, 33) * torch.logspace(-6, 2, 33)
     codes, step = quantize(x, kind)

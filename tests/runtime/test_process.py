@@ -54,7 +54,7 @@ def test_the_switch_interval_is_restored_after_the_last_user(monkeypatch: pytest
         sys.setswitchinterval(before)
 
 
-def test_collections_are_rare_until_the_last_user_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_collection_is_rare_until_the_last_user_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "_rare_users", 0)  # a server of another test may use it
     before = gc.get_threshold()
     try:
@@ -129,7 +129,7 @@ os.waitpid(child, 0)
 """
 
 
-def test_a_forked_process_is_told_instead_of_hanging() -> None:
+def test_a_forked_process_gets_an_error_instead_of_hanging() -> None:
     paths = os.pathsep.join([str(SOURCE.parent), str(Path(toy_models.__file__).parent)])
     environment = os.environ | {"OMP_NUM_THREADS": "2", "PYTHONPATH": paths}
     done = subprocess.run(

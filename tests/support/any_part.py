@@ -304,7 +304,7 @@ DECODER_CASES = [
 
 
 def first_of_each_kind(begins: tuple[str, ...]) -> list[str]:
-    """Of the cases that begin with one of these, the first of each kind of part."""
+    """The first case of each kind of part, among those that begin with one of these."""
     first: dict[str, str] = {}
     for name in CASES:
         if name.startswith(begins):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import parity as judge
+import parity
 from allyouneed.interop.families import FAMILIES
 from allyouneed.nn.batch import Batch, Rows
 
@@ -24,17 +24,17 @@ def real(rows: Rows) -> Tensor:
 
 def agree(theirs: Any, folder: Path, texts: Sequence[Sequence[int]] = TEXTS, seed: int = 0) -> tuple[float, float]:
     """Random weights for both; the largest differences of logits and gradients. Ours also decodes token by token."""
-    judge.randomise(theirs.eval(), seed)
-    model = judge.ours(theirs, folder)
+    parity.randomise(theirs.eval(), seed)
+    model = parity.ours(theirs, folder)
     rows = Rows.of(texts)
     inside = real(rows)
     expected = theirs(input_ids=rows.tokens, attention_mask=inside.long().expand_as(rows.tokens)).logits[inside]
     found = model.logits(Batch(rows))[inside]
-    worst = max(judge.difference(found, expected), judge.difference(stepwise(model, rows)[inside], expected))
+    worst = max(parity.difference(found, expected), parity.difference(stepwise(model, rows)[inside], expected))
     weight = torch.linspace(-1, 1, expected.numel()).view_as(expected)
     losses = (found * weight).sum(), (expected * weight).sum()
-    gradients = judge.gradient_difference(model, theirs, folder, *losses)
-    assert worst < judge.TOLERANCE and gradients < judge.TOLERANCE, (worst, gradients)
+    gradients = parity.gradient_difference(model, theirs, folder, *losses)
+    assert worst < parity.TOLERANCE and gradients < parity.TOLERANCE, (worst, gradients)
     return worst, gradients
 
 
@@ -72,12 +72,12 @@ def their_greedy(theirs: Any, prompts: Sequence[Sequence[int]], count: int) -> l
 
 def continues_alike(theirs: Any, folder: Path, prompts: Sequence[Sequence[int]] = TEXTS, count: int = 12) -> None:
     """Continuations of prompts of unequal lengths match their `generate`."""
-    judge.randomise(theirs.eval(), 1)
+    parity.randomise(theirs.eval(), 1)
     with torch.no_grad():  # small biases, so that the whole prompt matters
         for name, parameter in theirs.named_parameters():
             parameter.sub_(1.0 if name.endswith("bias") else 0.0)
             parameter.mul_(2.0 if parameter.dim() > 1 and len(parameter) != theirs.config.vocab_size else 1.0)
-    model = judge.ours(theirs, folder)
+    model = parity.ours(theirs, folder)
     expected = their_greedy(theirs, prompts, count)
     assert len({token for row in expected for token in row}) > 2, "always the same token proves little"
     assert greedy(model, prompts, count) == expected
@@ -85,8 +85,8 @@ def continues_alike(theirs: Any, folder: Path, prompts: Sequence[Sequence[int]] 
 
 def reads_without_prefix(theirs: Any, folder: Path, prefix: str) -> None:
     """Old files hold the model without its head, with shorter names."""
-    judge.randomise(theirs.eval())
-    config, weights = judge.saved(theirs, folder)
+    parity.randomise(theirs.eval())
+    config, weights = parity.saved(theirs, folder)
     bare = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
     assert bare.keys() != weights.keys()
     family = FAMILIES[config["model_type"]]

@@ -12,7 +12,7 @@ import torch
 
 from allyouneed.config import override, parse, preset_tree
 from allyouneed.infer.cuda_graph import runner
-from allyouneed.infer.cuda_graph.prefill import PrefillRunner, Size
+from allyouneed.infer.cuda_graph.prefill import PrefillRunner, PrefillSize
 from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
 from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
 from allyouneed.infer.decoding.options import Decoding
@@ -89,7 +89,7 @@ def with_graphs(engine: Engine) -> Engine:
 
 
 def draft_engine(engine: Engine, noise: float = 0.02, limit: int | None = None) -> Engine:
-    """Of a model that differs a little."""
+    """An engine whose model differs a little."""
     model = deepcopy(engine.model)
     torch.manual_seed(9)
     with torch.no_grad():
@@ -208,9 +208,9 @@ def decode_alone(engine: Engine, request: Request, decoding: Decoding) -> list[l
         return token_lists(engine.decode([request], decoding))
 
 
-def prefill_sizes(patch: pytest.MonkeyPatch) -> list[Size]:
-    """Of the prefills that run as one graph from now on."""
-    found: list[Size] = []
+def prefill_sizes(patch: pytest.MonkeyPatch) -> list[PrefillSize]:
+    """The sizes of the prefills that run as one graph from now on."""
+    found: list[PrefillSize] = []
     fill = PrefillRunner.fill_slots
     patch.setattr(
         PrefillRunner, "fill_slots", lambda self, inputs, size: (found.append(size), fill(self, inputs, size))[1]

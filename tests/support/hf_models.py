@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers.quantizers import quantizer_bitnet
 
-import parity as judge
+import parity
 from allyouneed.interop.families import FAMILIES
 
 CASES = [
@@ -36,7 +36,7 @@ def writes(family: str) -> bool:
 def theirs(family: str, name: str, seed: int = 0) -> Any:
     """That model, every weight of it random."""
     model = importlib.import_module(f"test_{family}_against_transformers").theirs(name).eval()
-    judge.randomise(model, seed)
+    parity.randomise(model, seed)
     return model
 
 
@@ -60,7 +60,7 @@ def difference(one: Any, other: Any) -> float:
         given["input_features"] = torch.randn(2, config.num_mel_bins, 2 * config.max_source_positions, generator=dice)
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):  # BitNet compiles how it rounds
         found, expected = one(**given).to_tuple(), other(**given).to_tuple()
-    return max(judge.difference(a, b) for a, b in zip(found, expected, strict=True) if isinstance(a, Tensor))
+    return max(parity.difference(a, b) for a, b in zip(found, expected, strict=True) if isinstance(a, Tensor))
 
 
 def load(kind: type[Any], folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> Any:

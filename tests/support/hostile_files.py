@@ -49,7 +49,7 @@ class Subject:
 
 
 def exit_code(*arguments: str) -> tuple[int, str]:
-    """Of a command in this process, and what it wrote to standard error. A bug of ours is raised as it is."""
+    """The exit code of a command in this process, and its standard error. A bug of ours is raised as it is."""
     errors = io.StringIO()
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(errors):

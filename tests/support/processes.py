@@ -32,7 +32,7 @@ SERVER.set_forkserver_preload(
 
 
 def train_with(recipe: Path, processes: int, *changes: str) -> None:
-    """Train by a recipe file with so many processes; what goes wrong in any of them goes wrong here."""
+    """Train by a recipe file in several processes; an error in any of them is raised here."""
     port = _free_port()
     started, ends = [], []
     for rank in range(processes):
@@ -115,8 +115,8 @@ def _wait_in_vain(
 
 
 def inspect_training(recipe: Path, processes: int, *changes: str) -> list[Any]:
-    """What `train` with so many processes applies to the model: of each process, the types of weights as they are
-    stored, as the blocks compute with them, and of their gradients; and whether unused parameters are looked for."""
+    """What `train` in several processes applies to the model: of each process, the types of weights as they are stored,
+    as the blocks compute with them, and of their gradients; and whether unused parameters are looked for."""
     port, ends, started = _free_port(), [], []
     for rank in range(processes):
         here, there = SERVER.Pipe(duplex=False)

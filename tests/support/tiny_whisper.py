@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, WhisperConfig, WhisperForConditionalGeneration
 
 import allyouneed as ayn
-import parity as judge
+import parity
 from allyouneed.infer.predictors.transcriber import Transcriber
 
 PLACES, MELS, LONGEST = 50, 8, 48
@@ -40,7 +40,7 @@ def theirs(seed: int = 0, multilingual: bool = True, likely: float = 0.0) -> Any
         decoder_start_token_id=start, begin_suppress_tokens=None, suppress_tokens=None,
     )  # fmt: skip
     model = WhisperForConditionalGeneration(config).eval()
-    judge.randomise(model, seed)
+    parity.randomise(model, seed)
     with torch.no_grad():
         model.model.decoder.embed_tokens.weight[ids["<|0.00|>"] :] *= 1 + likely
         model.model.decoder.embed_tokens.weight[end] *= 1 + likely

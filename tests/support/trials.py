@@ -1,4 +1,4 @@
-"""What every family of encoders, and every family of encoder-decoders, is put through: see judge.py."""
+"""What every family of encoders, and every family of encoder-decoders, is put through: see parity.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import parity as judge
+import parity
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.nn.batch import Batch, Rows
@@ -39,10 +39,10 @@ def encoder(
     chosen: Tensor | None = None,
     types_name: str = "token_type_ids",
 ) -> tuple[float, float]:
-    """Largest differences of outputs and of gradients, on texts of unequal lengths and so many kinds, which they call
+    """Largest differences of outputs and of gradients, on texts of unequal lengths and `types` kinds, which they call
     `types_name`; `chosen`: tokens (batch, time) that are global."""
-    judge.randomise(theirs)
-    model = judge.ours(theirs, folder)
+    parity.randomise(theirs)
+    model = parity.ours(theirs, folder)
     rows = Rows.of(texts, pad=theirs.config.pad_token_id)
     kinds = torch.arange(rows.tokens.numel()).view_as(rows.tokens) // 3 % types
     rows = Rows(rows.tokens, rows.lengths, types=kinds, chosen=chosen)
@@ -54,14 +54,14 @@ def encoder(
     expected = expected if expected.dim() == found.dim() else expected[..., None]  # one score a token
     if found.dim() == 3:
         found, expected = found[seen], expected[seen]
-    outputs = judge.difference(found, expected)
-    return outputs, judge.gradient_difference(model, theirs, folder, weighed(found), weighed(expected))
+    outputs = parity.difference(found, expected)
+    return outputs, parity.gradient_difference(model, theirs, folder, weighed(found), weighed(expected))
 
 
 def encoder_decoder(theirs: Any, folder: Path) -> tuple[float, float]:
     """Largest differences of outputs (the whole at once and step by step) and of gradients."""
-    judge.randomise(theirs)
-    model = judge.ours(theirs, folder)
+    parity.randomise(theirs)
+    model = parity.ours(theirs, folder)
     source, target = (Rows.of(given, pad=theirs.config.pad_token_id) for given in (SOURCES, TARGETS))
     seen = real(target)
     expected = theirs(
@@ -71,8 +71,8 @@ def encoder_decoder(theirs: Any, folder: Path) -> tuple[float, float]:
         decoder_attention_mask=seen.long(),
     ).logits[seen]
     found = model.logits(Batch(target, source))[seen]
-    outputs = max(judge.difference(found, expected), step_by_step(model, theirs, source))
-    return outputs, judge.gradient_difference(model, theirs, folder, weighed(found), weighed(expected))
+    outputs = max(parity.difference(found, expected), step_by_step(model, theirs, source))
+    return outputs, parity.gradient_difference(model, theirs, folder, weighed(found), weighed(expected))
 
 
 @torch.no_grad()
@@ -87,7 +87,7 @@ def step_by_step(model: Any, theirs: Any, source: Rows) -> float:
             encoder_outputs=read, attention_mask=mask, decoder_input_ids=new, past_key_values=cache, use_cache=True
         )
         cache = result.past_key_values
-        worst = max(worst, judge.difference(model.head(model.advance(Rows(new), states)), result.logits))
+        worst = max(worst, parity.difference(model.head(model.advance(Rows(new), states)), result.logits))
     return worst
 
 
@@ -95,7 +95,7 @@ def loosened(theirs: Any, norm: Any, end: int, seed: int) -> None:
     """Random weights that say something. A tied random model says the token it has just read for ever: mixing the signs
     of the decoder's last `norm` breaks the loop, and small biases, that of the norm towards the end mark, let it look
     around and stop."""
-    judge.randomise(theirs, seed)
+    parity.randomise(theirs, seed)
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():
             parameter.sub_(1 if name.endswith("bias") else 0)
@@ -123,7 +123,7 @@ def greedy(theirs: Any, norm: Any, folder: Path, start: int, end: int, seed: int
     )
     expected = [row[1:] for row in said.tolist()]
     expected = [row[: row.index(end)] if end in row else row for row in expected]
-    engine = Engine(judge.ours(theirs, folder), bos=start, eos=end, pad=theirs.config.pad_token_id)
+    engine = Engine(parity.ours(theirs, folder), bos=start, eos=end, pad=theirs.config.pad_token_id)
     answers = engine.generate(sources, Decoding(method="greedy", extra=1000, max_length=steps))
     assert len({tuple(row) for row in expected}) > 12 and len({len(row) for row in expected}) > 2, "too much alike"
     return [answer[0].tokens for answer in answers], expected

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-import parity as judge
+import parity
 
 
 class Weights:
@@ -83,5 +83,5 @@ def differences(model: nn.Module, weights: Weights, found: Tensor, expected: Ten
         gradient = weights[name].grad
         assert parameter.grad is not None and gradient is not None, f"{name} got no gradient"
         if gradient.any():
-            worst = max(worst, judge.difference(parameter.grad, gradient))
-    return judge.difference(found.detach(), expected.detach()), worst
+            worst = max(worst, parity.difference(parameter.grad, gradient))
+    return parity.difference(found.detach(), expected.detach()), worst

@@ -62,7 +62,7 @@ def test_answers_are_learned_and_nothing_else(name: str, tokenizer: Any) -> None
         ("{{ raise_exception('no') }}", "refuses the messages"),
     ],
 )
-def test_templates_that_cannot_be_trained_with(source: str, message: str, tokenizer: Any) -> None:
+def test_templates_that_cannot_be_trained_with_are_refused(source: str, message: str, tokenizer: Any) -> None:
     with pytest.raises(UserError, match=message):
         ChatTemplate(source, {}, tokenizer).encode_parts(CHAT)
 
@@ -115,7 +115,7 @@ def test_a_trained_model_chats(trained: Trained, capsys: pytest.CaptureFixture[s
     assert said == [messages[0], {"role": "assistant", "content": first}]
 
 
-def test_chats_that_are_refused(trained: Trained) -> None:
+def test_invalid_chats_are_refused(trained: Trained) -> None:
     model = ayn.load(trained("chat")[0] / "model")
     with pytest.raises(UserError, match=r"messages\[0\]: unknown role 'robot' \(allowed: system"):
         model.chat([{"role": "robot", "content": "a"}])
@@ -181,7 +181,7 @@ def recipe_without_start(folder: Path, texts: Path) -> None:
     recipe(folder, texts, "chat", task="dpo")
 
 
-def test_inside_a_reward_model(trained: Trained) -> None:
+def test_a_reward_model_can_be_inspected(trained: Trained) -> None:
     reward = ayn.load(trained("preference")[0] / "model")
     run = reward.inside("the cat sees the sea.", target="very good")
     assert run.python.startswith("model.inside('the cat sees the sea.', target='very good'")

@@ -1,4 +1,4 @@
-"""Recommendation: logs of clicks, what is wrong in them, and models that predict and rank."""
+"""Recommendation: click logs, the errors in them, and models that predict and rank."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def test_a_row_is_read_oldest_first() -> None:
         ({"click": 2}, "'click' is neither 1 nor 0: 2"),
     ],
 )
-def test_what_is_wrong_with_a_row_is_told(change: dict[str, Any], said: str) -> None:
+def test_problems_of_a_row_are_named(change: dict[str, Any], said: str) -> None:
     found = log().impression(ROW | change)
     assert isinstance(found, str) and said in found
 
 
-def test_files_and_their_mistakes(tmp_path: Path) -> None:
+def test_mistakes_in_files_are_named(tmp_path: Path) -> None:
     file, report = tmp_path / "log.jsonl", Report()
     when = {"times": ["2024-01-01T00:00", "2023-12-31T23:59:00Z", 1704067200], "time": "2024-01-01T01:00:00+01:00"}
     lines = [ROW | when, ROW | {"click": "perhaps"}, {"items": []}]
@@ -110,7 +110,7 @@ def test_metrics_are_those_of_their_definitions() -> None:
     assert auc([0.1], [True]) != auc([0.1], [True])  # NaN: nothing to compare with
 
 
-def test_buckets_of_time() -> None:
+def test_times_fall_into_logarithmic_buckets() -> None:
     module: Any = TimeGaps(buckets=6).build(1)
     with torch.no_grad():
         module.weight.copy_(torch.arange(6.0)[:, None])

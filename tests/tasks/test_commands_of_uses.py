@@ -1,4 +1,4 @@
-"""Commands that put models to use: what the library says, with the manners of `translate`."""
+"""Commands that use models give the results of the library and behave like `translate`."""
 
 from __future__ import annotations
 
@@ -399,7 +399,7 @@ def test_vectors_of_a_pretrained_model(ask: Callable[..., Answer]) -> None:
 
 
 class Everything:
-    """A model that hears and sees, and remembers what it was asked."""
+    """A model of images and sounds that records its requests."""
 
     def __init__(self) -> None:
         self.folder = SimpleNamespace(notes=["a note of the folder"], task={"kind": "image-text"})

@@ -27,7 +27,7 @@ def prepared_for(run: str, texts: Path, place: Path) -> PreparedData:
 
 
 def sentences(batch: Batch) -> list[list[list[int]]]:
-    """What stands in the rows that hold something, side by side, padding left out."""
+    """The tokens of the rows that hold any, side by side, without padding."""
     found = []
     for side in (batch.source, batch.target):
         if side is None or isinstance(side, Media):
@@ -68,7 +68,7 @@ def test_the_shards_of_a_batch_are_the_batch(run: str, prepared: Any):
                     assert [label for part in parts for label in asked(part)] == asked(batch)
 
 
-def test_a_reader_reads_its_own_sentences_and_no_others(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_each_rank_reads_its_own_sentences_only(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     data = prepared_for("translation", texts, tmp_path).train
     assert isinstance(data, PackedBatches)
     real, seen = data.items.collate, list[list[int]]()
@@ -87,7 +87,7 @@ def test_a_reader_reads_its_own_sentences_and_no_others(texts: Path, tmp_path: P
     assert sorted(chain(*seen)) == sorted(n for step in range(steps) for n in data.describe(0, step))
 
 
-def test_rows_that_go_on_stay_with_their_reader(texts: Path, tmp_path: Path):
+def test_continued_rows_stay_with_their_rank(texts: Path, tmp_path: Path):
     items = prepared_for("causal-lm", texts, tmp_path).train.items
     assert isinstance(items, DocumentItems)
     data: Batches = SegmentBatches(items, items.pieces.documents, 5, 16, seed=3)

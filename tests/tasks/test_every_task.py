@@ -37,7 +37,7 @@ def test_every_task_is_tried_and_has_a_use() -> None:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_it_trains_and_the_loss_falls(run: str, trained: Trained) -> None:
+def test_training_lowers_the_loss(run: str, trained: Trained) -> None:
     folder, said = trained(run)
     losses = [entry["loss"] for entry in read_log(folder / "log.jsonl") if "loss" in entry]
     assert sum(losses[-5:]) < FALLS.get(run, 0.4) * sum(losses[:5]), losses
@@ -52,8 +52,8 @@ def test_it_trains_and_the_loss_falls(run: str, trained: Trained) -> None:
 
 
 @pytest.mark.parametrize("run", [name for name in RUNS if name != "contrastive"])
-def test_packed_and_padded_the_loss_is_the_same(run: str, prepared: Prepared) -> None:
-    """Of contrastive it cannot be: who is in the batch is what it is about."""
+def test_packed_and_padded_batches_have_the_same_loss(run: str, prepared: Prepared) -> None:
+    """Except for contrastive training, whose loss depends on who is in the batch."""
     given, data = prepared(run)
     model = given.model_for(data.vocabularies, data.labels).build().eval()
     padded = PaddedBatches(data.train.items, 512, given.seed)

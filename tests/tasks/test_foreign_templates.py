@@ -40,7 +40,7 @@ def ids(text: str) -> list[int]:
     return vocabularies().source.encode(text)
 
 
-def test_one_text_and_two_that_are_classified() -> None:
+def test_texts_and_pairs_to_classify_use_the_template() -> None:
     (one,) = filled({"kind": "classification"}, Labelled(("the cat",), "a", "f", 1), ["a", "b"], foreign()).sides
     assert one.tokens.tolist() == [*BEFORE, *ids("the cat"), *AFTER]
     (two,) = filled({"kind": "classification"}, Labelled(("the", "cat"), "a", "f", 1), ["a", "b"], foreign()).sides
@@ -48,7 +48,7 @@ def test_one_text_and_two_that_are_classified() -> None:
     assert two.features["types"].tolist() == [0] * (3 + len(ids("the"))) + [1] * (3 + len(ids("cat")))
 
 
-def test_words_that_are_tagged() -> None:
+def test_words_to_tag_use_the_template() -> None:
     found = filled({"kind": "tagging"}, Tagged(("the", "cat"), ("x", "y"), "f", 1), ["x", "y"], foreign())
     first, second = ids("the"), ids(" cat")
     assert found.sides[0].tokens.tolist() == [*BEFORE, *first, *second, *AFTER]
@@ -56,13 +56,13 @@ def test_words_that_are_tagged() -> None:
     assert found.labels.tolist() == [IGNORE] * 2 + tags + [IGNORE] * 3
 
 
-def test_two_texts_that_are_compared() -> None:
+def test_texts_to_compare_use_the_template() -> None:
     found = filled({"kind": "similarity"}, Scored("the", "cat", 0.5, "f", 1), [], foreign())
     assert [side.tokens.tolist() for side in found.sides] == [[*BEFORE, *ids(text), *AFTER] for text in ("the", "cat")]
 
 
 @pytest.mark.parametrize("task", ["masked-lm", "permutation-lm"])
-def test_texts_with_something_hidden(task: str) -> None:
+def test_masked_texts_use_the_template(task: str) -> None:
     found = filled({"kind": task}, Labelled(("the cat sees the moon",), "", "f", 1), [], foreign())
     tokens, labels = found.sides[0].tokens.tolist(), found.labels.tolist()
     size = len(ids("the cat sees the moon"))
@@ -71,7 +71,7 @@ def test_texts_with_something_hidden(task: str) -> None:
     assert any(label != IGNORE for label in labels)
 
 
-def test_sources_and_targets() -> None:
+def test_sources_and_targets_use_the_template() -> None:
     own = vocabularies().source
     found = filled({"kind": "translation"}, Pair("the", "cat", "f", 1), [], foreign())
     assert found.sides[0].tokens.tolist() == [*BEFORE, *ids("the"), *AFTER]

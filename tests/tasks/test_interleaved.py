@@ -11,7 +11,7 @@ import allyouneed as ayn
 from allyouneed.config import ConfigError, parse
 from allyouneed.data.files.interleaved import InterleavedFiles
 from allyouneed.data.files.readers import Report
-from allyouneed.data.media.pieces import AudioInput, ImageInput, Piece, fill_placeholders
+from allyouneed.data.media.pieces import AudioInput, ImageInput, MediaPiece, fill_placeholders
 from allyouneed.errors import UserError
 from allyouneed.training.recipe.recipe import Recipe
 
@@ -148,7 +148,7 @@ def test_lines_that_cannot_be_read_are_reported(tmp_path):
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     report = Report(show=10)
     (kept,) = InterleavedFiles(path=tmp_path / "a.jsonl").read(report)
-    assert kept.pieces == (Piece("image", tmp_path / "a.png"),) and kept.answer == "y"
+    assert kept.pieces == (MediaPiece("image", tmp_path / "a.png"),) and kept.answer == "y"
     expected = [
         "b.png: no such file",
         "image: a int, expected a path",
@@ -173,10 +173,10 @@ def test_what_is_stored_is_what_is_read():
 
 def test_placeholders():
     given = {"image": ["a", "b"], "audio": ["c"]}
-    text = Piece("text", " and ")
+    text = MediaPiece("text", " and ")
     found = fill_placeholders("<image> and <audio><image>", given)
-    assert found == (Piece("image", "a"), text, Piece("audio", "c"), Piece("image", "b"))
-    assert fill_placeholders("x<audio>", given)[:2] == (Piece("image", "a"), Piece("image", "b"))
+    assert found == (MediaPiece("image", "a"), text, MediaPiece("audio", "c"), MediaPiece("image", "b"))
+    assert fill_placeholders("x<audio>", given)[:2] == (MediaPiece("image", "a"), MediaPiece("image", "b"))
 
 
 def test_a_task_takes_its_sizes_from_the_model(folder):

@@ -5,14 +5,14 @@ import pytest
 
 from allyouneed.data.batches.packing import PackedBatches
 from allyouneed.data.files.pairs import Pair
-from allyouneed.data.files.texts import Document
+from allyouneed.data.files.texts import TextDocument
 from allyouneed.nn.batch import IGNORE
 from allyouneed.tasks.language.causal_lm import CausalLM
 from allyouneed.tasks.language.prefix_lm import PrefixLM
 from memory_store import MemoryStore, vocabularies
 
 TEXTS = ["a moon", "the cat sees tomorrow's moon, " * 9, "猫看见月亮", "x"]
-DOCUMENTS = [Document(text, "a.txt", n) for n, text in enumerate(TEXTS)]
+DOCUMENTS = [TextDocument(text, "a.txt", n) for n, text in enumerate(TEXTS)]
 BOS, EOS = vocabularies().target.bos, vocabularies().target.eos
 
 

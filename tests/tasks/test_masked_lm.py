@@ -1,10 +1,10 @@
-"""Masking as BERT's authors define it: 15 %, of which 80 % masked, 10 % replaced, 10 % unchanged."""
+"""Masking as BERT's authors define it: 15 % are chosen; 80 % of them masked, 10 % replaced, 10 % unchanged."""
 
 import numpy as np
 import pytest
 
 from allyouneed.data.batches.packing import generator
-from allyouneed.data.files.texts import Document
+from allyouneed.data.files.texts import TextDocument
 from allyouneed.data.tokenizers.base import MASK
 from allyouneed.nn.batch import IGNORE
 from allyouneed.tasks.language.masked_lm import MaskedLM, apply_mask, choose_masked
@@ -24,7 +24,7 @@ def test_every_token_is_chosen_as_often_as_any_other() -> None:
     assert times.sum() == 4000 * 3 and abs(times / 4000 - 0.15).max() < 0.025
 
 
-def test_eighty_ten_ten() -> None:
+def test_chosen_tokens_are_masked_replaced_or_kept_80_10_10() -> None:
     ids, replacements = np.full(100_000, 5), np.arange(10, 20)
     chosen = choose_masked(len(ids), None, 0.15, generator(1))
     found = apply_mask(ids, chosen, 3, replacements, generator(2))
@@ -37,7 +37,7 @@ def test_eighty_ten_ten() -> None:
     assert set(drawn.tolist()) == set(replacements.tolist()) and np.bincount(drawn)[10:].min() > 0.7 * len(drawn) / 10
 
 
-def test_whole_words_are_chosen_whole_and_not_too_many() -> None:
+def test_whole_words_are_chosen_within_the_share() -> None:
     starts = np.array([1, 0, 0, 1, 1, 0, 1, 1, 0, 0, 0, 1, 1, 0, 1, 1, 0, 1, 1, 1])
     words = np.cumsum(starts)
     for number in range(300):
@@ -68,7 +68,7 @@ def test_word_boundaries() -> None:
 def test_pieces_have_special_tokens_and_labels_are_the_original_tokens(whole_word: bool) -> None:
     task, tokenizer = MaskedLM(whole_word=whole_word), vocabularies().target
     texts = [LONG, "a moon"]
-    store = MemoryStore(task.encoding(vocabularies(), [], None), [Document(t, "a", n) for n, t in enumerate(texts)])
+    store = MemoryStore(task.encoding(vocabularies(), [], None), [TextDocument(t, "a", n) for n, t in enumerate(texts)])
     items = task.items(store, vocabularies(), (32,), seed=1)
     mask = tokenizer.special(MASK)
     kept: list[list[int]] = []

@@ -5,7 +5,7 @@ import pytest
 
 from allyouneed.config import ConfigError
 from allyouneed.data.batches.packing import generator
-from allyouneed.data.files.texts import Document
+from allyouneed.data.files.texts import TextDocument
 from allyouneed.nn.batch import IGNORE
 from allyouneed.tasks.language.permutation_lm import PermutationLM, draw_runs
 from memory_store import MemoryStore, vocabularies
@@ -33,7 +33,7 @@ def test_targets_are_uniform() -> None:
     assert abs(np.bincount(singles) / 2000 - 1 / 6).max() < 0.04
 
 
-def test_runs_have_up_to_so_many_neighbours() -> None:
+def test_runs_are_at_most_the_given_length() -> None:
     found = set()
     for number in range(200):
         places = draw_runs(600, 100, 6, 3, generator(4, number))
@@ -45,7 +45,7 @@ def test_runs_have_up_to_so_many_neighbours() -> None:
 def test_queries_follow_the_text_at_the_positions_of_their_targets() -> None:
     task, tokenizer = PermutationLM(), vocabularies().target
     texts = [LONG, "a moon"]
-    store = MemoryStore(task.encoding(vocabularies(), [], None), [Document(t, "a", n) for n, t in enumerate(texts)])
+    store = MemoryStore(task.encoding(vocabularies(), [], None), [TextDocument(t, "a", n) for n, t in enumerate(texts)])
     items = task.items(store, vocabularies(), (32,), seed=1)
     (lengths,) = items.lengths(0)
     assert lengths.max() <= 32 and lengths.max() > 26

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from allyouneed.config import ConfigError, parse, tree_of
-from allyouneed.data.files.texts import Document
+from allyouneed.data.files.texts import TextDocument
 from allyouneed.nn.batch import IGNORE, Batch, Rows
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.two_stream import append_query_stream
@@ -18,7 +18,9 @@ TOKENIZER = vocabularies().target
 
 def segments(row=15, rows=3, seed=1):
     task = PermutationLM(one_in=4, run=2, memory=True)
-    store = MemoryStore(task.encoding(vocabularies(), [], None), [Document(t, "a.txt", n) for n, t in enumerate(TEXTS)])
+    store = MemoryStore(
+        task.encoding(vocabularies(), [], None), [TextDocument(t, "a.txt", n) for n, t in enumerate(TEXTS)]
+    )
     return task.batches(task.items(store, vocabularies(), (row,), seed), (row,), rows, seed)
 
 
@@ -71,7 +73,7 @@ def test_draws_depend_on_seed_epoch_and_position_alone():
 @pytest.mark.parametrize("cache", ["keys", "hidden"])
 @pytest.mark.parametrize("pattern", ["permuted & window(9)", "permuted & block-window(12, 2)"])
 def test_segments_with_memory_equal_the_whole_text(pattern, cache):
-    """Answers too, and long after a ring has turned."""
+    """Query outputs too, and long after a ring buffer has wrapped around."""
     model = model_of(pattern, cache)
     batches = list(segments(rows=1, seed=2).batches(0))
     text = torch.cat([batch.rows.tokens for batch in batches], 1)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allyouneed.data.batches.packing import generator
-from allyouneed.data.files.texts import Document
+from allyouneed.data.files.texts import TextDocument
 from allyouneed.errors import UserError
 from allyouneed.tasks.language.span_corruption import SpanCorruption, corrupt, noise_sizes, noise_spans
 from memory_store import MemoryStore, vocabularies
@@ -58,7 +58,7 @@ def test_spans_are_uniform_and_kept_tokens_come_first() -> None:
 def test_sides_fit_their_rows_and_no_token_is_lost() -> None:
     task, tokenizer = SpanCorruption(sentinels=8), vocabularies().target
     texts = ["the cat sees tomorrow's moon, 猫看见明天的月亮。 " * 12, "a", "a moon"]
-    store = MemoryStore(task.encoding(vocabularies(), [], None), [Document(t, "a", n) for n, t in enumerate(texts)])
+    store = MemoryStore(task.encoding(vocabularies(), [], None), [TextDocument(t, "a", n) for n, t in enumerate(texts)])
     items = task.items(store, vocabularies(), (40, 24), seed=1)
     source, target = items.lengths(0)
     assert source.max() <= 40 and target.max() <= 24 and source.max() > 30
@@ -76,6 +76,6 @@ def test_sides_fit_their_rows_and_no_token_is_lost() -> None:
 
 
 def test_rows_too_short_for_any_span_are_refused() -> None:
-    store = MemoryStore(SpanCorruption().encoding(vocabularies(), [], None), [Document("a moon", "a", 1)])
+    store = MemoryStore(SpanCorruption().encoding(vocabularies(), [], None), [TextDocument("a moon", "a", 1)])
     with pytest.raises(UserError, match="too short for span corruption"):
         SpanCorruption(sentinels=8).items(store, vocabularies(), (1, 1), 1)

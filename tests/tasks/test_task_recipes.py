@@ -87,7 +87,7 @@ def test_an_empty_file_is_named(run: str, texts: Path, tmp_path: Path) -> None:
 
 
 def test_unseen_labels_are_reported_with_their_line(texts: Path, tmp_path: Path) -> None:
-    """A file of nothing else is refused; some are told, have no loss, and count as missed."""
+    """A file of unseen labels only is refused; a few are reported, get no loss, and count as errors."""
     said = wrong("classification", "poss\tgood\n", texts, tmp_path, split="valid")
     assert "none of the texts in the data is usable" in said
     assert "label unseen in training: 1" in said
@@ -138,7 +138,7 @@ def test_contrastive_needs_two_pairs(texts: Path, tmp_path: Path) -> None:
     ids=str,
 )
 def test_a_wrong_task_is_the_only_error(task: Any, said: str, tmp_path: Path) -> None:
-    """What files there may be depends on the task; other mistakes are told with it."""
+    """Which files are allowed depends on the task, so no other error is reported with it."""
     path = tmp_path / "mine.yaml"
     tree = {"task": task, "model": "gpt2", "data": {"train": "a.txt", "valid": {"path": "b.txt"}}, "stepz": 3}
     path.write_text(yaml.safe_dump(tree))

@@ -110,7 +110,7 @@ def test_info_nce_is_its_definition_both_ways() -> None:
     )
 
 
-def test_pairs_of_a_batch_are_each_others_answers() -> None:
+def test_each_text_is_answered_by_its_own_pair() -> None:
     task = Contrastive()
     pairs = [Pair("the cat", "猫", "a", 1), Pair("moon", "月亮", "a", 2), Pair("She", "她", "a", 3)]
     store = MemoryStore(task.encoding(vocabularies(), [], 50), pairs)

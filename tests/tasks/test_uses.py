@@ -109,7 +109,7 @@ def test_masks_are_filled(run: str, load: Load) -> None:
     two = model.fill_mask(["<mask> cat", "the<mask> sees<mask>."], top=2)
     assert [len(text) for text in two] == [1, 2]
     alone = model.fill_mask("<mask> cat", top=2)
-    assert [f.text for f in alone[0]] == [f.text for f in two[0][0]], "alone and in a crowd"
+    assert [f.text for f in alone[0]] == [f.text for f in two[0][0]], "alone and in a batch"
     assert [f.score for f in alone[0]] == pytest.approx([f.score for f in two[0][0]], rel=1e-5)
     assert "<mask>" in two[1][0][0].text, "the other mask stays"
     with pytest.raises(ayn.UserError, match="contains no <mask>"):

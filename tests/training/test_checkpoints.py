@@ -42,7 +42,7 @@ def test_the_last_ones_and_the_best_are_kept(make: Make):
     assert best in kept and len(kept) <= 4
 
 
-def test_the_clock_saves_too_and_changes_nothing(make: Make):
+def test_saving_by_the_clock_changes_nothing(make: Make):
     """Checkpoints by the clock are to resume from, not to be averaged."""
     plain = train(make(steps=8, save={"every": 4, "keep": 3, "minutes": None}))
     expected = (plain.model / "model.safetensors").read_bytes()

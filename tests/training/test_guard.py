@@ -110,8 +110,10 @@ def test_a_rate_that_is_too_high_leaves_a_good_checkpoint(make: Make, listener: 
     assert all(parameter.abs().max() < 10 for parameter in weights)
 
 
-def test_saving_does_not_forgive_rewinds_at_once(make: Make, listener: Listener, monkeypatch: pytest.MonkeyPatch):
-    """One good update after every three bad ones is no recovery, although each is saved."""
+def test_saving_does_not_reset_the_count_of_rewinds_at_once(
+    make: Make, listener: Listener, monkeypatch: pytest.MonkeyPatch
+):
+    """One good update after every three bad ones does not count as a recovery, although each is saved."""
     poison(monkeypatch, lambda call: call % 4 > 0)
     with pytest.raises(UserError, match="even after 3 rewinds"):
         train(make(save={"every": 1, "keep": 3}), console=listener.console)

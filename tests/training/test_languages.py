@@ -13,7 +13,7 @@ import allyouneed as ayn
 from allyouneed import models
 from allyouneed.cli import main
 from allyouneed.errors import UserError
-from allyouneed.infer.evaluate import evaluate as judge
+from allyouneed.infer.evaluate import evaluate
 from allyouneed.training import load_recipe, train
 from allyouneed.training.reporting.log import read_log
 from micro_run import MODEL, RECIPE
@@ -90,7 +90,7 @@ def test_validation_scores_each_direction(first: Path) -> None:
         assert found["bleu"] == pytest.approx(sum(found[name] for name in names) / 3)
 
 
-def test_fine_tuning_on_other_pairs(first: Path, tmp_path: Path) -> None:
+def test_fine_tuning_keeps_the_languages_it_does_not_see(first: Path, tmp_path: Path) -> None:
     """One direction only, of words it never saw; all it knew before is still in its folder."""
     path = write(tmp_path / "own.tsv", ["gad", "bah", "fab", "hed"] * 20, GREEK)
     own = {"path": path, "from": "la", "to": "gr"}
@@ -195,9 +195,9 @@ def test_quantize_finds_the_direction(first: Path, tmp_path: Path, capsys: pytes
     code, _, said = told(capsys, *words)
     assert code == 0 and f"note: {data}: detected direction la → cy" in said
     model = ayn.load(first / "run" / "model")
-    judged = judge(model, data)[0]
-    assert judged.figures == judge(model, data, to="cy", from_="la")[0].figures
-    assert judged.figures != judge(model, data, to="gr", from_="la")[0].figures
+    scored = evaluate(model, data)[0]
+    assert scored.figures == evaluate(model, data, to="cy", from_="la")[0].figures
+    assert scored.figures != evaluate(model, data, to="gr", from_="la")[0].figures
 
 
 def test_without_a_detector_the_directions_are_named(

@@ -41,7 +41,7 @@ def test_the_estimate_is_within_a_factor_of_two_of_what_is_held(make: Make, prec
     assert guessed.total / 2 < measured < guessed.total * 2
 
 
-def test_sizes_read_like_sizes():
+def test_sizes_are_printed_with_units():
     assert [format_bytes(n) for n in (12, 34_000, 5_600_000, 7_890_000_000, 2e13)] == [
         "12 B",
         "34 kB",

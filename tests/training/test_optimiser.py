@@ -39,15 +39,15 @@ def test_only_matrices_that_multiply_decay():
 
 def test_clipping_is_by_the_global_norm():
     model = net()
-    judge = copy.deepcopy(model)
-    ours, theirs = Adam().build(model), torch.optim.Adam(judge.parameters(), lr=0.01, betas=(0.9, 0.98), eps=1e-9)
+    reference = copy.deepcopy(model)
+    ours, theirs = Adam().build(model), torch.optim.Adam(reference.parameters(), lr=0.01, betas=(0.9, 0.98), eps=1e-9)
     for seed in range(3):
         step(model, ours, seed, clip=0.5)
         theirs.zero_grad()
-        judge(torch.randint(0, 11, (5, 4), generator=torch.Generator().manual_seed(seed))).square().sum().backward()
-        nn.utils.clip_grad_norm_(judge.parameters(), 0.5)
+        reference(torch.randint(0, 11, (5, 4), generator=torch.Generator().manual_seed(seed))).square().sum().backward()
+        nn.utils.clip_grad_norm_(reference.parameters(), 0.5)
         theirs.step()
-    for p, q in zip(model.parameters(), judge.parameters(), strict=True):
+    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
 
 

@@ -44,7 +44,7 @@ class Counted:
 
 
 @pytest.mark.parametrize("accumulate, updates", [(1, QUEUE_BATCHES["cpu"]), (3, 2), (50, 2)])
-def test_the_number_of_prefetched_updates(accumulate, updates):
+def test_the_number_of_prefetched_updates_is_bounded(accumulate, updates):
     with Prefetcher(Counted(), DataPosition(0, 0), accumulate, CPU) as ahead:
         until(ahead._queue.full)
         assert ahead._queue.qsize() == updates
@@ -76,7 +76,7 @@ def test_the_switch_interval_is_short_while_prefetching(monkeypatch: pytest.Monk
         sys.setswitchinterval(before)
 
 
-def test_an_error_of_the_thread_is_raised_by_the_iterator():
+def test_an_error_in_the_thread_is_raised_by_the_iterator():
     with Prefetcher(Counted(broken=2), DataPosition(0, 0), 1, CPU) as updates:
         next(updates), next(updates)
         with pytest.raises(ValueError, match="broken"):

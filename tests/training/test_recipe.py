@@ -93,7 +93,7 @@ def test_the_resolved_recipe_means_the_same_run(make: Make):
     assert again.resolved() == recipe.resolved()
 
 
-def test_on_and_off_mean_what_they_say(tmp_path: Path):
+def test_on_and_off_are_read_as_booleans(tmp_path: Path):
     """YAML reads a bare `on` as true."""
     path = write(tmp_path)
     assert load_recipe(path, ["compile=on"]).compile == "on"

@@ -1,5 +1,5 @@
-"""A recipe with an index: neighbours are looked up once, never tell a chunk what comes next, and are there in training,
-in validation and when the model writes."""
+"""A recipe with an index: neighbours are looked up once, never contain what follows a chunk, and are used in training,
+in validation and in generation."""
 
 import random
 import shutil
@@ -85,7 +85,7 @@ def losses(run):
 
 @pytest.fixture(scope="module")
 def made(work, tmp_path_factory):
-    """A run from beginning to end, and what it said."""
+    """A complete run and its output."""
     listener = Listener()
     result = train(recipe(work, tmp_path_factory.mktemp("made") / "run"), console=listener.console)
     return result.model.parent, listener.text
@@ -233,5 +233,5 @@ def test_passages_are_those_of_the_definition():
         runs = {tuple(text[n : n + size]) for n in range(len(text) - size + 1)}
         for other in [*others, *(text[n : n + 9] for n in range(20))]:
             expected = any(tuple(other[n : n + size]) in runs for n in range(len(other) - size + 1))
-            assert PassageSet(text, size).overlaps(other) == expected
-    assert not PassageSet(np.array([1, 2]), 3).overlaps(np.array([1, 2, 3, 4]))
+            assert PassageSet(text, size).shares_passage(other) == expected
+    assert not PassageSet(np.array([1, 2]), 3).shares_passage(np.array([1, 2, 3, 4]))

@@ -81,7 +81,7 @@ def straight(work, tmp_path_factory):
     "at, keys", [(3, {}), (7, {}), (14, {}), (7, {"accumulate": 2}), (8, XLNET)], ids=["3", "7", "14", "two", "xlnet"]
 )
 def test_an_interrupted_run_with_memory_resumes_bit_for_bit(at, keys, work, straight, tmp_path, monkeypatch):
-    """What was remembered is in the checkpoint: the first batch after it has the loss it would have had."""
+    """The checkpoint contains the memory: the first batch after it has the loss of an uninterrupted run."""
     real = loop.run_update
     if not keys:
         whole = straight

@@ -32,7 +32,7 @@ def test_an_interrupt_stops_at_once():
     assert not done
 
 
-def test_elsewhere_and_without_a_signal_nothing_happens():
+def test_other_threads_and_calls_without_a_signal_are_unaffected():
     with reraise_lost_interrupt():
         pass
     failed = []

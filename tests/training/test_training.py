@@ -49,11 +49,11 @@ def test_the_whole_validation_set_is_scored_at_the_end(make: Make, listener: Lis
     counts: list[int] = []
     real = Translator.judge
 
-    def judge(self: Translator, examples: Any, *rest: Any) -> Any:
+    def counted(self: Translator, examples: Any, *rest: Any) -> Any:
         counts.append(len(examples))
         return real(self, examples, *rest)
 
-    monkeypatch.setattr(Translator, "judge", judge)
+    monkeypatch.setattr(Translator, "judge", counted)
     limited = {"every": 4, "metric": "bleu", "sentences": 0, "limit": 5}
     recipe = make(valid=True, test=True, steps=8, validate=limited, decoding={"beam": 1})
     result = train(recipe, console=listener.console)
@@ -69,11 +69,11 @@ def test_a_failing_scorer_loses_no_model(make: Make, listener: Listener, monkeyp
     recipe = make(valid=True, test=True, steps=4, validate={"every": 2, "metric": "bleu"}, decoding={"beam": 1})
     folders: list[bool] = []
 
-    def judge(self: Translator, *rest: Any) -> Any:
+    def failing(self: Translator, *rest: Any) -> Any:
         folders.append((recipe.output / "model" / "config.json").exists())
         raise TypeError("don't know how to coerce\nfloat and float32")
 
-    monkeypatch.setattr(Translator, "judge", judge)
+    monkeypatch.setattr(Translator, "judge", failing)
     result = train(recipe, console=listener.console)
     said = listener.text
     assert folders == [False, False, True, True]  # two validations, the checkpoint, the test set

@@ -189,7 +189,7 @@ def embed(
 
 
 def _save_array(command: TextCommand[TextResult], source: InputSource, files: FileOptions, nothing: Any) -> None:
-    """For texts whose number is not known beforehand: all vectors are in memory."""
+    """Save vectors of an unknown number of texts: all are held in memory."""
     import numpy as np
 
     assert files.output is not None

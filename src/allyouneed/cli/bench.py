@@ -59,7 +59,7 @@ def bench(
     """
     from allyouneed.interop.load import load as load_folder
     from allyouneed.interop.load import resolve_device
-    from allyouneed.lab.benchmark import Turns, Worker, make_workload
+    from allyouneed.lab.benchmark import PeerProcess, Turns, make_workload
 
     counts = _batch_sizes(rows)
     for name in against or []:
@@ -84,7 +84,7 @@ def bench(
         found = Turns([])
         stack.callback(found.end)
         for peer in progress(iter(peers), len(peers), "loading"):
-            found.workers.append(Worker(peer, load))
+            found.workers.append(PeerProcess(peer, load))
         for _ in progress(found.take(turns), found.count * (turns + 1), "measuring"):
             pass
     if as_json:

@@ -51,7 +51,7 @@ def _text_with_hyphen(args: list[str]) -> str | None:
 
 @contextmanager
 def _wrong_usage_is_one_message(ctx: Any, args: list[str]) -> Iterator[None]:
-    """In place of Typer's usage, hint and panel. A group without a command still prints its help."""
+    """Replace Typer's usage, hint and panel by one message. A group without a command still prints its help."""
     text = _text_with_hyphen(args)  # parsing takes arguments away
     try:
         yield

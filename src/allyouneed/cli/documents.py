@@ -66,7 +66,7 @@ def translate_documents(command: DocumentCommand, texts: list[str] | None, files
 
 
 def note_lines(files: FileOptions) -> None:
-    """Without --format, a file is translated line by line."""
+    """Note that a file is translated line by line without --format."""
     if files.input_ is not None and files.input_.suffix.lower() in MARKUP:
         show_notes([f"{files.input_} is translated line by line; --format auto keeps its structure"])
 

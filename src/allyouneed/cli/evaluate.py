@@ -151,7 +151,7 @@ def _columns(text: str | None) -> dict[str, Any]:
 
 
 def _evaluate_examples(path: Path, model: Path, device: str, as_json: bool, columns: dict[str, Any]) -> None:
-    """For every task but translation: read the file like the training data."""
+    """Evaluate any task but translation: the file is read like the training data."""
     from allyouneed.infer.evaluate import evaluate as evaluate_file
 
     result, report = evaluate_file(load_predictor(model, ComputeOptions(device=device)), path, layout=columns)

@@ -199,7 +199,7 @@ def _write_resumable(command: TextCommand[R], source: InputSource, out: Resumabl
 
 
 def pack_head(command: TextCommand[R], rows: int) -> bytes:
-    """The head of a NumPy file of so many rows."""
+    """The header of a NumPy file with `rows` rows."""
     import io
 
     import numpy as np

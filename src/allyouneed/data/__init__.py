@@ -1,1 +1,1 @@
-"""From people's files to batches: readers, filters, tokenizers, a store built once, and packed rows out of it."""
+"""From files to batches: readers, filters, tokenizers, a store built once, and packed rows out of it."""

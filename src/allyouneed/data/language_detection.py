@@ -100,7 +100,7 @@ class LanguageDetector:
 
     @classmethod
     def learn(cls, texts: Mapping[str, Iterable[str]]) -> LanguageDetector:
-        """From sentences of each language; a language written without letters (numbers, dates) is left out."""
+        """Train a detector on sentences of each language; one written without letters (numbers, dates) is left out."""
         every = {name: Counter(run for text in texts[name] for run in _ngrams(text)) for name in sorted(texts)}
         counts = {name: count for name, count in every.items() if count}
         kept = sorted({run for count in counts.values() for run, _ in _most_common(count)})
@@ -116,7 +116,7 @@ class LanguageDetector:
 
     @classmethod
     def from_files(cls, files: Sequence[Files]) -> LanguageDetector | None:
-        """From a sample of training pairs with language tags; None if they have fewer than two languages."""
+        """Train on a sample of training pairs with language tags; None if they have fewer than two languages."""
         from allyouneed.data.files.readers import Report
 
         rng, drawn, seen = random.Random(0), dict[str, list[str]](), Counter[str]()
@@ -155,5 +155,5 @@ class LanguageDetector:
 
 
 def _most_common(count: Counter[str]) -> list[tuple[str, int]]:
-    """By count, then by name: the same text always gives the same detector."""
+    """The most common n-grams, equal counts by name: the same text always gives the same detector."""
     return sorted(count.items(), key=lambda item: (-item[1], item[0]))[:KEPT]

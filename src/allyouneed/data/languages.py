@@ -117,7 +117,7 @@ def _codes() -> dict[str, str]:
 
 
 def _plain(name: str) -> str:
-    """Without case, accents and surrounding spaces: `Français`, `francais`."""
+    """The name without case, accents and surrounding spaces: `francais` for `Français`."""
     letters = unicodedata.normalize("NFKD", name.strip().casefold())
     return unicodedata.normalize("NFC", "".join(char for char in letters if not unicodedata.combining(char)))
 

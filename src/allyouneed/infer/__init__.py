@@ -1,1 +1,1 @@
-"""From sources to answers: how the next token is chosen, many sources at once, text in and text out."""
+"""Inference: choosing tokens, decoding many requests at once, and predictors that take and return text."""

@@ -76,7 +76,7 @@ class BlockManager:
         return len(self.pool.free) + self.pool.evictable - sum(self.soon(state, unread) for state, unread in prefilling)
 
     def make_room(self, states: States, counts: Sequence[int]) -> None:
-        """Evict as many cached prefixes as so many more tokens of each row need, at once and not block by block."""
+        """Evict enough cached prefixes for `counts` more tokens of each row, all at once rather than block by block."""
         if isinstance(states, PagedStates) and states.has_pages:
             size, rows = self.pool.size, zip(states.lengths, states.block_tables, counts, strict=True)
             self.evict(sum(max(0, -(-(seen + count) // size) - len(table)) for seen, table, count in rows))
@@ -97,7 +97,7 @@ class BlockManager:
         state.reserved = []
 
     def recount(self, states: Iterable[States], requests: Iterable[RequestState]) -> None:
-        """After a failure: only these states, these requests and cached prefixes hold blocks."""
+        """Recount after a failure: only these states, these requests and cached prefixes hold blocks."""
         tables = [table for paged in states if isinstance(paged, PagedStates) for table in paged.block_tables]
         cached = [list(self.prefixes.blocks.values())]
         self.pool.recount([*tables, *(state.reserved for state in requests), *cached])

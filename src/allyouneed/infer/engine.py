@@ -71,7 +71,7 @@ class Engine(ModelRunner):
         `on_progress(finished, total)` is called as sources are finished.
         `sample_keys`: with the seed they decide the samples of each source; its index by default.
         `stop`: ends a target, besides the end token. `draft`: proposes tokens (speculative decoding).
-        `counted`: so many prompt tokens count as decoded where lengths matter; the engine's own by default.
+        `counted`: prompt tokens that count as decoded where lengths matter; the engine's own by default.
         An empty source gets one empty hypothesis.
         """
         decoding = decoding or Decoding()

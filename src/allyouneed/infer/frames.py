@@ -45,7 +45,7 @@ class Frame:
 
 
 def default_frame(vocabularies: Vocabularies) -> Frame:
-    """For a model without language tokens."""
+    """The frame of a model without language tokens."""
     target = vocabularies.target
     return Frame(*vocabularies.source.source_affixes, target.opening, target.template.forced)
 

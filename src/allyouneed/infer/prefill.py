@@ -122,7 +122,7 @@ class PrefillBatch:
         return [len(prompt) - at for prompt, at in zip(self.prompts, self.read, strict=True)]
 
     def unread_tokens(self) -> Iterator[tuple[RequestState, int]]:
-        """Of each request; the tokens of a row count for its first one."""
+        """Each request and its unread tokens; the tokens of a row count for its first request."""
         for row, left in zip(self.rows, self.unread, strict=True):
             yield from ((state, 0 if n else left) for n, state in enumerate(row))
 

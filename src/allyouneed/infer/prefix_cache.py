@@ -45,7 +45,7 @@ class PrefixCache:
         self._touch(known)
 
     def _known(self, texts: Sequence[tuple[int, ...]]) -> tuple[list[Key], list[int]]:
-        """Keys and blocks of the first of these, each a block's tokens, as far as they are cached."""
+        """Keys and blocks of the longest cached prefix of these blocks of tokens."""
         keys, found, before = list[Key](), list[int](), 0
         for text in texts:
             key = before, text
@@ -58,7 +58,7 @@ class PrefixCache:
         return keys, found
 
     def _touch(self, keys: Sequence[Key]) -> None:
-        """The blocks of a prompt have been used."""
+        """Mark the blocks of a prompt as most recently used."""
         for key in reversed(keys):
             self.blocks.move_to_end(key)
 

@@ -38,7 +38,7 @@ class Medium:
 
     @cached_property
     def number(self) -> int:
-        """Of its content: equal for equal media, and otherwise different."""
+        """A hash of the content: equal media have equal numbers."""
         values = self.values.detach().float().cpu().contiguous()
         digest = hashlib.sha256(f"{self.kind} {tuple(values.shape)}".encode() + values.numpy().tobytes()).digest()
         return int.from_bytes(digest[:16], "big")

@@ -154,6 +154,6 @@ class RunningBatch:
                 self.rows.append(here)
 
     def close(self) -> None:
-        """Its requests are abandoned: give back what the states hold."""
+        """Abandon the requests and release what the states hold."""
         self.states.close()
         self.searches, self.rows = [], []

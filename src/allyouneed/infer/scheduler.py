@@ -144,7 +144,7 @@ class Scheduler:
         return state
 
     def _check(self, state: RequestState) -> None:
-        """Whether it fits into this scheduler."""
+        """Whether a request fits into this scheduler."""
         if state.spec.draft is not None and self.blocks is not None:
             raise UserError("draft and pool are exclusive: speculative decoding does not use paged states; set one")
         if self.offline is not None:
@@ -166,8 +166,8 @@ class Scheduler:
         return round(each * sum(state.spec.decoding.rows for state in states))
 
     def warm_up(self, requests: Iterable[tuple[Request, DecodingSpec | Decoding | None]] = ()) -> None:
-        """Before the first request: capture the usual prefills, and decode these requests, which leave no trace but
-        captured graphs and compiled kernels."""
+        """Prepare for the first request: capture the usual prefills, and decode these requests, which leave no trace
+        but captured graphs and compiled kernels."""
         with self._inference():
             if self.prefill.captured is not None:
                 self.prefill.captured.warm_up(self.budget)
@@ -309,7 +309,7 @@ class Scheduler:
     # --- failures ----------------------------------------------------------------------------------------------------
 
     def fail(self, requests: Iterable[RequestState], error: Exception) -> None:
-        """These requests have failed; at the end of the step their blocks are free."""
+        """Mark these requests as failed; their blocks are freed at the end of the step."""
         for state in requests:
             if not state.finished:
                 state.fail(error)
@@ -332,7 +332,7 @@ class Scheduler:
             self.failures.clear()  # it is raised now
 
     def _clear(self) -> None:
-        """No request is running."""
+        """Forget all running requests."""
         if self.graphs is not None:
             self.graphs.release(self.running)
         if self.slots is not None:
@@ -426,7 +426,7 @@ class Scheduler:
             self.prefill.start(some)
 
     def fail_unheld(self, requests: list[RequestState], error: Exception) -> None:
-        """Those of them that no batch has taken over have failed."""
+        """Fail the requests that no batch has taken over."""
         here = self._held()
         self.fail([state for state in requests if state not in here], error)
 
@@ -442,16 +442,16 @@ class Scheduler:
 
     @property
     def preempted(self) -> list[RunningBatch]:
-        """One request each, waiting for blocks."""
+        """Preempted batches, of one request each, that wait for blocks."""
         return [] if self.preemption is None else self.preemption.batches
 
     @property
     def preemptions(self) -> int:
-        """So far."""
+        """Number of preemptions so far."""
         return 0 if self.preemption is None else self.preemption.count
 
     def with_blocks(self, act: Callable[[], None], batch: ActiveBatch | None = None) -> None:
-        """Do it; where blocks run out, free some."""
+        """Call `act`; where blocks run out, free some."""
         act() if self.preemption is None else self.preemption.run(act, batch)
 
     def waste(self) -> float:
@@ -463,7 +463,7 @@ class Scheduler:
     # --- running batches ---------------------------------------------------------------------------------------------
 
     def join(self, batch: RunningBatch) -> None:
-        """Decode it together with a batch that is running, or beside it."""
+        """Decode a batch together with a running one, or beside it."""
         for other in [] if self.engine.exact else self.running:
             if isinstance(other, RunningBatch) and other.can_join(batch):
                 with isolate(partial(self._drop_both, batch, other)):

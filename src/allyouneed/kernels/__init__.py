@@ -31,7 +31,7 @@ def _can_compile(device: torch.device) -> bool:
     return has_triton and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def overlaps(device: torch.device) -> bool:
+def has_pdl(device: torch.device) -> bool:
     """Whether a kernel may start before the previous one ends (Hopper's programmatic dependent launch): it prefetches
     data that does not depend on it, then waits."""
     return OVERLAP and _capability(device) >= (9, 0)

@@ -141,7 +141,7 @@ def _fastest(calls: list[Callable[[], None]]) -> int:
 
 
 class Descriptors:
-    """Of one product, as cuBLASLt wants them. Made once for each and never freed."""
+    """The cuBLASLt descriptors of one product, made once and never freed."""
 
     def __init__(self, product: Product) -> None:
         self.product, self.desc, self.layouts = product, c_void_p(), [c_void_p() for _ in range(3)]
@@ -158,7 +158,7 @@ class Descriptors:
             _call("cublasLtMatrixLayoutCreate", byref(layout), c_int(kind), *sizes)
 
     def point(self, bias: Tensor | None, aux: Tensor | None) -> None:
-        """Before algorithms are ranked too: that depends on these addresses."""
+        """Set the addresses, also before algorithms are ranked, which depends on them."""
         if bias is not None:
             self._set(_Attribute.BIAS_POINTER, c_void_p(bias.data_ptr()))
         if aux is not None:
@@ -170,7 +170,7 @@ class Descriptors:
         _call("cublasLtMatmulDescSetAttribute", self.desc, c_int(attribute), byref(value), size)
 
     def algorithms(self, device: int) -> list[Algorithm]:
-        """Those that cuBLASLt expects to be the fastest, best first."""
+        """The algorithms that cuBLASLt expects to be the fastest, best first."""
         preference, size, handle = c_void_p(), c_size_t(WORKSPACE), _handle(device)
         _call("cublasLtMatmulPreferenceCreate", byref(preference))
         _call("cublasLtMatmulPreferenceSetAttribute", preference, c_int(MAX_WORKSPACE), byref(size), c_size_t(8))
@@ -207,7 +207,7 @@ def _descriptors(product: Product) -> Descriptors:
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """None where torch has no cuBLASLt."""
+    """The library; None where torch has no cuBLASLt."""
     if torch.version.cuda is None or torch.version.hip is not None:
         return None
     try:
@@ -217,7 +217,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def version() -> str | None:
-    """Of the library; None where there is none."""
+    """The version of the library; None where it is missing."""
     found = library()
     if found is None:
         return None

@@ -257,7 +257,7 @@ def serve() -> None:
 # --- in the parent process --------------------------------------------------------------------------------------------
 
 
-class Worker:
+class PeerProcess:
     """A contender's process, stopped unless it runs a job."""
 
     def __init__(self, peer: Peer, workload: Workload) -> None:
@@ -315,7 +315,7 @@ class Worker:
 class Turns:
     """Alternate between processes that do the same work; `best`: seconds of the fastest run, by peer and job."""
 
-    workers: list[Worker]
+    workers: list[PeerProcess]
     best: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def take(self, turns: int) -> Iterator[str]:

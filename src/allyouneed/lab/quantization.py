@@ -28,7 +28,7 @@ METRICS = {"bleu": True, "accuracy": True, "f1": True, "wer": False, "perplexity
 
 
 @dataclass
-class Comparison:
+class QuantizationReport:
     """`rows`: figures before and after; `loss`: the loss of quality in `unit`."""
 
     rows: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -63,9 +63,10 @@ def quantized(path: Path, to: str) -> tuple[Folder, Folder]:
 
 def compare(
     before: Folder, after: Folder, data: Path | None = None, into: str | None = None, from_: str | None = None
-) -> Comparison:
-    """By the task's metric on a file (of pairs in these languages); without a file, by the outputs on random texts."""
-    found = Comparison()
+) -> QuantizationReport:
+    """Compare by the task's metric on a file (of pairs in these languages), or without one by the outputs on random
+    texts."""
+    found = QuantizationReport()
     if data is None:
         _compare_outputs(before, after, found)
     else:
@@ -78,7 +79,7 @@ def compare(
 
 
 def _compare_metric(
-    before: Folder, after: Folder, data: Path, found: Comparison, into: str | None, from_: str | None
+    before: Folder, after: Folder, data: Path, found: QuantizationReport, into: str | None, from_: str | None
 ) -> None:
     both = [evaluate(predictor(folder), data, into, from_, "--from and --into")[0] for folder in (before, after)]
     found.notes, figures = both[0].notes, [result.figures for result in both]
@@ -95,7 +96,7 @@ def _compare_metric(
 
 
 @torch.inference_mode()
-def _compare_outputs(before: Folder, after: Folder, found: Comparison) -> None:
+def _compare_outputs(before: Folder, after: Folder, found: QuantizationReport) -> None:
     """How often the argmax agrees, and exp(KL): the factor by which the new model's perplexity exceeds the old one's on
     texts drawn from the old one."""
     inputs = _random_inputs(before)

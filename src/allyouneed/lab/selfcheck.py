@@ -44,7 +44,7 @@ class Check:
 
 
 @dataclass
-class Probe:
+class ProbeInputs:
     """The same inputs for both models, by input name; `prompts`: token rows to continue."""
 
     ours: dict[str, Any] = field(default_factory=dict)
@@ -135,12 +135,12 @@ def ignored_option(path: Path) -> str | None:
 # --- inputs -----------------------------------------------------------------------------------------------------------
 
 
-def make_probe(folder: Folder, theirs: Any) -> Probe:
+def make_probe(folder: Folder, theirs: Any) -> ProbeInputs:
     """Random texts of unequal lengths, images or sounds, as the model takes them. `theirs`: their config object."""
     config: Any = folder.model.config
     text = getattr(theirs, "text_config", theirs)
     able, generator = model_inputs(config), torch.Generator().manual_seed(0)
-    probe = Probe(pad=_token_id(text, "pad"), end=_token_id(text, "eos"), start=_token_id(text, "decoder_start"))
+    probe = ProbeInputs(pad=_token_id(text, "pad"), end=_token_id(text, "eos"), start=_token_id(text, "decoder_start"))
     probe.one_by_one = folder.task["kind"] == "classification"
     if "tokens" in able:
         rows = _random_texts(folder, probe, generator)
@@ -167,7 +167,7 @@ def make_probe(folder: Folder, theirs: Any) -> Probe:
     return probe
 
 
-def _random_texts(folder: Folder, probe: Probe, generator: torch.Generator, share: int = 1) -> list[list[int]]:
+def _random_texts(folder: Folder, probe: ProbeInputs, generator: torch.Generator, share: int = 1) -> list[list[int]]:
     """Random token rows without special tokens, of at most 1/`share` of the model's limit."""
     config: Any = getattr(folder.model.config, "text", folder.model.config)
     special = {probe.pad} | (set() if folder.vocabularies is None else set(folder.vocabularies.source.specials))
@@ -190,7 +190,7 @@ def _token_id(config: Any, name: str) -> int:
 # --- outputs ----------------------------------------------------------------------------------------------------------
 
 
-def _our_outputs(folder: Folder, probe: Probe) -> tuple[Tensor, list[list[int]]]:
+def _our_outputs(folder: Folder, probe: ProbeInputs) -> tuple[Tensor, list[list[int]]]:
     """Our logits (hidden states of a headless model), and the greedy continuation of each prompt."""
     config: Any = folder.model.config
     called = NamedForward(folder.model, probe.pad)
@@ -204,7 +204,7 @@ def _our_outputs(folder: Folder, probe: Probe) -> tuple[Tensor, list[list[int]]]
     return found, [list(answer[0].tokens) for answer in answers]
 
 
-def _their_outputs(original: Any, probe: Probe) -> Any:
+def _their_outputs(original: Any, probe: ProbeInputs) -> Any:
     """Their outputs. Texts to classify run one by one: some of their classes pool at padding positions."""
     if not probe.one_by_one:
         return original(**probe.theirs)
@@ -212,7 +212,7 @@ def _their_outputs(original: Any, probe: Probe) -> Any:
     return {"logits": torch.cat([original(input_ids=row).logits for row in rows])}
 
 
-def _continue(original: Any, probe: Probe, row: list[int]) -> list[int]:
+def _continue(original: Any, probe: ProbeInputs, row: list[int]) -> list[int]:
     """Their greedy continuation without a cache and without their generation config."""
     tokens: list[int] = []
     while len(tokens) < probe.steps:
@@ -225,7 +225,7 @@ def _continue(original: Any, probe: Probe, row: list[int]) -> list[int]:
     return tokens
 
 
-def difference(found: Tensor, result: Any, probe: Probe) -> float:
+def difference(found: Tensor, result: Any, probe: ProbeInputs) -> float:
     """Largest difference outside padding, relative to the largest value where that exceeds one."""
     scores = [result[name] for name in SCORES if name in result]
     expected: Tensor = scores[0] if scores else result.last_hidden_state

@@ -27,7 +27,7 @@ def macro_f1(found: Sequence[str], expected: Sequence[str]) -> float:
     return 100 * float(np.mean([2 * hits[label] / (predicted[label] + true[label]) for label in {*predicted, *true}]))
 
 
-class Span(NamedTuple):
+class EntitySpan(NamedTuple):
     """Words [begin, end) form an entity of this kind."""
 
     begin: int
@@ -35,20 +35,20 @@ class Span(NamedTuple):
     kind: str
 
 
-def spans(tags: Sequence[str]) -> list[Span]:
+def spans(tags: Sequence[str]) -> list[EntitySpan]:
     """The spans of tags such as B-NP, I-NP, O (BIO, BIOES or BMES). As in conlleval, an inside tag without a preceding
     tag of its kind begins a span."""
-    found: list[Span] = []
+    found: list[EntitySpan] = []
     begin, kind = 0, ""
     for position, tag in enumerate([*tags, "O"]):
         letter, _, name = tag.partition("-")
         if kind and (letter not in INSIDE or name != kind):
-            found.append(Span(begin, position, kind))
+            found.append(EntitySpan(begin, position, kind))
             kind = ""
         if letter in BEGINS | INSIDE and name and not kind:
             begin, kind = position, name
         if kind and letter in ENDS:
-            found.append(Span(begin, position + 1, kind))
+            found.append(EntitySpan(begin, position + 1, kind))
             kind = ""
     return found
 

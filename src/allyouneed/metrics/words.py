@@ -19,7 +19,7 @@ def edits(found: Sequence[str], expected: Sequence[str]) -> int:
 
 
 def word_error_rate(found: Sequence[str], expected: Sequence[str], as_written: bool = False) -> float:
-    """Over all texts together. Case and punctuation are ignored unless `as_written`."""
+    """The rate over all texts together. Case and punctuation are ignored unless `as_written`."""
     return _rate(found, expected, lambda text: (text if as_written else plain(text)).split())
 
 

@@ -105,7 +105,8 @@ class Neighbours:
     def of(
         cls, texts: Sequence[Sequence[Sequence[Sequence[int]]]], count: int, length: int, pad: int = 0
     ) -> Neighbours:
-        """From the neighbours of each chunk of each text: `count` per chunk, each truncated to `length` tokens."""
+        """Build from the neighbours of each chunk of each text: `count` per chunk, each truncated to `length`
+        tokens."""
         chunks = max((len(text) for text in texts), default=0)
         tokens = torch.full((len(texts), chunks, count, length), pad, dtype=torch.long)
         lengths = torch.zeros(len(texts), chunks, count, dtype=torch.long)

@@ -226,7 +226,7 @@ class WeightRequest:
 WeightRecord = dict[nn.Module, WeightRequest]  # attention module -> request
 
 
-class Replay:
+class ReplayedDecisions:
     """Decisions of a layer in order, to be repeated when the layer is recomputed: a recomputed input differs in its
     last bits, which could change a discrete choice (a bucket, an expert)."""
 
@@ -264,7 +264,7 @@ class Context:
     # builds the memory from the input of the first layer that needs it (RETRO)
     memory_builder: MemoryBuilder | None = None
     encoder_preceding: Memory | None = None  # for encoder layers: the encoded sentences before the source
-    replay: Replay | None = None  # set if the layer will be recomputed for its gradients
+    replay: ReplayedDecisions | None = None  # set if the layer will be recomputed for its gradients
     # a step of fixed shape (runtime/cuda): nothing may wait for the device, positions are known to be within limits
     static: bool = False
 

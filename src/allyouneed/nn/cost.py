@@ -25,7 +25,7 @@ class Cost:
     trim_wide: float = 0.0
 
     def state_bytes(self, length: int, itemsize: int, captured: bool = False) -> float:
-        """State of a row of so many tokens, in a model whose numbers have so many bytes. `captured`: in a CUDA graph
+        """State of a row of `length` tokens, with `itemsize` bytes per number. `captured`: in a CUDA graph
         (runtime/cuda/static_cache.py)."""
         elements = self.state_per_token * length + self.state_constant - self.trim * captured
         wide = self.wide_per_token * length + self.wide_constant - self.trim_wide * captured

@@ -109,7 +109,7 @@ class HasPattern(Protocol):
 
 
 class AttendsByPattern:
-    """Of a mixer with a field `pattern`: whether it can decode, and what makes it attend to later tokens."""
+    """A mixer with a field `pattern`, which decides whether it can decode and why it attends to later tokens."""
 
     @property
     def causal(self: HasPattern) -> bool:

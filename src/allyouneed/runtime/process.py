@@ -21,17 +21,18 @@ _switch_lock, _switch_users, _switch_interval = threading.Lock(), 0, 0.0
 
 
 def use_passive_openmp() -> None:
-    """Before torch is loaded: on a busy machine, OpenMP threads that spin while waiting are ten times slower."""
+    """Call it before torch is loaded: on a busy machine, OpenMP threads that spin while waiting are ten times
+    slower."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def worker_environment(threads: int) -> dict[str, str]:
-    """For a subprocess that is timed: this many OpenMP threads, spinning while they wait."""
+    """The environment of a subprocess that is timed: this many OpenMP threads, spinning while they wait."""
     return os.environ | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "active"}
 
 
 def server_environment(threads: int) -> dict[str, str]:
-    """For one of several server processes on a machine: this many OpenMP threads, unless the user has set them."""
+    """The environment of one of several server processes: this many OpenMP threads, unless the user has set them."""
     return {"OMP_NUM_THREADS": str(threads)} | dict(os.environ)
 
 
@@ -73,7 +74,7 @@ def allow_tf32() -> None:
 
 
 def disable_compilation() -> None:
-    """For the rest of the process: compiling has failed once."""
+    """Disable it for the rest of the process, after compiling has failed once."""
     import torch
 
     torch.compiler.set_stance("force_eager")
@@ -168,7 +169,7 @@ def short_switch_interval() -> Iterator[None]:
 
 @contextmanager
 def ignore_warnings() -> Iterator[None]:
-    """For calls into libraries whose warnings do not concern the user."""
+    """Ignore the warnings of libraries that do not concern the user."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -54,7 +54,7 @@ class Add:
 
 @dataclass(frozen=True, eq=False)
 class Scale:
-    """By one number, or by one per feature."""
+    """Multiplication by one number, or by one per feature."""
 
     output: int
     input: int

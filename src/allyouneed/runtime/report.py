@@ -22,7 +22,7 @@ NATIVE, CAPTURED, TORCH = "native program", "captured CUDA graph", "torch"
 CAPACITY = 1024  # tokens of a row, in a step that only describes
 
 
-class Choice(NamedTuple):
+class ExecutorChoice(NamedTuple):
     """`blockers`: parts that run in torch inside the executor, or, where it is torch, keep the model from another."""
 
     executor: str
@@ -35,29 +35,29 @@ class Choice(NamedTuple):
         return self.executor + between + "; ".join(summarize(self.blockers))
 
 
-def cpu_choice(model: nn.Module) -> Choice:
-    """Where the native library is available (kernels/cpu/build.py); elsewhere torch."""
+def cpu_choice(model: nn.Module) -> ExecutorChoice:
+    """The executor on a CPU: native where the library is available (kernels/cpu/build.py), elsewhere torch."""
     was_training = model.training
     try:
         lowered = lower_model(model.eval())
     except Unsupported as reason:
-        return Choice(TORCH, (Blocker("", str(reason)),))
+        return ExecutorChoice(TORCH, (Blocker("", str(reason)),))
     finally:
         model.train(was_training)
     paths = part_paths(model)
     blockers = [Blocker(paths.get(id(call.part), "wiring"), call.reason) for call in lowered.decoder.calls]
     if "head" in lowered.reasons:
         blockers.append(Blocker("head", lowered.reasons["head"]))
-    return Choice(NATIVE, tuple(blockers))
+    return ExecutorChoice(NATIVE, tuple(blockers))
 
 
-def cuda_choice(model: nn.Module) -> Choice:
+def cuda_choice(model: nn.Module) -> ExecutorChoice:
     was_training = model.training
     try:
         blockers = tuple(step_blockers(model.eval()))
     finally:
         model.train(was_training)
-    return Choice(TORCH if blockers else CAPTURED, blockers)
+    return ExecutorChoice(TORCH if blockers else CAPTURED, blockers)
 
 
 def kernel_choice(model: Any) -> str:

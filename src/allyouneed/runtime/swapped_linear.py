@@ -64,6 +64,6 @@ def linear(x: Tensor, module: Any, bias: Tensor | None) -> Tensor:
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """That of matrix products with x: autocast's, if it is on."""
+    """The dtype of matrix products with x: autocast's, if it is on."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

@@ -13,7 +13,7 @@ from allyouneed.runtime.program import Program, StateSlot, Unsupported, Value
 
 
 class TraceContext(Context):
-    """Records the calls of parts. It knows nothing of a batch: what needs one is a part's affair, not a wiring's."""
+    """Records the calls of parts. It knows nothing of a batch: parts may need one, wirings may not."""
 
     def __init__(self, program: Program) -> None:
         nothing: Any = None

@@ -49,7 +49,7 @@ class ClickPrediction(Task):
         return Vocabularies(found, found)
 
     def complete(self, model: Mapping[str, Any], files: Sequence[Files]) -> dict[str, Any]:
-        """With the numbers of columns of the data."""
+        """The model with the numbers of columns of the data."""
         logs = [entry for entry in files if isinstance(entry, LogFiles)]
         for entry in logs[1:]:
             if entry.names != logs[0].names:

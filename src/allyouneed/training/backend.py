@@ -94,8 +94,8 @@ class Backend:
 
 
 def _compile_block(block: Block) -> None:
-    """As a whole if it is traceable, except for batches whose rows are rearranged (nn/ops/unpack.py): these run its
-    other parts compiled."""
+    """Compile a block as a whole if it is traceable, except for batches whose rows are rearranged (nn/ops/unpack.py):
+    these run its other parts compiled."""
     parts: list[Any] = list(block.sublayers.values())
     unpacks = any(part.unpacks for part in parts)
     for part in parts if unpacks or not block.traceable else []:

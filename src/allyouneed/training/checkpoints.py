@@ -146,7 +146,7 @@ class Checkpoints:
                 file.unlink()
 
     def all(self) -> list[Checkpoint]:
-        """Oldest first, valid or not."""
+        """All checkpoints, oldest first, valid or not."""
         found = [(NAME.fullmatch(path.name), path) for path in self.folder.iterdir() if path.is_dir()]
         return sorted((Checkpoint(p, int(m[1])) for m, p in found if m), key=lambda checkpoint: checkpoint.step)
 
@@ -272,7 +272,7 @@ class Checkpoints:
         shutil.rmtree(doomed, ignore_errors=True)
 
     def regular(self) -> list[Checkpoint]:
-        """Those saved on schedule, after step 0, oldest first."""
+        """Checkpoints saved on schedule after step 0, oldest first."""
         return [c for c in self.all() if c.step > 0 and c.is_regular]
 
     def _write_pointer(self, name: str, checkpoint: Checkpoint) -> None:

@@ -90,7 +90,7 @@ def _table_row(*cells: str) -> str:
 
 
 def _portable(text: str) -> str:
-    """Without local folders: a card is published with its model."""
+    """The text without local folders: a card is published with its model."""
     return text.replace(f"{Path.cwd()}/", "").replace(f"{Path.home()}/", "~/")
 
 

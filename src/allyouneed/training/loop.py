@@ -383,7 +383,7 @@ class Trainer:
         return saved
 
     def _random_state(self) -> RandomState:
-        """Of all data ranks, on the main process; tensor-parallel ranks of one data rank share theirs."""
+        """The random state of every data rank, on the main process; its tensor-parallel ranks share one."""
         now = RandomState.capture()
         others = {
             f"{rank}/{name}": state

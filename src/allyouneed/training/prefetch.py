@@ -108,5 +108,5 @@ def count_labels(batch: Batch) -> int:
 
 
 def _pin(batch: Batch) -> Batch:
-    """In page-locked memory, so that copies to the GPU are asynchronous."""
+    """The batch in page-locked memory, so that copies to the GPU are asynchronous."""
     return batch.each(lambda tensor: tensor.pin_memory())

@@ -25,14 +25,14 @@ LOSS_METRICS = ("loss", "perplexity")  # need no predictions
 
 
 def validation_loss(model: nn.Module, task: Task, data: Batches, backend: Backend) -> dict[str, float]:
-    """In training precision, not compiled."""
+    """The validation loss, in training precision and not compiled."""
     with backend.eager():
         return mean_loss(model, task, data, backend.autocast)
 
 
 def is_better(metric: str, higher: bool, new: Mapping[str, float], old: Mapping[str, float] | None) -> bool:
-    """By the metric (`higher` is better, or lower); if it ties to `DIGITS` digits, by the loss. BLEU is 0 early on, and
-    always for correct outputs of fewer than four words, while nonsense may score slightly above 0."""
+    """Compare by the metric (`higher` is better, or lower); if it ties to `DIGITS` digits, by the loss. BLEU is 0 early
+    on, and always for correct outputs of fewer than four words, while nonsense may score slightly above 0."""
     if math.isnan(new.get(metric, math.nan)):  # absent if scoring failed
         return False
     sign = 1 if higher else -1

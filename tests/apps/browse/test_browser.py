@@ -1,4 +1,4 @@
-"""The browser: every command, quotes that are checked, search, and models at it."""
+"""The browser: every command, quotes that are checked, search, and models that use it."""
 
 from __future__ import annotations
 
@@ -105,7 +105,9 @@ def test_search_prefers_rare_words_and_titles(pages: Path) -> None:
     ("content", "message"),
     [(None, "no such folder of pages"), ({}, "no pages; put text files there"), ({"a.txt": b"\xff"}, "not UTF-8")],
 )
-def test_folders_that_cannot_be_browsed(content: dict[str, bytes] | None, message: str, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_browsed_is_refused(
+    content: dict[str, bytes] | None, message: str, tmp_path: Path
+) -> None:
     folder = tmp_path / "pages"
     for name, text in (content or {}).items():
         folder.mkdir(exist_ok=True)
@@ -118,7 +120,7 @@ def test_folders_that_cannot_be_browsed(content: dict[str, bytes] | None, messag
 
 
 class Scripted:
-    """In the place of a model: it writes these commands, whatever it reads; `-` ends one of two samples apart."""
+    """A stand-in for a model: it writes these commands whatever it reads; `-` ends one of two samples early."""
 
     limit = None
 
@@ -186,7 +188,9 @@ def test_a_person_records_a_session(
     )
 
 
-def test_browse_with_a_model(pages: Path, chat_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_browse_command_answers_with_a_model(
+    pages: Path, chat_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = [
         "browse",
         QUESTION,
@@ -224,7 +228,7 @@ def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_search_by_the_index_of_retro(pages: Path, tmp_path: Path, encoder: Callable[[], Path]) -> None:
+def test_search_uses_a_retro_index(pages: Path, tmp_path: Path, encoder: Callable[[], Path]) -> None:
     pytest.importorskip("faiss")
     from allyouneed.infer.retrieval.retriever import index_corpus
     from allyouneed.interop.load import load

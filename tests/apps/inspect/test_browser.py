@@ -1,4 +1,4 @@
-"""The page in a real browser: every view opens, answers clicks and keys, asks nobody else, and is accessible."""
+"""The page in a real browser: every view opens, answers clicks and keys, sends no other requests, and is accessible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of presets says what their configs say, and builds nothing to find out."""
+"""The table of presets agrees with their configs, and no model is built for it."""
 
 import io
 import json
@@ -40,7 +40,7 @@ def test_every_preset_names_its_source(name):
     assert 20 < len(said) < 400 and not said.endswith((",", ".", ";")) and said.count("(") == said.count(")")
 
 
-def test_where_it_comes_from_is_one_sentence_however_long_its_lines(monkeypatch, tmp_path):
+def test_the_source_of_a_preset_is_one_sentence(monkeypatch, tmp_path):
     monkeypatch.setattr(models, "PRESETS", tmp_path)
     (tmp_path / "mine.yaml").write_text(
         "# A model of mine (I et al.\n# 2026), base. Much more is\n# said.\nkind: decoder\n"

@@ -84,7 +84,7 @@ def test_a_page_that_cannot_be_written_is_refused(tmp_path: Path, name: str, sai
         save([DOCUMENT], tmp_path / name)
 
 
-def test_a_notebook_shows_the_page_in_a_frame_without_rights() -> None:
+def test_a_notebook_shows_the_page_in_a_sandboxed_frame() -> None:
     shown = Page([DOCUMENT])._repr_html_()
     assert shown.startswith("<iframe srcdoc=") and "allow-same-origin" not in shown and shown.count("<") == 2
     content = re.search(r'srcdoc="(.*?)"', shown, re.DOTALL)

@@ -71,7 +71,7 @@ def test_the_size_shows_the_largest_number():
     assert fitting_size(read("window(100000)")) == 512
 
 
-def test_several_are_side_by_side_as_far_as_they_fit():
+def test_several_pictures_are_side_by_side_where_they_fit():
     found = panels(["causal", "full", "window(2)"], 8)
     wide, narrow = (draw(found, width).plain for width in (200, 20))
     assert wide.split("\n")[0].split() == ["causal", "full", "window(2)"]

@@ -67,7 +67,7 @@ def test_learned_parts_are_drawn_with_reproducible_random_weights():
     assert "for one random query" in one("shaw").notes
 
 
-def test_the_callers_dice_are_left_alone():
+def test_the_random_state_of_the_caller_is_unchanged():
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
@@ -75,7 +75,7 @@ def test_the_callers_dice_are_left_alone():
     assert torch.equal(torch.rand(1), expected)
 
 
-def test_a_table_that_is_shorter_is_drawn_as_far_as_it_goes():
+def test_a_shorter_table_is_drawn_to_its_end():
     assert one("{kind: learned, length: 5}").values.shape == (5, 16)
 
 

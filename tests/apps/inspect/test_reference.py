@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from allyouneed.apps.inspect.reference.reference import Entry, find, slot_classes, slots
+from allyouneed.apps.inspect.reference.reference import ReferenceEntry, find, slot_classes, slots
 from allyouneed.apps.inspect.reference.reference_pages import pages, terminal
 from allyouneed.cli import main
 from allyouneed.config import parse
@@ -37,7 +37,7 @@ def run(*args: Any) -> int:
     return int(stopped.value.code or 0)
 
 
-def entries(found: tuple[Entry, ...]) -> Iterator[Entry]:
+def entries(found: tuple[ReferenceEntry, ...]) -> Iterator[ReferenceEntry]:
     for one in found:
         yield one
         yield from entries(one.groups)

@@ -48,7 +48,7 @@ def answer_of(predictor, **options):
 
 
 def clean(text):
-    """As predictors do with what a random model generates."""
+    """Clean a text as predictors clean what a random model generates."""
     return drop_invalid(one_line(text))
 
 
@@ -120,7 +120,7 @@ def test_alternatives_are_the_steps_of_the_engine_and_can_be_continued(models, k
 
 
 @pytest.mark.parametrize("kind", ["translator", "lm"])
-def test_the_own_beginning_of_an_answer_leads_to_the_same_answer(models, kind):
+def test_continuing_the_beginning_of_an_answer_gives_the_same_answer(models, kind):
     whole = build_document("use", models[kind], text=TEXT, method="greedy", tokens=10)["data"]
     (part,) = whole["parts"]
     prefix = [one["id"] for one in part["tokens"]][:4]
@@ -221,7 +221,7 @@ def test_an_empty_answer_is_shown(models):
     assert part["words"] == [] == part["tokens"] and len(part["alternatives"]) == 1 and part["text"] == ""
 
 
-def test_signs_are_never_torn(models):
+def test_characters_are_never_split(models):
     tokenizer = models["lm"].predictor.tokenizer
     for sign in ("机", "👩‍👩‍👧", "x\u030c", "🇩🇪", "👍🏽"):
         found = token_list(tokenizer, tokenizer.encode(f"{sign}{sign}"))

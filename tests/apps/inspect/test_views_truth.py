@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from allyouneed.apps.inspect.inside.readers import read_input
-from allyouneed.apps.inspect.inside.reading import Answer
+from allyouneed.apps.inspect.inside.reading import Prediction
 from allyouneed.apps.inspect.views import build_document
 from allyouneed.apps.inspect.views.document import numbers
 from inside_models import PIXELS, SOUND, SYSTEMS, system
@@ -79,7 +79,7 @@ def flat(sent, own):
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_the_walk(name):
+def test_the_walk_shows_the_numbers_of_the_model(name):
     *_, own = plain(name)
     pairs = []
     for position in (0, 3):
@@ -98,7 +98,7 @@ def test_the_walk(name):
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_mixing(name):
+def test_mixing_shows_the_numbers_of_the_model(name):
     model, reading, _ = plain(name)
     data = send("mixing", name, head=0)
     site, matrix = data["site"], numbers(data["matrix"]).double()
@@ -119,11 +119,11 @@ def test_mixing(name):
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_why(name):
+def test_why_shows_the_numbers_of_the_model(name):
     """Effects of sub-layers by hooks that zero their output; the lens by the model's own norm and head."""
     model, reading, own = plain(name)
     run = system(name).predictor.inside(SYSTEMS[name][2])
-    answer: Answer = run.answers[0]
+    answer: Prediction = run.answers[0]
     data, pairs = send("why", name, unit="sublayer"), []
     paths = {
         f"{path.replace('.blocks', '')}.{slot}": part
@@ -154,7 +154,7 @@ def test_why(name):
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_what_if(name):
+def test_what_if_shows_the_numbers_of_the_model(name):
     """The first mixer switched off, by a hook and by the view."""
     model, reading, own = plain(name)
     stack = "encoder" if hasattr(model, "encoder") else "decoder"
@@ -178,7 +178,7 @@ def test_what_if(name):
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_truth(name):
+def test_truth_shows_the_differences_from_float64(name):
     """Against a float64 copy of the model, run here."""
     model, reading, own = plain(name)
     exact = deepcopy(model).double()

@@ -205,7 +205,7 @@ class RawProcess:
             self.received += self.socket.recv(65536)
 
     def read_until_ended(self, count: int) -> tuple[list[list[int]], dict[int, Any], dict[int, Hypothesis]]:
-        """The numbers of each ACCEPTED message, errors, and answers, when so many requests have ended."""
+        """The numbers of each ACCEPTED message, errors, and answers, once `count` requests have ended."""
         accepted: list[list[int]] = []
         failed: dict[int, Any] = {}
         answers: dict[int, Hypothesis] = {}
@@ -256,7 +256,7 @@ def test_requests_that_arrive_together_are_submitted_together_and_fail_alone(
             assert running.model("lm").text.tokenizer.decode(answers[number].tokens) == expected
 
 
-def test_of_requests_that_arrive_together_those_beyond_the_queue_are_refused(folders: dict[str, Path]) -> None:
+def test_requests_beyond_the_queue_limit_are_refused(folders: dict[str, Path]) -> None:
     limits = Settings().limits.model_copy(update={"queue": 3})
     with (
         served_client({"lm": folders["lm"]}, split=True, limits=limits) as (running, _),

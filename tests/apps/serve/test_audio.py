@@ -81,7 +81,9 @@ def test_the_openai_client_gets_every_format(served: Any, whisper: Any, speech: 
     assert client.audio.translations.create(file=speech, model="whisper-1").text == english.text
 
 
-def test_sounds_of_strangers_share_windows(served: Any, whisper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sounds_of_several_clients_are_decoded_together(
+    served: Any, whisper: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     running, client = served
     sounds = [sound(seconds, seed) for seed, seconds in enumerate((0.7, 1.9, 2.6, 1.2))]
     files = [wav(one) for one in sounds]

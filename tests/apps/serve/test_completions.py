@@ -1,4 +1,4 @@
-"""/v1/completions: answers are those of the library, alone or among strangers; streams are OpenAI's, byte by byte."""
+"""/v1/completions: answers are those of the library, alone or in a batch; streams are OpenAI's, byte by byte."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def texts(answer: dict[str, Any]) -> list[str]:
 
 
 @BOTH_SERVERS
-def test_strangers_share_steps_and_each_gets_the_answer_of_the_library(server: Running, lm: Any) -> None:
+def test_concurrent_requests_share_steps_and_get_the_answers_of_the_library(server: Running, lm: Any) -> None:
     expected = lm.generate(PROMPTS, method="greedy", max_length=24, loops=0)
     with httpx.Client(base_url=server.url, timeout=PATIENCE) as client, ThreadPoolExecutor(16) as pool:
         client.post("/v1/completions", json={"model": "lm", "prompt": "x", "max_tokens": 1})
@@ -126,7 +126,7 @@ def test_bias_and_penalties_change_the_choice(client: httpx.Client, lm: Any) -> 
 
 
 @BOTH_SERVERS
-def test_exact_requests_are_answered_as_alone(client: httpx.Client, lm: Any) -> None:
+def test_exact_requests_get_the_answers_they_get_alone(client: httpx.Client, lm: Any) -> None:
     lm.exact = True
     try:
         expected = lm.generate("The quick", method="greedy", max_length=16, loops=0)
@@ -180,7 +180,7 @@ NUMBERS += ("presence_penalty", "frequency_penalty", "repetition_penalty", "leng
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_what_is_no_number_is_refused_by_name(client: httpx.Client, name: str) -> None:
+def test_values_that_are_not_numbers_are_refused_by_name(client: httpx.Client, name: str) -> None:
     for value in ("true", '"5"', "NaN", "Infinity", str(2**63), "1e308", "[]", "-1e9"):
         body = f'{{"model": "lm", "prompt": "x", "{name}": {value}}}'
         answer = client.post("/v1/completions", content=body, headers={"content-type": "application/json"})

@@ -80,7 +80,7 @@ def test_tags_in_the_other_dialects(translating: Any, page: str) -> None:
     ]
 
 
-def test_documents_and_strangers_share_steps(translating: Any, page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents_and_other_requests_share_steps(translating: Any, page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     running, client = translating
     ask(translating, "/translate", q="The car", source="en", target="de")
     loop = running.model("translator").loop

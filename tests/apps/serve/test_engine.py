@@ -68,7 +68,7 @@ def test_a_client_that_leaves_frees_its_slot_within_a_step(folders: dict[str, Pa
 
 
 def test_a_call_whose_client_leaves_ends_quietly(folders: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
-    """An error in it, which nobody gets, is logged, without its message."""
+    """An error in it, which no client receives, is logged without its message."""
     with served_client({"translator": folders["translator"]}) as (running, client):
         client.post("/translate", json={"q": "x", "source": "auto", "target": "en"})
         model = running.model("translator")
@@ -161,7 +161,7 @@ def test_after_many_answers_the_next_requests_are_read_together(
         monkeypatch.setattr(prefill, "start", lambda requests: (started.append(len(requests)), start(requests)))
         until(lambda: not loop.sequences)
         with loop.changed:
-            loop.ended_together = MANY  # as if so many had just ended
+            loop.ended_together = MANY  # as if that many had just ended
 
         def ask(number: int) -> int:
             loop.wake()  # for another reason: it does not end the wait
@@ -240,7 +240,7 @@ def test_many_streams_get_their_tokens_together_but_first_and_last_ones_at_once(
     assert rest["queue 5"] == [[0]] and rest["queue 7"] == [[0, 1, 0, 0]]
     outlets = outlets[:CROWD]
     delivery.delivered = time.monotonic() + 60
-    assert len(step(1)) == CROWD  # so few get them after every step
+    assert len(step(1)) == CROWD  # up to this many get them after every step
 
 
 def test_equal_options_share_a_specification_but_no_seed(server: Running, client: httpx.Client) -> None:

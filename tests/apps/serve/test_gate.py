@@ -53,7 +53,7 @@ def test_all_keys_are_compared_whichever_matches(monkeypatch: pytest.MonkeyPatch
     assert compared == [32] * 6  # digests of one length
 
 
-def test_binding_elsewhere_needs_a_key_or_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+def test_binding_to_another_host_needs_a_key_or_no_auth(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["serve", "--host", "0.0.0.0", "--port", "0"])
     assert end.value.code == 2 and "--no-auth" in capsys.readouterr().err
@@ -79,7 +79,7 @@ def test_names_in_the_host_header(client: httpx.Client, host: str, allowed: bool
     assert client.get("/healthz", headers={"host": host}).status_code == (200 if allowed else 421)
 
 
-def test_no_cors(client: httpx.Client) -> None:
+def test_no_cors_headers_are_sent(client: httpx.Client) -> None:
     answer = client.options("/v1/completions", headers={"origin": "http://evil.example"})
     assert answer.status_code == 405 and not [name for name in answer.headers if name.startswith("access-control")]
     text = client.post("/v1/completions", content='{"model":"lm","prompt":"x"}', headers={"content-type": "text/plain"})
@@ -137,7 +137,9 @@ def test_more_than_the_limit_get_429(folders: dict[str, Path]) -> None:
         assert client.get("/healthz").status_code == 200
 
 
-def test_the_log_has_no_texts(server: Running, client: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_contains_no_request_texts(
+    server: Running, client: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO")
     client.post("/v1/completions?token=hidden", json={"model": "lm", "prompt": "my secret", "max_tokens": 1})
     client.post("/v1/completions", json={"model": "my secret", "prompt": "my secret"})

@@ -56,7 +56,9 @@ def test_embeddings_with_langchain(server: Running, vectors: Any) -> None:
 
 
 @pytest.mark.parametrize("model", ["embedder", "classifier"])
-def test_rerank(client: httpx.Client, folders: dict[str, Path], model: str) -> None:
+def test_reranking_returns_the_best_documents_with_their_scores(
+    client: httpx.Client, folders: dict[str, Path], model: str
+) -> None:
     predictor = ayn.load(folders[model])
     query, *texts = TEXTS
     if model == "embedder":
@@ -131,7 +133,7 @@ def test_tasks(client: httpx.Client, folders: dict[str, Path]) -> None:
         ("nothing", {"inputs": ["a"]}, "task"),
     ],
 )
-def test_tasks_refuse(client: httpx.Client, task: str, body: Any, message: str) -> None:
+def test_task_routes_refuse_bad_requests(client: httpx.Client, task: str, body: Any, message: str) -> None:
     answer = client.post(f"/v1/tasks/{task}", json=body)
     assert answer.status_code == 400 and message in answer.json()["error"]["message"], answer.text
 

@@ -57,8 +57,8 @@ def test_views_of_two_models_and_of_runs_are_shown_where_there_are_some(
     client: httpx.Client, folders: dict[str, Path], tmp_path: Path
 ) -> None:
     with served_client({"lm": folders["lm"]}, runs=tmp_path) as (_, other):
-        alone, crowd = ((re.search(r'"views":(\[.*?\])', one.get("/").text) or [""])[1] for one in (other, client))
-    assert '"compare"' in crowd and '"replay"' not in crowd
+        alone, several = ((re.search(r'"views":(\[.*?\])', one.get("/").text) or [""])[1] for one in (other, client))
+    assert '"compare"' in several and '"replay"' not in several
     assert '"replay"' in alone and '"compare"' not in alone
 
 

@@ -1,4 +1,4 @@
-"""The blocks behind the server: prefixes and prompts of strangers are read once, answers stay those of the library,
+"""The blocks behind the server: prefixes and prompts of all clients are read once, answers stay those of the library,
 every block comes back, and a long prompt does not hold up short ones. Work is counted in engine steps and tokens."""
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def test_graphs_are_captured_before_the_first_request(
         assert [ask(client, prompt=prompt) for prompt in prompts] == found
 
 
-def test_strangers_share_prefixes_and_get_the_answers_of_the_library(paged: tuple[Running, httpx.Client]) -> None:
+def test_clients_share_prefixes_and_get_the_answers_of_the_library(paged: tuple[Running, httpx.Client]) -> None:
     running, client = paged
     prompts = [START + end for end in ("", "and", "but it", "then the bird", "and")] * 3
     with ThreadPoolExecutor(len(prompts)) as pool:

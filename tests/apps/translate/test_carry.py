@@ -1,4 +1,4 @@
-"""Spans come through any model: one that copies, and ones that lose, double, move or rewrite words."""
+"""Spans survive any model: one that copies, and ones that lose, double, move or rewrite words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allyouneed.apps.translate.numbers.numbers import has_quantity
-from allyouneed.apps.translate.spans.carry import Attention, Carrier, read
+from allyouneed.apps.translate.spans.carry import AttentionMap, Carrier, read
 from allyouneed.apps.translate.spans.spans import protect, restore
 from allyouneed.apps.translate.splitting.edits import Edit, apply, in_order, moved
 from allyouneed.infer.decoding.base import Hypothesis
@@ -41,15 +41,15 @@ def carrier(model: Model, attends: bool = True) -> tuple[Carrier, list[str]]:
         ends = [n for n, char in enumerate(text) if char == " "] + [len(text)]
         return list(zip([0, *ends], ends, strict=False))
 
-    def attention(pairs: Sequence[tuple[str, Hypothesis]]) -> list[Attention]:
+    def attention(pairs: Sequence[tuple[str, Hypothesis]]) -> list[AttentionMap]:
         return [attention_of(text, found) for text, found in pairs]
 
-    def attention_of(text: str, found: Hypothesis) -> Attention:
+    def attention_of(text: str, found: Hypothesis) -> AttentionMap:
         here, there = words(text), words(text_of(text, found))
         weights = torch.full((len(there), len(here)), 0.01)
         for n in range(len(there)):
             weights[n, min(n, len(here) - 1)] = 1.0
-        return Attention(weights, here, there)
+        return AttentionMap(weights, here, there)
 
     def text_of(source: str, found: Hypothesis) -> str:
         return "".join(map(chr, found.tokens))
@@ -125,7 +125,7 @@ def test_a_lost_stand_in_is_replaced_by_another() -> None:
     assert heard == ["Open Tom now.", "Open Facebook now."]
 
 
-def test_pieces_are_the_last_resort_and_keep_no_stop_of_their_own() -> None:
+def test_pieces_are_the_last_resort_and_lose_inner_full_stops() -> None:
     model: Model = lambda text: "Words." if "Tom" not in text and "Facebook" not in text else "nothing"  # noqa: E731
     assert translate("Open `x` now, please.", model) == "Words `x` Words."
     assert translate("请看`x`吧。", model) == "Words `x` Words."

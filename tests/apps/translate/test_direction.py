@@ -1,4 +1,4 @@
-"""Which way a file of pairs goes, by what its texts are written in."""
+"""The direction of a file of pairs, detected from its texts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXTS = {
 
 @pytest.fixture(scope="module")
 def routes() -> Routes:
-    """Of the translator that ships, without its weights."""
+    """The routes of the bundled translator, without its weights."""
     place = models.HERE / models.TRANSLATOR
     about = json.loads((place / "config.json").read_text(encoding="utf-8"))
     return Routes(

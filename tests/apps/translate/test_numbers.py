@@ -30,7 +30,7 @@ from allyouneed.apps.translate.numbers.numbers import differing_numbers, has_qua
         ("no numbers at all", "gar keine"),
     ],
 )
-def test_the_same_numbers(source: str, target: str) -> None:
+def test_equal_numbers_are_accepted_in_any_notation(source: str, target: str) -> None:
     assert differing_numbers(source, target) == differing_numbers(target, source) == []
 
 
@@ -45,7 +45,7 @@ def test_the_same_numbers(source: str, target: str) -> None:
         ("Is ten thousand yen enough?", "1000日元够不够？", ["1000"]),
     ],
 )
-def test_different_numbers(source: str, target: str, found: list[str]) -> None:
+def test_different_numbers_are_reported(source: str, target: str, found: list[str]) -> None:
     assert differing_numbers(source, target) == found
 
 

@@ -1,4 +1,4 @@
-"""From which language into which, when nobody says."""
+"""The languages of a translation that names neither source nor target."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def translator(echo: Callable[..., Folder], multilingual: Tokenizer, detector: L
         ("12:30", "fr", None, None, ("fr",)),
     ],
 )
-def test_the_route_of_a_text(detector, text, to, from_, here, into):
+def test_languages_given_and_detected_select_the_route(detector, text, to, from_, here, into):
     assert Routes(DIRECTIONS, detector).of(text, to, from_) == Route(here, into)
 
 
@@ -62,7 +62,7 @@ def test_a_model_without_source_languages_is_direct(detector):
 
 
 def test_without_a_pivot_there_is_no_default(detector):
-    """English into two others: whoever asks must say which."""
+    """English translates into two others, so a request must name one."""
     assert Routes([("en", "fr"), ("en", "zh")], detector).of(ENGLISH, None, None) == Route("en", (None,))
 
 
@@ -75,7 +75,7 @@ def test_the_target_language_reaches_the_model(translator: Translator, multiling
         assert (multilingual.language(to), *multilingual.encode(text), multilingual.eos) in heard
 
 
-def test_two_steps_without_a_direct_direction(translator: Translator, multilingual: Tokenizer) -> None:
+def test_a_missing_direction_goes_through_a_pivot(translator: Translator, multilingual: Tokenizer) -> None:
     (found,) = translator.translate_full([CHINESE], "fr", best=2)
     assert (found.source, found.text, found.route) == (CHINESE, CHINESE, ["zh", "en", "fr"])
     assert len(found.candidates) == 2
@@ -85,7 +85,7 @@ def test_two_steps_without_a_direct_direction(translator: Translator, multilingu
 
 
 @pytest.mark.parametrize(("to", "from_"), [("FR", "English"), ("fr-CA", "en-US"), ("French", "英语"), ("法语", None)])
-def test_languages_have_many_names(translator: Translator, to: str, from_: str | None) -> None:
+def test_languages_are_known_by_all_their_names(translator: Translator, to: str, from_: str | None) -> None:
     (found,) = translator.translate_full([ENGLISH], to, from_=from_)
     assert found.route == ["en", "fr"]
 
@@ -97,7 +97,7 @@ PLAIN = ["She reads a book every evening.", "Where is the station?", "I have nev
 
 @pytest.fixture(scope="module")
 def shipped_routes() -> Routes:
-    """Of the shipped translator, without its weights."""
+    """The routes of the bundled translator, without its weights."""
     about = json.loads((models.HERE / models.TRANSLATOR / "config.json").read_text(encoding="utf-8"))
     detector = LanguageDetector.load(models.HERE / models.TRANSLATOR / "languages.json")
     return Routes([(here, there) for here, there in about["directions"]], detector)

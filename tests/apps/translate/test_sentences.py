@@ -30,7 +30,7 @@ from allyouneed.apps.translate.splitting.split import frame
         ["www.example.com is a site. ", "Mail a.b@c.de now."],
     ],
 )
-def test_sentences(parts: list[str]) -> None:
+def test_a_line_is_split_into_its_sentences(parts: list[str]) -> None:
     assert sentences("".join(parts)) == parts
 
 

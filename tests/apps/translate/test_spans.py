@@ -36,7 +36,7 @@ from allyouneed.apps.translate.spans.spans import SYMBOL, protect, restore, with
         ("Tom在Boston长大，他有3只狗。", []),
     ],
 )
-def test_spans(text: str, spans: list[str]) -> None:
+def test_each_kind_of_span_is_found(text: str, spans: list[str]) -> None:
     found = protect(text)
     assert [found.spans[char].text for char in SYMBOL.findall(found.template)] == spans
     assert restore(found.template, found.spans) == text

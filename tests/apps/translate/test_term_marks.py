@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from allyouneed.apps.translate.glossary import Glossary, count_term
-from allyouneed.apps.translate.spans.carry import Attention, Carrier, read
+from allyouneed.apps.translate.spans.carry import AttentionMap, Carrier, read
 from allyouneed.apps.translate.spans.spans import protect
 from allyouneed.apps.translate.spans.term_marks import END, MARKS, TERM, TRANSLATION, mark_terms
 from allyouneed.apps.translate.spans.term_marks import with_translations as obey
@@ -51,12 +51,12 @@ def test_a_term_is_counted_as_a_whole_word() -> None:
     assert count_term("Hund", "hund") == 0
 
 
-def late_attention(pairs: Sequence[tuple[str, Hypothesis]]) -> list[Attention]:
+def late_attention(pairs: Sequence[tuple[str, Hypothesis]]) -> list[AttentionMap]:
     """By characters; all of them attend to the last one of the source."""
     found = []
     for text, one in pairs:
         here, there = ([(n, n + 1) for n in range(size)] for size in (len(text), len(one.tokens)))
-        found.append(Attention(torch.eye(len(here))[-1].repeat(len(there), 1), here, there))
+        found.append(AttentionMap(torch.eye(len(here))[-1].repeat(len(there), 1), here, there))
     return found
 
 

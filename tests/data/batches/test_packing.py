@@ -25,7 +25,7 @@ LIMIT = 12
 
 @cache
 def vocabularies() -> Vocabularies:
-    """Two different ones, so that a mark of the wrong side shows."""
+    """Two different tokenizers, so that a special token of the wrong side is noticed."""
     source = train(TokenizerConfig(vocab=259), ["a"])
     target = train(TokenizerConfig(vocab=270, specials=("<x>",)), ["b"])
     source.pad, source.bos, source.eos = 7, 8, 9
@@ -33,7 +33,7 @@ def vocabularies() -> Vocabularies:
 
 
 class MemoryStore(Store):
-    """A store that never was on disk: sentence n of a side is made of ids that tell n, the side and the place."""
+    """A store in memory: each token id of a sentence encodes its number, side and position."""
 
     def __init__(self, lengths: list[tuple[int, int]]) -> None:
         self.folder, self.spec = Path("memory"), pair_encoding(vocabularies(), LIMIT).spec

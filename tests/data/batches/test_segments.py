@@ -11,7 +11,7 @@ from allyouneed.nn.batch import IGNORE
 
 
 class Numbers(Items):
-    """Document d is so many tokens 1000·d, 1000·d + 1, …, in pieces of 7; each predicts the one after it."""
+    """Document d has the tokens 1000·d, 1000·d + 1, …, in pieces of 7; each predicts the one after it."""
 
     pads = (-1,)
 

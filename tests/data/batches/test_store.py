@@ -216,7 +216,7 @@ def test_ensure_builds_anew_when_anything_that_matters_changes(
     assert folder() == folders[0], "the content counts, not the time it was written"
 
 
-def test_an_input_changed_with_its_time_kept_is_noticed(
+def test_an_input_changed_without_a_new_mtime_is_noticed(
     tmp_path: Path, files: list[PairFiles], joint: Vocabularies
 ) -> None:
     path = tmp_path / "a.tsv"

@@ -58,7 +58,7 @@ def test_an_epoch_is_never_empty(files: list[PairFiles], tmp_path: Path) -> None
     assert times(batches(rare, tmp_path / "cache"), 0) == [1] * 50
 
 
-def test_without_weights_the_order_is_what_it_always_was(files: list[PairFiles], tmp_path: Path) -> None:
+def test_without_weights_the_order_is_unchanged(files: list[PairFiles], tmp_path: Path) -> None:
     once = [entry.model_copy(update={"weight": 1.0}) for entry in files]
     found = batches(once, tmp_path / "cache")
     assert found.items.weights is None and times(found, 0) == [1] * 50
@@ -73,7 +73,7 @@ def test_the_tokenizer_weights_texts_as_well(tmp_path: Path) -> None:
         assert (len(found.source.encode("qu")), len(found.source.encode("xyz"))) == pieces
 
 
-def test_a_store_is_found_by_what_files_hold_wherever_they_lie(files: list[PairFiles], tmp_path: Path) -> None:
+def test_a_store_is_found_by_the_contents_of_its_files(files: list[PairFiles], tmp_path: Path) -> None:
     both = Vocabularies.train(TokenizerConfig(vocab=300), files)
     here = Store.open_or_build(tmp_path / "cache", files, Filters(), pair_encoding(both, 20))
     (tmp_path / "else").mkdir()

@@ -25,7 +25,7 @@ def test_an_empty_side_is_left_out_unless_asked_for() -> None:
     assert keep(pairs, empty=False)[0] == pairs
 
 
-def test_long_and_lopsided_pairs_are_left_out_with_their_line() -> None:
+def test_long_and_lopsided_pairs_are_dropped_and_reported_by_line() -> None:
     pairs = [("aaaa", "bb"), ("aaaaa", "bb"), ("a" * 11, "b" * 11), ("a" * 10, "b" * 10)]
     kept, report = keep(pairs, ratio=2, max_length=10)
     assert kept == [pairs[0], pairs[3]]
@@ -47,15 +47,15 @@ def test_the_same_pair_towards_another_language_is_no_duplicate() -> None:
 
 @given(st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=12), max_size=20))
 @settings(deadline=None)
-def test_seen_is_a_set(chunks: list[list[int]]) -> None:
-    seen, judge = DigestSet(), set[int]()
+def test_a_digest_set_reports_values_not_seen_before(chunks: list[list[int]]) -> None:
+    seen, reference = DigestSet(), set[int]()
     for chunk in chunks:
         expected = []
         for value in chunk:
-            expected.append(value not in judge)
-            judge.add(value)
+            expected.append(value not in reference)
+            reference.add(value)
         assert seen.add(np.array(chunk, dtype=np.uint64)).tolist() == expected
-    assert sum(len(level) for level in seen.levels) == len(judge)
+    assert sum(len(level) for level in seen.levels) == len(reference)
 
 
 def test_duplicates_are_found_across_chunks_in_eight_bytes_a_pair() -> None:

@@ -17,7 +17,7 @@ def read(kind: type[Files], path: Path, **keys: Any) -> tuple[list[Any], str]:
     return list(parse(kind, {"path": str(path), **keys}).read(report)), report.text()
 
 
-def test_labels_are_in_any_column(tmp_path: Path) -> None:
+def test_labels_may_be_in_any_column(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
     path.write_text("good film\tpos\nbad film\tneg\nno label\n\t\nempty\t \n", encoding="utf-8")
     found, said = read(LabelledFiles, path)
@@ -86,7 +86,7 @@ def test_tags_and_words_of_unequal_number_are_named(tmp_path: Path) -> None:
         assert f"a.jsonl:{line}: {reason}" in said
 
 
-def test_filters_know_what_is_the_same() -> None:
+def test_filters_recognise_duplicates_of_each_kind_of_example() -> None:
     one = [Labelled(("a",), "x", "f", 1), Labelled(("a",), "y", "f", 2), Labelled(("a",), "x", "f", 3)]
     report = Report(read=3)
     assert [example.line for example in Filters(duplicates=True).apply(one, report)] == [1, 2]

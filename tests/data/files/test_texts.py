@@ -29,13 +29,15 @@ def read(path: Path, **keys: object) -> tuple[list[tuple[str, int]], Report]:
         ("file", [("One.\nStill one.\n\n\nTwo.\n \nThree", 1)]),
     ],
 )
-def test_document_boundaries(tmp_path: Path, document: str, expected: list[tuple[str, int]]) -> None:
+def test_documents_are_paragraphs_lines_or_files(
+    tmp_path: Path, document: str, expected: list[tuple[str, int]]
+) -> None:
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(TEXT.encode()))
     found, report = read(tmp_path / "a.txt.gz", document=document)
     assert found == expected and report.read == report.kept == len(expected)
 
 
-def test_json_lines_have_a_key(tmp_path: Path) -> None:
+def test_the_text_of_a_json_line_is_under_the_given_key(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"body": "a\\n\\nb"}\n{"text": "x"}\n')
     found, report = read(tmp_path / "a.jsonl", key="body")
     assert found == [("a\n\nb", 1)] and "a.jsonl:2: no key 'body'" in report.text()

@@ -30,13 +30,13 @@ def test_an_image_too_small_for_its_crop_has_black_around_it():
         (b"\x89PNG\r\n\x1a\n" + b"\0" * 40, "not an image|cannot be read as an image"),
     ],
 )
-def test_a_file_that_is_no_image(content, said, tmp_path):
+def test_a_file_that_is_not_an_image_is_refused(content, said, tmp_path):
     (tmp_path / "a.png").write_bytes(content)
     with pytest.raises(UserError, match=f"a.png: ({said})"):
         Pixels().read(tmp_path / "a.png")
 
 
-def test_an_image_that_was_cut_off(tmp_path):
+def test_a_truncated_image_is_refused(tmp_path):
     noise = np.random.default_rng(0).integers(0, 255, (50, 50, 3)).astype(np.uint8)
     Image.fromarray(noise).save(tmp_path / "a.png")
     whole = (tmp_path / "a.png").read_bytes()
@@ -45,7 +45,7 @@ def test_an_image_that_was_cut_off(tmp_path):
         Pixels().read(tmp_path / "a.png")
 
 
-def test_an_image_that_would_fill_the_memory(tmp_path, monkeypatch):
+def test_an_image_too_large_for_memory_is_refused(tmp_path, monkeypatch):
     Image.new("1", (300, 300)).save(tmp_path / "a.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1_000)
     with pytest.raises(UserError, match="decompression bomb"):
@@ -67,12 +67,12 @@ def test_invalid_images_are_rejected(image, said):
         Pixels().read(image)
 
 
-def test_an_image_that_is_a_line_is_not_blown_up():
+def test_an_image_that_is_too_thin_is_refused():
     with pytest.raises(UserError, match="too thin"):
         Pixels(size=224).read(Image.new("RGB", (1, 10_000)))
 
 
-def test_a_folder_and_nothing(tmp_path):
+def test_a_folder_and_a_missing_file_are_refused(tmp_path):
     with pytest.raises(UserError, match="a folder, not an image file"):
         Pixels().read(tmp_path)
     with pytest.raises(UserError, match=r"a.png: cannot be read as an image: No such file"):

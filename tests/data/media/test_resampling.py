@@ -14,7 +14,7 @@ def tone(hertz, rate, seconds=0.4):
 
 @pytest.mark.parametrize("old", [8_000, 11_025, 22_050, 32_000, 44_100, 48_000, 96_000])
 @pytest.mark.parametrize("hertz", [50, 440.5, 3_300])
-def test_a_tone_stays_the_same_tone(old, hertz):
+def test_a_tone_keeps_its_frequency(old, hertz):
     found, expected = resample(tone(hertz, old), old, 16_000), tone(hertz, 16_000)
     assert len(found) == len(expected)
     inside = slice(200, -200)  # outside, the sound begins and ends
@@ -22,7 +22,7 @@ def test_a_tone_stays_the_same_tone(old, hertz):
 
 
 @pytest.mark.parametrize(("hertz", "old"), [(8_300, 44_100), (12_000, 48_000), (21_000, 44_100)])
-def test_no_aliasing(hertz, old):
+def test_tones_above_the_new_nyquist_frequency_are_removed(hertz, old):
     assert resample(tone(hertz, old), old, 16_000)[200:-200].abs().max() < 2e-5
 
 
@@ -45,14 +45,14 @@ def test_resampling_equals_its_definition():
         assert found[n].item() == pytest.approx(wanted, abs=1e-5)
 
 
-def test_the_same_rate_changes_nothing_and_nothing_stays_nothing():
+def test_the_same_rate_and_empty_sounds_change_nothing():
     sound = torch.randn(50)
     assert resample(sound, 16_000, 16_000) is sound
     assert resample(torch.zeros(0), 8_000, 16_000).shape == (0,)
     assert resample(torch.ones(1), 48_000, 16_000).shape == (1,)
 
 
-def test_in_blocks_as_at_once(monkeypatch):
+def test_resampling_in_blocks_equals_resampling_at_once(monkeypatch):
     sound = torch.randn(9_000, generator=torch.Generator().manual_seed(0))
     whole = resample(sound, 44_100, 16_000)
     monkeypatch.setattr("allyouneed.data.media.resampling.BLOCK", 700)

@@ -33,7 +33,7 @@ def test_each_filter_peaks_where_slaneys_scale_says():
     torch.testing.assert_close((filters * step).sum(1)[5:], torch.ones(35), rtol=0.12, atol=0)
 
 
-def test_a_sound_is_alone_in_a_crowd_and_silence_is_the_floor():
+def test_frames_do_not_depend_on_the_batch_and_silence_is_the_floor():
     loud, quiet = tone(440), 0.01 * tone(3000)
     both = log_mel(torch.stack([loud, quiet]))
     torch.testing.assert_close(both[0], log_mel(loud))
@@ -42,7 +42,7 @@ def test_a_sound_is_alone_in_a_crowd_and_silence_is_the_floor():
     assert both[0].max() - both[0].min() <= 2 + 1e-6, "eight powers of ten, divided by four"
 
 
-def test_padding_is_silence_and_cutting_is_cutting():
+def test_sounds_are_padded_with_silence_or_cut():
     sound = tone(440, 0.5)
     torch.testing.assert_close(log_mel(sound, seconds=1), log_mel(torch.cat([sound, torch.zeros(RATE // 2)])))
     torch.testing.assert_close(log_mel(sound, seconds=0.25), log_mel(sound[: RATE // 4]))

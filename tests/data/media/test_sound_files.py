@@ -18,7 +18,7 @@ KINDS = {"PCM_U8": 2**-7, "PCM_16": 2**-15, "PCM_24": 2**-23, "PCM_32": 1e-7, "F
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("container", ["WAV", "WAVEX"])
-def test_every_kind_of_wav(kind, container, tmp_path):
+def test_every_wav_format_is_read(kind, container, tmp_path):
     path = tmp_path / "a.wav"
     soundfile.write(path, SOUND, 16_000, subtype=kind, format=container)
     found = read_sound(path)
@@ -41,7 +41,7 @@ def test_channels_become_one_and_other_rates_sixteen_thousand(suffix, tmp_path):
     torch.testing.assert_close(found[300:-300], expected[300:-300], atol=atol, rtol=0)
 
 
-def test_wav_needs_no_other_library_and_the_rest_says_which(tmp_path, monkeypatch):
+def test_wav_needs_no_library_and_other_formats_name_theirs(tmp_path, monkeypatch):
     soundfile.write(tmp_path / "a.wav", SOUND, 16_000)
     soundfile.write(tmp_path / "a.flac", SOUND, 16_000)
     monkeypatch.setitem(sys.modules, "soundfile", None)
@@ -59,14 +59,14 @@ def written(path, rate=16_000, channels=1):
     return path.read_bytes()
 
 
-def test_a_recording_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path):
+def test_a_truncated_recording_is_read_to_its_end(tmp_path):
     path = tmp_path / "a.wav"
     whole = written(path)
     path.write_bytes(whole[:-1_001])
     assert len(read_sound(path)) == 4_000 - 501
 
 
-def test_other_chunks_are_passed_over(tmp_path):
+def test_unknown_chunks_are_skipped(tmp_path):
     path = tmp_path / "a.wav"
     whole = written(path)
     path.write_bytes(whole[:12] + b"LIST" + struct.pack("<I", 3) + b"abc\0" + whole[12:])
@@ -93,7 +93,7 @@ def test_files_without_sound_are_rejected(change, said, tmp_path):
         read_sound(path)
 
 
-def test_a_folder_and_nothing(tmp_path):
+def test_a_folder_and_a_missing_file_are_refused(tmp_path):
     with pytest.raises(UserError, match="a folder, not a sound file"):
         read_sound(tmp_path)
     with pytest.raises(UserError, match=r"b.wav: cannot be read: No such file"):

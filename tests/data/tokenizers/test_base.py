@@ -135,7 +135,7 @@ def test_training_is_repeatable_in_this_process_and_in_another(kind: str) -> Non
     assert train(config, corpus(seed=1)).hash not in hashes
 
 
-def test_a_vocabulary_smaller_than_the_bytes_is_refused() -> None:
+def test_a_vocabulary_smaller_than_256_bytes_is_refused() -> None:
     with pytest.raises(UserError, match=r"vocabulary of 100 is too small.*259"):
         train(TokenizerConfig(vocab=100), corpus())
     assert train(TokenizerConfig(vocab=259), corpus()).size == 259
@@ -160,7 +160,7 @@ def test_no_text_and_impossible_configs_are_refused() -> None:
         parse(TokenizerConfig, {"specials": ["word"]})
 
 
-def test_half_a_surrogate_pair_is_a_mistake_in_the_text(tokenizer: Tokenizer) -> None:
+def test_a_lone_surrogate_is_refused(tokenizer: Tokenizer) -> None:
     for call in (tokenizer.encode, tokenizer.spans):
         with pytest.raises(UserError, match="surrogate"):
             call("a\ud800")

@@ -10,7 +10,16 @@ import pytest
 import torch
 
 from allyouneed.infer.cuda_graph import paged_prefill
-from allyouneed.infer.cuda_graph.paged_prefill import LENGTHS, SCORES, TOKENS, Chunk, PagedPrefill, Size, plan, split
+from allyouneed.infer.cuda_graph.paged_prefill import (
+    LENGTHS,
+    SCORES,
+    TOKENS,
+    PagedPrefill,
+    PassSize,
+    PrefillChunk,
+    plan,
+    split,
+)
 from allyouneed.infer.cuda_graph.slot_loader import SlotLoader
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
@@ -56,9 +65,9 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def passes(monkeypatch: pytest.MonkeyPatch) -> list[Size]:
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[PassSize]:
     """The sizes that ran."""
-    found: list[Size] = []
+    found: list[PassSize] = []
     run = PagedPrefill.run
     monkeypatch.setattr(
         PagedPrefill,
@@ -73,7 +82,7 @@ def scheduler_of(engine: Engine, blocks: int = 400, budget: int = 64, rows: int 
 
 
 def prompts_of(count: int, longest: int, seed: int = 0) -> list[list[int]]:
-    """Of mixed lengths; some begin alike."""
+    """Prompts of mixed lengths; some begin alike."""
     dice = Random(seed)
     common = [dice.randrange(5, 30) for _ in range(longest)]
     found = []
@@ -113,7 +122,7 @@ def cached_prompts(scheduler: Scheduler) -> dict[tuple[int, ...], list[torch.Ten
 
 @pytest.mark.parametrize("name", ["grouped", "gpt2", "alibi", "mla"])
 def test_answers_and_cached_prefixes_are_those_of_the_plain_prefill(
-    name: str, passes: list[Size], monkeypatch: pytest.MonkeyPatch
+    name: str, passes: list[PassSize], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_of(name)
     requests = [Request(prompt, 6, (n,)) for n, prompt in enumerate(prompts_of(16, 30))]
@@ -139,7 +148,7 @@ def test_answers_and_cached_prefixes_are_those_of_the_plain_prefill(
 
 
 def test_long_prompts_are_read_in_parts_or_in_the_plain_way(
-    passes: list[Size], monkeypatch: pytest.MonkeyPatch
+    passes: list[PassSize], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paged_prefill, "LONGEST", 40)
     engine = engine_of("llama")
@@ -156,7 +165,7 @@ def test_long_prompts_are_read_in_parts_or_in_the_plain_way(
             assert {size.end for size in passes} >= {16, 32, 64}  # parts of 16 tokens over growing pasts
 
 
-def test_requests_without_memory_or_patience_leave_slots_and_blocks_to_the_others(passes: list[Size]) -> None:
+def test_cancelled_requests_and_small_pools_leave_slots_and_blocks_to_the_others(passes: list[PassSize]) -> None:
     """A pool that is too small for all, prompts in several chunks, and cancelled requests."""
     engine = engine_of("grouped")
     long = Decoding(method="greedy", min_length=20, max_length=20)
@@ -180,7 +189,7 @@ def test_requests_without_memory_or_patience_leave_slots_and_blocks_to_the_other
 
 @pytest.mark.parametrize("error", [RuntimeError("operation not permitted"), torch.OutOfMemoryError("no memory")])
 def test_a_capture_that_fails_leaves_the_plain_prefill(
-    error: Exception, passes: list[Size], monkeypatch: pytest.MonkeyPatch
+    error: Exception, passes: list[PassSize], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:
         raise error
@@ -196,13 +205,13 @@ def test_a_capture_that_fails_leaves_the_plain_prefill(
     assert scheduler.prefill.captured.fits is is_memory
 
 
-def test_after_a_warm_up_requests_run_in_captured_sizes(passes: list[Size]) -> None:
+def test_after_a_warm_up_requests_run_in_captured_sizes(passes: list[PassSize]) -> None:
     engine = engine_of("grouped")
     scheduler = scheduler_of(engine)
     scheduler.warm_up([(Request([5, 6, 7], 3, ()), GREEDY)])
     assert scheduler.prefill.captured is not None and scheduler.blocks is not None and scheduler.slots is not None
     captured = set(scheduler.prefill.captured.graphs)
-    assert Size(8, 8, 8) in captured and Size(1, 16, 64) in captured and scheduler.slots.batches
+    assert PassSize(8, 8, 8) in captured and PassSize(1, 16, 64) in captured and scheduler.slots.batches
     assert not scheduler.blocks.pool.used and not scheduler.blocks.prefixes.prompt_tokens
     del passes[:]
     serve(scheduler, [Request(prompt, 6, (n,)) for n, prompt in enumerate(prompts_of(20, 16))], [GREEDY])
@@ -219,7 +228,7 @@ def test_a_plan_covers_all_tokens_with_little_padding(monkeypatch: pytest.Monkey
     dice = Random(1)
     for _ in range(60):
         lengths = [dice.choice((1, 7, 8, 100, 128, 300, 513, 2000)) for _ in range(dice.randint(1, 200))]
-        chunks = [Chunk(row, dice.choice((0, 0, 8, 640)), range(n)) for row, n in enumerate(lengths)]
+        chunks = [PrefillChunk(row, dice.choice((0, 0, 8, 640)), range(n)) for row, n in enumerate(lengths)]
         read: dict[int, list[int]] = {row: [] for row in range(len(lengths))}
         cost = 0
         for part in split(chunks):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from allyouneed.config import parse, preset_tree
 from allyouneed.infer.cuda_graph import prefill as captured_prefill
-from allyouneed.infer.cuda_graph.prefill import FIRST, InputGraph, PrefillRunner, Size, pack_inputs
+from allyouneed.infer.cuda_graph.prefill import FIRST, InputGraph, PrefillRunner, PrefillSize, pack_inputs
 from allyouneed.infer.decoding.base import DecodingSpec, RequestState
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.request import Request
@@ -36,13 +36,13 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def sizes(monkeypatch: pytest.MonkeyPatch) -> list[Size]:
+def sizes(monkeypatch: pytest.MonkeyPatch) -> list[PrefillSize]:
     """Sizes of the prefills that ran as one graph."""
     return prefill_sizes(monkeypatch)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_repeated_calls_decode_the_same(name: str, sizes: list[Size]) -> None:
+def test_repeated_calls_decode_the_same(name: str, sizes: list[PrefillSize]) -> None:
     """Every model with beams; a decoder and an encoder-decoder with the other methods, too."""
     engine = engine_of(name)
     methods = ("greedy", "beam", "draws") if THOROUGH or name in ("gpt2", "translation") else ("beam",)
@@ -64,10 +64,10 @@ def test_a_graph_gets_new_inputs_each_time_and_a_failed_capture_falls_back(
     monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     """As on a GPU, with a stand-in for the graph."""
-    given: dict[Size, Tensor] = {}
-    replayed: list[Size] = []
+    given: dict[PrefillSize, Tensor] = {}
+    replayed: list[PrefillSize] = []
 
-    def capture(self: PrefillRunner, numbers: Tensor, size: Size) -> InputGraph:
+    def capture(self: PrefillRunner, numbers: Tensor, size: PrefillSize) -> InputGraph:
         if fails:
             raise RuntimeError("operation not permitted when stream is capturing")
         given[size] = numbers
@@ -98,7 +98,7 @@ def test_a_graph_gets_new_inputs_each_time_and_a_failed_capture_falls_back(
     assert all(len(kept.prefill_runner.graphs) <= 2 for kept in engine.graphs.kept.values())
 
 
-def test_prompts_of_a_translation_are_prefilled_too(sizes: list[Size]) -> None:
+def test_prompts_of_a_translation_are_prefilled_too(sizes: list[PrefillSize]) -> None:
     engine = engine_of("translation")
     requests = [
         Request([*r.prompt, 7, 9][: 1 + n % 3], 11, r.sample_key, r.source)
@@ -112,7 +112,7 @@ def test_prompts_of_a_translation_are_prefilled_too(sizes: list[Size]) -> None:
 
 
 def test_long_prompts_and_position_limits_use_the_plain_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
-    def size(engine: Engine, length: int, rows: int = 1) -> Size | None:
+    def size(engine: Engine, length: int, rows: int = 1) -> PrefillSize | None:
         requests = [Request([1] * (length + 1), 5, (0,)) for _ in range(rows)]
         decode_in_slots(engine, requests, DECODINGS["greedy"])
         (kept,) = engine.graphs.kept.values()
@@ -120,14 +120,14 @@ def test_long_prompts_and_position_limits_use_the_plain_prefill(monkeypatch: pyt
         return kept.prefill_runner.size(in_progress(engine, requests))
 
     engine = engine_of("llama")
-    assert size(engine, 1) == Size(1, 0, 16) and size(engine, 17, 3) == Size(4, 0, 32)
+    assert size(engine, 1) == PrefillSize(1, 0, 16) and size(engine, 17, 3) == PrefillSize(4, 0, 32)
     assert size(engine, 0) is None  # nothing to read
     monkeypatch.setattr(captured_prefill, "LONGEST", 64)
     monkeypatch.setattr(captured_prefill, "TOKENS", 100)
-    assert size(engine, 64) == Size(1, 0, 64) and size(engine, 65) is None
+    assert size(engine, 64) == PrefillSize(1, 0, 64) and size(engine, 65) is None
     assert size(engine, 20, 3) is None  # 4 · 32 tokens
     learned = engine_of("gpt2")  # has 40 positions
-    assert size(learned, 32) == Size(1, 0, 32) and size(learned, 33) is None
+    assert size(learned, 32) == PrefillSize(1, 0, 32) and size(learned, 33) is None
 
 
 def in_progress(engine: Engine, requests: list[Request]) -> list[RequestState]:
@@ -138,7 +138,7 @@ def test_spare_rows_repeat_the_first() -> None:
     spec = DecodingSpec(DECODINGS["greedy"], 2)
     requests = [Request([1, 8, 9], 5, (n,), [5] * (n + 2)) for n in range(3)]
     states = [RequestState(request, spec, limit) for request, limit in zip(requests, (5, 6, 7), strict=True)]
-    found = pack_inputs(Size(4, 16, 16), states, [2, 0, 3])
+    found = pack_inputs(PrefillSize(4, 16, 16), states, [2, 0, 3])
     assert found[:, :FIRST].tolist() == [[2, 5, 9, 2, 2], [0, 6, 9, 2, 3], [3, 7, 9, 2, 4], [2, 5, 9, 2, 2]]
     assert found[2, FIRST : FIRST + 5].tolist() == [5, 5, 5, 5, 0]
     assert found[1, FIRST + 16 : FIRST + 19].tolist() == [1, 8, 0]

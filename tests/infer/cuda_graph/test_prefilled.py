@@ -22,7 +22,7 @@ from shrink import batch_for, shrink
 
 
 @pytest.mark.parametrize("decoding", [Decoding(beam=3, max_length=9), Decoding(method="sample", best=2, max_length=9)])
-def test_encoded_sounds(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sounds_decode_in_slots_as_in_a_plain_batch(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(3)
     config: Any = shrink(parse(Model, preset_tree("whisper-tiny")))  # type: ignore[type-abstract]
     model: Any = config.build().eval()

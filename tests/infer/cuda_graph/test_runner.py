@@ -51,7 +51,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_decodes_what_the_plain_engine_decodes(name: str) -> None:
+def test_a_runner_decodes_what_the_plain_engine_decodes(name: str) -> None:
     engine = engine_of(name)
     for decoding in ("greedy", "beam", "sample"):
         plain, found = both(engine, DECODINGS[decoding], make_requests(engine))
@@ -62,7 +62,7 @@ def test_decodes_what_the_plain_engine_decodes(name: str) -> None:
 
 
 @pytest.mark.parametrize("decoding", DECODINGS)
-def test_every_method(sources: list[list[int]], decoding: str) -> None:
+def test_every_decoding_method_matches_the_plain_engine(sources: list[list[int]], decoding: str) -> None:
     engine = engine_of("translation")
     requests = [Request([BOS], 20, (n,), source) for n, source in enumerate(sources)]
     plain, found = both(engine, DECODINGS[decoding], requests)
@@ -74,7 +74,7 @@ def test_every_method(sources: list[list[int]], decoding: str) -> None:
     assert token_lists(found) == token_lists(plain)
 
 
-def test_a_window_cache_that_wrapped_during_prefill() -> None:
+def test_a_window_cache_may_wrap_during_prefill() -> None:
     engine = engine_of("window")
     requests = [Request([BOS, *(3 + (7 * n + k) % 50 for k in range(n))], 9, (n,)) for n in (2, 40, 100, 151)]
     for decoding in ("greedy", "beam"):
@@ -166,7 +166,7 @@ def test_forced_phrases_of_each_request_in_one_runner(tokenizer: Tokenizer) -> N
         assert "Xylophon" in tokenizer.decode(states[3].hypotheses[0].tokens)
 
 
-def test_tokens_of_a_prompt_that_attend_to_each_other() -> None:
+def test_bidirectional_prompts_match_the_plain_engine() -> None:
     engine = engine_of("seen-prompt", bidirectional_prompt=True)
     requests = make_requests(engine)
     for decoding in ("greedy", "beam"):
@@ -231,7 +231,7 @@ def test_a_bias_and_penalties_of_each_request_apply_on_the_device(decoding: str)
     assert len(engine.graphs.kept) == 1  # other rules, the same graphs
 
 
-def test_what_needs_the_plain_path() -> None:
+def test_unsupported_requests_use_the_plain_path() -> None:
     engine = engine_of("llama")
     state = RequestState(make_requests(engine, 1)[0], engine.spec(DECODINGS["greedy"]), 1000)
     assert not engine.graphs.admits([state])  # no GPU here
@@ -261,7 +261,7 @@ def test_which_presets_fit(name: str, fits: bool) -> None:
     assert can_capture(model) == fits
 
 
-def test_tables_made_of_weights_follow_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_derived_from_weights_follow_weight_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     """A runner that is kept decodes with the weights that the model has by then."""
     changes = [*SMALL, "decoder[0].mixer.positions={kind: shaw, distance: 3}"]
     monkeypatch.setitem(MODELS, "shaw", ("llama-15m", changes))

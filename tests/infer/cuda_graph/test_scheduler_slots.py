@@ -117,7 +117,7 @@ def test_few_prompts_wait_for_others_while_many_rows_decode(paged: bool) -> None
     assert scheduler.idle and (pool is None or pool.used == pool.evictable)
 
 
-def test_nobody_waits_longer_because_others_keep_coming_or_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_request_waits_longer_because_others_arrive_or_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     """A prefill is postponed by a fixed number of steps at most."""
     monkeypatch.setattr(admission, "WORTH", 2)  # so few are never enough
     engine = engine_of("grouped")

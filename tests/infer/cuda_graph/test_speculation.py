@@ -73,7 +73,7 @@ def test_a_round_does_not_wait_for_the_host() -> None:
                 batch.runner._step()
 
 
-def test_limits_of_the_model_and_of_its_draft() -> None:
+def test_position_limits_of_model_and_draft_are_kept() -> None:
     """The draft has fewer positions than the model, and some prompts have more tokens than that."""
     engine, small = engine_of("gpt2"), engine_of("gpt2")
     draft = DraftModel(draft_engine(small, 0.01, limit=25), 4)
@@ -127,7 +127,7 @@ def test_requests_of_a_scheduler_with_equal_drafts_share_a_runner(monkeypatch: p
     assert scheduler.slots is not None and len(scheduler.slots.batches) == 1
 
 
-def test_drafts_of_ones_own_run_on_the_host() -> None:
+def test_custom_drafts_run_on_the_host() -> None:
     class Own(PromptLookup):
         pass
 

@@ -22,7 +22,7 @@ VOCABS = [1, 100, 12345, 16000, 50257]
 
 @pytest.mark.parametrize("vocab", VOCABS)
 @pytest.mark.parametrize("count", [1, 8, 40])
-def test_topk(vocab: int, count: int) -> None:
+def test_block_wise_topk_equals_torchs(vocab: int, count: int) -> None:
     scores = torch.randn(3, 4, vocab, generator=torch.Generator().manual_seed(vocab))
     count = min(count, vocab)
     assert uses_blocks(scores, count) == (scores.numel() >= MIN_SIZE and vocab >= 512 * count)
@@ -45,7 +45,7 @@ def test_the_last_block_may_be_short() -> None:
     assert topk(scores, 1)[1].flatten().tolist() == [12344] * 9
 
 
-def test_almost_all_tokens_banned() -> None:
+def test_topk_works_with_almost_all_tokens_banned() -> None:
     scores = torch.full((9, 12345), -torch.inf)
     scores[:, [7, 5000, 12344]] = torch.tensor([1.0, 3.0, 2.0])
     top, places = topk(scores, 4)

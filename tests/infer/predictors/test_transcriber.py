@@ -1,6 +1,6 @@
-"""Transcription as promises to a user; what a window says is written in a script, so that it is clear what should come.
+"""Transcription as promises to a user; a script sets what the model says in each window.
 
-(tests/parity/test_transcription_against_transformers.py holds the whole of it to a judge.)
+(tests/parity/test_transcription_against_transformers.py compares it with a reference.)
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from allyouneed.folder import Folder
 from allyouneed.infer.predictors.transcriber import Transcriber
 from allyouneed.nn.context import Memory, TokenLayout
 
-SPECIALS = ["<end>", "<start>", "<en>", "<de>", "<translate>", "<transcribe>", "<previous>", "<nobody>", "<notimes>"]
-END, START, EN, DE, TRANSLATE, TRANSCRIBE, PREVIOUS, NOBODY, NOTIMES = range(256, 256 + len(SPECIALS))
+SPECIALS = ["<end>", "<start>", "<en>", "<de>", "<translate>", "<transcribe>", "<previous>", "<nospeech>", "<notimes>"]
+END, START, EN, DE, TRANSLATE, TRANSCRIBE, PREVIOUS, NO_SPEECH, NOTIMES = range(256, 256 + len(SPECIALS))
 TIME = NOTIMES + 1  # 0.00; windows of two seconds
 VOCAB = TIME + 101
 RATE = 16_000
@@ -49,14 +49,16 @@ def said(*parts: float | str) -> list[int]:
 
 
 class Script(torch.nn.Module):
-    """Says, in window after window, what is written; `sure` is how much likelier than anything else it makes that.
-    `nobody`: how likely the token is that says no speech detected, in each window."""
+    """Generates the script, window by window; `sure`: how much likelier than all else it makes each token. `no_speech`:
+    how likely the token is that says no speech detected, in each window."""
 
-    def __init__(self, windows: list[list[int]], sure: float = 12.0, nobody: float = 0.0, language: int = DE) -> None:
+    def __init__(
+        self, windows: list[list[int]], sure: float = 12.0, no_speech: float = 0.0, language: int = DE
+    ) -> None:
         super().__init__()
         self.nothing = torch.nn.Parameter(torch.zeros(1))
         self.config = SimpleNamespace(source_embed=SimpleNamespace(mels=8), limit=64)
-        self.windows, self.sure, self.nobody, self.language = windows, sure, nobody, language
+        self.windows, self.sure, self.no_speech, self.language = windows, sure, no_speech, language
         self.decoder = SimpleNamespace(new_states=list)
         self.heard = 0
         self.prompts: list[list[int]] = []
@@ -93,7 +95,7 @@ class Script(torch.nn.Module):
             if step == -2:
                 row[self.language] = 9
             elif step == -1:
-                row[NOBODY] = torch.tensor(self.nobody * (VOCAB - 1) / (1 - self.nobody) + 1e-9).log()
+                row[NO_SPEECH] = torch.tensor(self.no_speech * (VOCAB - 1) / (1 - self.no_speech) + 1e-9).log()
             else:
                 script = [*self.windows[window % len(self.windows)], END]
                 row[script[min(step, len(script) - 1)]] = self.sure
@@ -102,7 +104,7 @@ class Script(torch.nn.Module):
 
 def listener(windows, multilingual=True, **more) -> Transcriber:
     task = {"kind": "transcription", "start": START, "end": END, "no_timestamps": NOTIMES, "previous": PREVIOUS}
-    task |= {"no_speech": NOBODY, "seconds": 2.0, "suppress": [START, PREVIOUS, NOBODY]}
+    task |= {"no_speech": NO_SPEECH, "seconds": 2.0, "suppress": [START, PREVIOUS, NO_SPEECH]}
     if multilingual:
         task |= {"languages": {"en": EN, "de": DE}, "tasks": {"translate": TRANSLATE, "transcribe": TRANSCRIBE}}
     return Transcriber(Folder(Script(windows, **more), Vocabularies(LETTERS, LETTERS), task))
@@ -112,7 +114,7 @@ def noise(seconds: float) -> torch.Tensor:
     return 0.1 * torch.randn(int(seconds * RATE), generator=torch.Generator().manual_seed(0))
 
 
-def test_a_short_sound_is_text():
+def test_a_short_sound_becomes_text():
     model = listener([said("hello there")])
     assert model.transcribe(noise(1.5), beam=1) == "hello there"
     assert model.transcribe([noise(1.5)], beam=1) == ["hello there"]
@@ -183,13 +185,13 @@ def test_an_improbable_text_is_decoded_again():
 
 def test_silence_has_no_text():
     """Unless the model is sure of what it heard."""
-    silent = listener([said("hello")], nobody=0.9, sure=4.0)
+    silent = listener([said("hello")], no_speech=0.9, sure=4.0)
     (full,) = silent.transcribe_full([noise(1.0)], beam=1, temperatures=(0.0, 0.5), language="de")
     assert (full.text, full.segments) == ("", []) and "no speech detected" in full.notes[0]
     assert len(silent.model.prompts) == 1, "it is not looked for again"
-    assert listener([said("hello")], nobody=0.9).transcribe(noise(1.0), beam=1) == "hello"
+    assert listener([said("hello")], no_speech=0.9).transcribe(noise(1.0), beam=1) == "hello"
     assert (
-        listener([said("hello")], nobody=0.9, sure=4.0).transcribe(noise(1), beam=1, silence=None, belief=None)
+        listener([said("hello")], no_speech=0.9, sure=4.0).transcribe(noise(1), beam=1, silence=None, belief=None)
         == "hello"
     )
 
@@ -255,7 +257,7 @@ def test_it_is_scored_by_word_error_rate(tmp_path):
 
 
 def test_a_folder_without_control_tokens_is_refused_on_use():
-    folder = Folder(Script([]), Vocabularies(LETTERS, LETTERS), {"kind": "transcription", "lacks": "nobody says start"})
+    folder = Folder(Script([]), Vocabularies(LETTERS, LETTERS), {"kind": "transcription", "lacks": "no start token"})
     model = Transcriber(folder)
-    with pytest.raises(UserError, match="cannot transcribe: nobody says start"):
+    with pytest.raises(UserError, match="cannot transcribe: no start token"):
         model.transcribe(noise(1))

@@ -1,4 +1,4 @@
-"""Promises of the translator to whoever hands it text. Most are kept with a model that says what it hears."""
+"""Promises of the translator to its callers. Most tests use a model that copies its source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources longer than a model's limit: promises of `unlimited` to whoever sets it."""
+"""Sources longer than a model's limit: promises of `unlimited` to users."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_int8_weights_are_searched_by_their_keys(tokenizer: Tokenizer) -> None:
     assert isinstance(predictor.seq2seq(LONG, unlimited=4, max_length=8), str)
 
 
-def test_the_option_as_a_number_as_a_tree_and_off() -> None:
+def test_the_option_may_be_a_number_a_mapping_or_off() -> None:
     assert Decoding.of({}, unlimited=7).unlimited == Unlimited(keys=7)
     assert Decoding.of({}, unlimited={"chunk": 9, "overlap": 0}).unlimited == Unlimited(chunk=9, overlap=0)
     assert Decoding.of({"unlimited": 7}, unlimited=0).unlimited is None

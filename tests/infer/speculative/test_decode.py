@@ -103,7 +103,7 @@ def test_greedy_generates_the_same_tokens_with_any_draft(mixer: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS + SAMPLES)
-def test_with_a_source(sources: list[list[int]], way: Decoding) -> None:
+def test_targets_with_a_source_are_the_same_with_any_draft(sources: list[list[int]], way: Decoding) -> None:
     engine, sources = engine_of(random_model().double()), sources[:9]
     expected = engine.generate(sources, way)
     for name, draft in drafts(engine).items():
@@ -124,7 +124,7 @@ def test_samples_are_the_same_where_draft_tokens_are_not_sampled(way: Decoding) 
 
 
 @pytest.mark.parametrize("way", [GREEDY, *SAMPLES])
-def test_the_batch_does_not_matter(way: Decoding) -> None:
+def test_results_do_not_depend_on_the_batch(way: Decoding) -> None:
     engine = engine_of(decoder_model())
     asked = prompts(4)
     for draft in drafts(engine, ahead=3).values():
@@ -144,7 +144,7 @@ def test_a_model_that_drafts_for_itself_is_always_right() -> None:
         )
 
 
-def test_models_of_other_kinds() -> None:
+def test_models_of_other_kinds_decode_the_same_with_a_draft() -> None:
     wiring = {"kind": "pre-norm", "final": False}
     shared = {
         "first": [LAYERS["retention"] | {"wiring": wiring, "channel": FFN}],
@@ -200,7 +200,7 @@ def test_acceptance_and_resampling_give_the_distribution_of_the_model(seed: int)
 
 
 def text_probs(engine: Engine, prompt: list[int], way: Decoding, length: int) -> dict[tuple[int, ...], float]:
-    """Of every text of `length` tokens, by the definition: one token at a time, no state, no draft."""
+    """The probability of every text of `length` tokens by definition: one token at a time, no state, no draft."""
     model, vocab = engine.model, engine.model.config.vocab
     found = {(): 1.0}
     for place in range(length):
@@ -270,7 +270,7 @@ def test_a_growing_index_equals_one_built_at_once(seed: int) -> None:
 # --- other options --------------------------------------------------------------------------------------------------
 
 
-def test_texts_that_run_out_of_positions() -> None:
+def test_texts_end_at_the_position_limit_with_a_draft() -> None:
     model = decoder_model(embed={"tied": False, "positions": {"kind": "learned", "length": 20}})
     engine = engine_of(model, forbidden=[PAD, BOS, EOS], limit=20)
     few = decoder_model(embed={"tied": False, "positions": {"kind": "learned", "length": 12}})
@@ -288,7 +288,7 @@ def test_eos_may_be_forced_at_the_limit() -> None:
         same(engine.complete(asked, GREEDY, draft=draft), engine.complete(asked, GREEDY))
 
 
-def test_stop_strings_across_passes(tokenizer: Tokenizer) -> None:
+def test_stop_strings_are_found_across_passes(tokenizer: Tokenizer) -> None:
     engine = Engine(
         decoder_model(vocab=tokenizer.size), tokenizer.bos, tokenizer.eos, tokenizer.pad, tokenizer.specials
     )
@@ -342,7 +342,7 @@ def test_no_more_tokens_are_proposed_than_can_be_trimmed(ahead: int) -> None:
         PromptLookup(ahead)
 
 
-def test_nothing_to_propose() -> None:
+def test_a_draft_may_have_nothing_to_propose() -> None:
     engine = engine_of(decoder_model())
     assert engine.complete([], GREEDY, draft=PromptLookup()) == []
     one = Decoding(method="greedy", max_length=1)

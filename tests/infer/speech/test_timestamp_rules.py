@@ -1,4 +1,4 @@
-"""What may be said next, each rule by itself, against a plain reading of them one row at a time."""
+"""Whisper's rules for the next token, one by one, against a plain implementation for one row at a time."""
 
 import pytest
 import torch

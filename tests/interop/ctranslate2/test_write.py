@@ -1,4 +1,4 @@
-"""Models written for CTranslate2: it says the same words with the same chances, or is not asked to."""
+"""Models written for CTranslate2: it gives the same tokens and probabilities, or the export is refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tokenizers import models
 
 import allyouneed as ayn
 import hf_models as foreign
-import parity as judge
+import parity
 import tiny_whisper as whisperlet
 import tokenizer_files as originals
 from allyouneed.cli import main
@@ -148,7 +148,7 @@ def words(size: int = 40) -> Tokenizer:
 
 
 def built(tree: dict[str, Any], *changes: str) -> Any:
-    """Every weight is random, norms and biases too; what is read counts more than what has been said."""
+    """Every weight is random, norms and biases too; the source counts more than the tokens generated so far."""
     config = parse(Model, override(tree, list(changes)))
     model, dice = config.build().eval(), torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -178,7 +178,7 @@ def names(rows: list[list[int]]) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_same_words_with_the_same_chances(name: str, tmp_path: Path) -> None:
+def test_ctranslate2_gives_the_same_tokens_and_probabilities(name: str, tmp_path: Path) -> None:
     tree, changes = KINDS[name]
     folder = written(built(tree, *changes), tmp_path / "out")
     if tree is READER:
@@ -210,7 +210,7 @@ def reads_back(folder: Folder, out: Path, types: bool) -> None:
     elif folder.model.config.kind == "encoder-decoder":
         given["targets"] = [[1, *row] for row in rows[::-1]]
     made = [NamedForward(one.model).logits(given) for one in (folder, again)]
-    assert judge.difference(made[1], made[0]) < 1e-5
+    assert parity.difference(made[1], made[0]) < 1e-5
     assert again.tokenizers.hash == folder.tokenizers.hash
     assert again.task["kind"] == ("translation" if "targets" in given else "similarity" if types else "causal-lm")
 
@@ -278,8 +278,8 @@ FAMILY = {
 
 
 @pytest.mark.parametrize("family", FAMILY)
-def test_models_of_other_people(family: str, tmp_path: Path) -> None:
-    config, weights = judge.saved(foreign.theirs(family, FAMILY[family]), tmp_path / "theirs")
+def test_imported_models_are_written_and_read_back(family: str, tmp_path: Path) -> None:
+    config, weights = parity.saved(foreign.theirs(family, FAMILY[family]), tmp_path / "theirs")
     folder = written(FAMILIES[family].convert(config, weights), tmp_path / "out")
     folder.save(tmp_path / "ours")
     check = against_ctranslate2(tmp_path / "ours", tmp_path / "out")
@@ -290,7 +290,7 @@ def test_models_of_other_people(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("multilingual", [True, False])
-def test_a_whisper_hears_the_same(
+def test_a_whisper_transcribes_the_same(
     multilingual: bool, tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = whisperlet.ours(whisperlet.theirs(2, multilingual), tmp_path / "theirs")
@@ -312,7 +312,7 @@ def test_a_whisper_hears_the_same(
         assert again.transcribe(tmp_path / "out" / "speech.wav", **languages, **options) == expected
 
 
-def test_an_encoder_of_sounds_has_no_switches(tmp_path: Path) -> None:
+def test_unsupported_options_of_an_audio_encoder_are_refused(tmp_path: Path) -> None:
     tree = override(tree_of(shrink(parse(Model, preset_tree("whisper-tiny")))), ["encoder.0.channel.activation=relu"])
     with pytest.raises(
         UserError, match=re.escape("encoder[0].channel.activation: 'relu' is not supported (only gelu)")
@@ -343,7 +343,7 @@ def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
-    """A model of ours for two languages, over bytes, that soon ends what it says; it has rows that no token has."""
+    """Our model for two languages, over bytes, with short answers; its vocabulary has rows without a token."""
     bytes_ = train(
         TokenizerConfig(vocab=280), ["a small text for a small tokenizer", "and another one"] * 3, ["de", "zh"]
     )
@@ -485,7 +485,7 @@ def test_a_refused_export_leaves_no_files(tmp_path: Path, ask: Ask) -> None:
     assert code == 2 and "head.maxout: 16 is not supported" in err and not (tmp_path / "out").exists()
 
 
-def test_pieces_that_the_model_has_no_number_for_are_unknown(tmp_path: Path) -> None:
+def test_pieces_without_an_id_are_unknown(tmp_path: Path) -> None:
     """A tokenizer over SentencePiece models whose vocabulary lacks some of their pieces, as OPUS-MT has them."""
     pad = originals.marian(tmp_path, without=("▁the",))
     ids = {"pad_token_id": pad, "eos_token_id": 0, "decoder_start_token_id": pad, "vocab_size": pad + 4}

@@ -1,4 +1,4 @@
-"""Reading a config of theirs: nothing that may matter is passed over in silence."""
+"""Reading a config of theirs: nothing that may matter is ignored silently."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""generation_config.json: what we have the option for is taken over, the rest is noted."""
+"""generation_config.json: options that we have are taken over, the rest is noted."""
 
 from __future__ import annotations
 
@@ -84,5 +84,5 @@ def test_unsupported_options_are_noted() -> None:
         {"method": "sample", "top_k": 7, "top_p": 0.5, "temperature": 0.7, "min_p": 0.2, "max_length": 30, "extra": 30},
     ],
 )
-def test_ours_comes_back(ours: dict[str, Any]) -> None:
+def test_our_decoding_options_round_trip(ours: dict[str, Any]) -> None:
     assert read_decoding({}, write_generation(ours, "seq2seq"), "seq2seq")[0] == ours

@@ -33,7 +33,7 @@ def test_options_without_effect_are_ignored():
     assert tree(VIT | {"do_pad": False, "do_convert_rgb": True, "data_format": "channels_first"}, "x") == tree(VIT, "x")
 
 
-def test_the_part_of_a_config_of_several_processors(tmp_path):
+def test_the_image_processor_of_a_combined_config_is_read(tmp_path):
     said = {"image_processor": VIT | {"size": {"height": 8, "width": 6}}, "processor_class": "CLIPProcessor"}
     (tmp_path / "processor_config.json").write_text(json.dumps(said))
     assert read(tmp_path, "clip")["size"] == [8, 6]
@@ -49,7 +49,7 @@ def test_missing_and_broken_files_give_a_reason(tmp_path):
         read(tmp_path, "vit")
 
 
-def test_models_that_read_gray(tmp_path):
+def test_models_of_gray_images_are_read(tmp_path):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(VIT | {"image_mean": 0.5, "image_std": [0.25]}))
     found = read(tmp_path, "vit", channels=1)
     assert (found["channels"], found["mean"], found["std"]) == (1, [0.5], [0.25])

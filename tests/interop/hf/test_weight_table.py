@@ -1,4 +1,4 @@
-"""The table both ways: a small family of our own making, and what it says of files that do not fit."""
+"""The table in both directions, with a small family made for the test, and its errors for files that do not fit."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from test_llama_against_transformers import theirs as llama
 from transformers import GPT2Config, GPT2Model
 from transformers.integrations.bitnet import pack_weights
 
-import parity as judge
+import parity
 from allyouneed.config import parse
 from allyouneed.errors import UserError
 from allyouneed.interop.families import FAMILIES
@@ -61,7 +61,7 @@ TOY = Family(
 
 
 def files(tied=False):
-    """Of a toy; every number in them is another one."""
+    """The files of a toy model; no two numbers in them are equal."""
     shapes = {"words": (WIDTH, 11), "norm": (WIDTH,), "pooler": (2, 2), "layer0.mask": (3,)}
     shapes |= {} if tied else {"out": (11, WIDTH)}
     for n in range(2):
@@ -130,8 +130,8 @@ def test_a_stacked_tensor_with_too_few_entries_is_reported():
         TOY.convert({"width": WIDTH, "tied": False}, weights)
 
 
-def test_real_files_are_reported_alike(tmp_path):
-    config, weights = judge.saved(llama("groups of queries"), tmp_path)
+def test_real_files_are_reported_in_the_same_way(tmp_path):
+    config, weights = parity.saved(llama("groups of queries"), tmp_path)
     del weights["model.norm.weight"]
     weights["lm_head.weight"] = weights["lm_head.weight"][:-1]
     weights["model.layers.7.mlp.up_proj.weight"] = torch.zeros(1)
@@ -161,7 +161,7 @@ def test_grouped_rows_round_trip(heads, groups, shape):
 
 def test_files_of_a_model_without_its_head_are_written_without_the_prefix(tmp_path):
     theirs = GPT2Model(GPT2Config(n_embd=12, n_head=2, n_layer=1, vocab_size=17, n_positions=9))
-    config, weights = judge.saved(theirs, tmp_path)
+    config, weights = parity.saved(theirs, tmp_path)
     assert "h.0.ln_1.weight" in weights
     found, written = FAMILIES["gpt2"].write(FAMILIES["gpt2"].convert(config, weights), config)
     assert found == config and same(written, weights)
@@ -169,8 +169,8 @@ def test_files_of_a_model_without_its_head_are_written_without_the_prefix(tmp_pa
 
 @pytest.mark.parametrize("kind", ["autobitlinear", "bitlinear"])
 def test_ternary_weights_are_packed_again_as_they_were(kind, tmp_path):
-    """And are latent ones, and said to be, once one of them has changed."""
-    config, weights = judge.saved(bitnet("groups of queries"), tmp_path)
+    """Once one of them has changed, they are exported as latent weights, with a note."""
+    config, weights = parity.saved(bitnet("groups of queries"), tmp_path)
     config["quantization_config"] = {"quant_method": "bitnet", "linear_class": kind, "quantization_mode": "offline"}
     for name in [name for name in weights if "_proj" in name]:
         ternary, step = quantize_ternary(weights[name], [len(weights[name])])

@@ -1,4 +1,4 @@
-"""Which tokens tell Whisper what to do: from newer folders, older ones, and ones that do not say."""
+"""Whisper's control tokens: from newer folders, older ones, and ones without them."""
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, models
@@ -37,7 +37,7 @@ def test_an_old_folder_keeps_tokens_in_config_and_tokenizer(tokenizer):
     assert (speech.suppress, speech.begin_suppress, speech.seconds, speech.first_within) == ((5,), (0, 1), 30.0, 1.0)
 
 
-def test_a_newer_one_in_its_generation_config(tokenizer):
+def test_a_newer_folder_keeps_tokens_in_its_generation_config(tokenizer):
     said = {"is_multilingual": True, "lang_to_id": {"<|de|>": 30}, "task_to_id": {"transcribe": 31, "translate": 32}}
     said |= {"no_timestamps_token_id": 40, "prev_sot_token_id": 38, "suppress_tokens": None, "eos_token_id": [7]}
     speech = parse(Speech, speech_options(OLD, said | {"max_initial_timestamp_index": 25}, None))
@@ -46,7 +46,7 @@ def test_a_newer_one_in_its_generation_config(tokenizer):
     assert (speech.suppress, speech.first_within) == ((5,), 0.5)
 
 
-def test_english_only(tokenizer):
+def test_an_english_only_model_has_no_language_tokens(tokenizer):
     assert parse(Speech, speech_options(OLD | {"vocab_size": 51864}, {}, tokenizer)).languages == {}
     assert parse(Speech, speech_options(OLD, {"is_multilingual": False}, tokenizer)).languages == {}
 

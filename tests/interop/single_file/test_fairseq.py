@@ -14,7 +14,7 @@ import torch
 import transformers
 
 import allyouneed as ayn
-import parity as judge
+import parity
 import translation_files as files
 from allyouneed.errors import UserError
 from allyouneed.infer.predictors.forward import NamedForward
@@ -119,7 +119,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", CASES)
-def test_logits(name: str, tmp_path: Path) -> None:
+def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     reference, more = CASES[name]
     options = files.fairseq_options(**more)
     weights = files.fairseq_weights(ROWS, options)
@@ -128,10 +128,10 @@ def test_logits(name: str, tmp_path: Path) -> None:
     for number, (kind, given) in enumerate((("args", options), ("cfg", nested))):  # old and new versions
         folder = load(write(tmp_path / str(number), given, weights, kind))
         found = NamedForward(folder.model).logits({"tokens": SOURCE, "targets": TARGET})
-        assert judge.difference(found, expected) < judge.TOLERANCE and expected.std() > 0.3
+        assert parity.difference(found, expected) < parity.TOLERANCE and expected.std() > 0.3
 
 
-def test_names_of_old_versions(tmp_path: Path) -> None:
+def test_names_of_old_versions_are_understood(tmp_path: Path) -> None:
     options = files.fairseq_options()
     weights = files.fairseq_weights(ROWS, options)
     new = load(write(tmp_path / "new", options, weights))

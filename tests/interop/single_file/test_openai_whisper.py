@@ -147,19 +147,19 @@ def test_pairs_are_joined_by_rank(text, tmp_path):
         (b"".join(base64.b64encode(bytes([n])) + b" %d\n" % n for n in range(255)), "incomplete tiktoken file"),
     ],
 )
-def test_ranks_that_are_none(content, message, tmp_path):
+def test_invalid_ranks_are_refused(content, message, tmp_path):
     (tmp_path / "a.tiktoken").write_bytes(content)
     with pytest.raises(UserError, match=message):
         read_ranks(tmp_path / "a.tiktoken")
 
 
-def test_pieces_that_are_made_of_nothing_are_refused():
+def test_pieces_that_no_merge_makes_are_refused():
     ranks = {piece: n for n, piece in enumerate([*PIECES, b"abc"])}
     with pytest.raises(UserError, match="is not a merge of two lower ranks"):
         byte_pair_encoding(ranks, [])
 
 
-def test_without_its_vocabulary_or_with_another_it_is_refused(tmp_path):
+def test_a_missing_or_wrong_vocabulary_is_refused(tmp_path):
     _, path = written(tmp_path, PIECES + MERGED)
     with pytest.raises(UserError, match=r"put gpt2.tiktoken beside it"):
         single_file.read(path)
@@ -193,7 +193,7 @@ def test_a_pickle_with_code_is_refused_and_not_run(tmp_path, monkeypatch):
         (lambda content: content["model_state_dict"].update({"encoder.conv1.bias": torch.zeros(3)}), r"\(3,\)"),
     ],
 )  # fmt: skip
-def test_sizes_and_weights_that_cannot_be(change, message, tmp_path):
+def test_impossible_sizes_and_weights_are_refused(change, message, tmp_path):
     _, path = written(tmp_path, PIECES + MERGED)
     ranks_file(tmp_path / "gpt2.tiktoken", PIECES + MERGED)
     content = torch.load(path, weights_only=True)

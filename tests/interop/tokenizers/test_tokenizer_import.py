@@ -1,4 +1,4 @@
-"""Other people's tokenizers cut and join texts as the originals do: the `sentencepiece` library for its models,
+"""Imported tokenizers encode and decode texts as the originals do: the `sentencepiece` library for its models,
 `transformers` for all else."""
 
 import json
@@ -140,7 +140,7 @@ def test_a_tokenizer_json_is_read_kept_and_written_without_a_difference(name: st
 
 
 @pytest.mark.parametrize("kind", SENTENCE_PIECES)
-def test_a_sentencepiece_model_cuts_and_joins_as_the_library_does(kind: str) -> None:
+def test_a_sentencepiece_model_encodes_and_decodes_as_the_library(kind: str) -> None:
     raw = pieces(kind)
     theirs, ours = processor(raw), build(SentencePieceModel.parse(raw))
     unknown = theirs.unk_id()
@@ -153,7 +153,7 @@ def test_a_sentencepiece_model_cuts_and_joins_as_the_library_does(kind: str) -> 
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(st.characters(exclude_categories=["Cs", "Mn", "Mc", "Me"]), max_size=30))
-def test_any_text_is_cut_as_the_library_does(kind: str, text: str) -> None:
+def test_any_text_is_tokenized_as_by_the_library(kind: str, text: str) -> None:
     """Characters that join those before them are left to `TEXTS`: `tokenizers` normalises cluster by cluster."""
     raw = pieces(kind)
     assert made(kind).encode(text) == processor(raw).encode(text)
@@ -379,7 +379,7 @@ def test_more_tokens_than_the_embedding_has_are_refused(tmp_path: Path) -> None:
         read(tmp_path, {"model_type": "bert", "vocab_size": size - 1})
 
 
-def test_a_damaged_charsmap_is_a_message(tmp_path: Path) -> None:
+def test_a_damaged_charsmap_is_refused_with_a_message(tmp_path: Path) -> None:
     """The library panics on it, at the latest when it reads a text."""
     model = SentencePieceModel.parse(pieces("t5"))
     spoilt = replace(model, charsmap=struct.pack("<I", 64) + bytes(range(3, 67)), rule="")

@@ -171,7 +171,7 @@ def test_normed_and_nested_experts_run_one_by_one(monkeypatch):
     st.one_of(st.none(), st.floats(0.05, 0.95)),
     st.integers(0, 99),
 )
-def test_any_sizes(sizes, lengths, capacity, seed):
+def test_any_sizes_match_the_definition(sizes, lengths, capacity, seed):
     experts, top = sizes
     built = module(seed, experts=experts, top=top, capacity=capacity)
     x, context = batch(*lengths, seed=seed)
@@ -188,10 +188,10 @@ def test_without_a_capacity_results_are_independent_of_the_batch(name):
     assert MoE(**({"experts": 6, "expert": SMALL} | keys)).batch_independent
     built = module(**keys).eval()
     x, context = batch(6, 3)
-    crowd = built(x, context)
+    batched = built(x, context)
     for row, at in ((0, 0), (0, 5), (1, 2)):
         lonely = built(x[row : row + 1, at : at + 1], Context(TokenLayout.of(Rows.of([[0]]))))
-        torch.testing.assert_close(lonely[0, 0], crowd[row, at], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(lonely[0, 0], batched[row, at], rtol=1e-12, atol=1e-12)
 
 
 def test_with_a_capacity_it_declares_batch_dependence():
@@ -204,7 +204,7 @@ def test_with_a_capacity_it_declares_batch_dependence():
 def test_tokens_beyond_the_capacity_skip_their_experts():
     built = module(experts=2, top=1, capacity=1.0, shared=SMALL)
     torch.nn.init.zeros_(built.router.linear.weight)
-    built.router.linear.weight.data[1, 0] = 1000.0  # everybody with a positive first feature goes to expert 1
+    built.router.linear.weight.data[1, 0] = 1000.0  # every token with a positive first feature goes to expert 1
     x, context = batch(4)
     x.data[..., 0].abs_()
     routed = built(x, context) - built.shared(x, context)
@@ -222,7 +222,7 @@ def test_padding_is_not_routed_and_not_in_the_loss():
     assert found[0, 3:].eq(0).all()
 
 
-def test_rows_of_padding_only():
+def test_rows_of_padding_only_are_finite():
     built = module()
     x, _ = batch(3)
     layout = TokenLayout.of(Rows(torch.zeros(1, 3, dtype=torch.long), lengths=torch.tensor([0])))
@@ -235,7 +235,7 @@ def test_the_balance_loss_is_training_only_and_one_at_perfect_balance():
     x, context = batch(5)
     built.eval()(x, context)
     assert context.losses == []
-    built.train()(x, Context(context.queries))  # nobody wants it
+    built.train()(x, Context(context.queries))  # no losses are collected
     torch.nn.init.zeros_(built.router.linear.weight)
     built(x, context)
     assert context.losses[0].item() == pytest.approx(0.5) and context.losses[0].shape == ()

@@ -1,4 +1,4 @@
-"""Sound as rows of frames: the paper's two convolutions, any length, and each sound by itself."""
+"""Sound as rows of frames: the paper's two convolutions, any length, each sound independent of the others."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Images as rows of patches: the paper's equation, whole images only, and each image by itself."""
+"""Images as rows of patches: the paper's equation, whole images only, each image independent of the others."""
 
 import pytest
 import torch

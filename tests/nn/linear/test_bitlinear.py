@@ -1,9 +1,9 @@
 """Ternary maps: definition, training, and bitwise independence of the batch.
 
-If an activation lies exactly between two integers, one rounding error in earlier layers decides, in any precision.
-Such ties occur: outputs of a map without bias are integers times one step, and so are functions of single tokens or
-products of such outputs (of 40 small BitNets eight had some, one of them showed it between its tempos). So only the
-map itself is tested here; the invariants of whole models use biases or gains that avoid ties.
+If an activation lies exactly between two integers, one rounding error in earlier layers decides, in any precision. Such
+ties occur: outputs of a map without bias are integers times one step, and so are functions of single tokens or products
+of such outputs (of 40 small BitNets eight had some, one of them showed it between prefill and steps). So only the map
+itself is tested here; the invariants of whole models use biases or gains that avoid ties.
 """
 
 from pathlib import Path
@@ -50,13 +50,13 @@ def test_weights_are_ternary_and_tokens_are_int8():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_results_are_bitwise_independent_of_the_batch(dtype):
     linear = layer(100, 63, dtype=dtype)
-    crowd = torch.randn(4, 33, 100, dtype=dtype)
+    batch = torch.randn(4, 33, 100, dtype=dtype)
     with torch.no_grad():
-        whole = linear(crowd)
+        whole = linear(batch)
         for row in range(4):
             for at in (0, 16, 32):
-                assert linear(crowd[row, at]).equal(whole[row, at])
-        assert linear(crowd[:, :7]).equal(whole[:, :7]) and linear(crowd.flip(0, 1)).equal(whole.flip(0, 1))
+                assert linear(batch[row, at]).equal(whole[row, at])
+        assert linear(batch[:, :7]).equal(whole[:, :7]) and linear(batch.flip(0, 1)).equal(whole.flip(0, 1))
 
 
 def test_gradients_use_the_straight_through_estimator():

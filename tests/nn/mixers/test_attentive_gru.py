@@ -46,7 +46,7 @@ def test_recorded_weights_sum_to_one():
 
 
 @pytest.mark.parametrize("kind", ["attentive-gru", "multi-step"])
-def test_it_requires_an_encoder(kind):
+def test_an_attentive_gru_requires_an_encoder(kind):
     for keys in ({"mixer": kind}, {"encoder_mixer": kind}):
         with pytest.raises(ConfigError, match=r"coder\[0\]\.mixer\.kind: needs an encoder"):
             parse(Model, tree(**keys))

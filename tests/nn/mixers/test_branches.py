@@ -30,7 +30,7 @@ def made(**keys):
 
 @pytest.mark.parametrize("join", ["sum", "product", "concat"])
 @pytest.mark.parametrize("norm", [True, False])
-def test_the_formula(join, norm):
+def test_branches_equal_their_formula(join, norm):
     module, x = made(left=WIDE, right=NARROW, join=join, norm=norm, then={"kind": "convolution", "size": 3, "width": 5})
     left, right, then = (module.pieces[name] for name in ("left", "right", "then"))
     a, b = left(x, CONTEXT), right(x, CONTEXT)
@@ -47,7 +47,7 @@ def test_the_formula(join, norm):
     torch.testing.assert_close(module(x, CONTEXT), expected)
 
 
-def test_one_branch_alone_and_a_channel():
+def test_a_single_branch_and_a_channel_are_allowed():
     module, x = made(left=FFN, norm=False)
     torch.testing.assert_close(module(x, CONTEXT), module.pieces["left"](x, CONTEXT))
     assert module.new_state() is None
@@ -64,7 +64,7 @@ def test_dropout_applies_to_each_branch():
     assert sorted(set(y.round().flatten().tolist())) == [0.0, 2.0, 4.0]
 
 
-def test_it_decodes_if_all_its_mixers_do():
+def test_branches_decode_if_all_their_mixers_do():
     past, around = {"kind": "convolution", "size": 3, "sees": "past"}, {"kind": "convolution", "size": 3}
     assert Branches(left=past, right=FFN).causal and Branches(left=past, then=past).causal
     assert not Branches(left=past, right=around).causal

@@ -107,7 +107,7 @@ def test_initial_outputs_keep_the_input_variance(separable):
         ({"size": 9, "separable": True, "gated": True, "width": 5}, 9 * 6 + (6 + 1) * 10),
     ],
 )
-def test_parameters(keys, parameters):
+def test_parameters_are_counted(keys, parameters):
     assert Convolution(**keys).cost(COMMON, 7).parameters == parameters
     assert sum(value.numel() for value in made(**keys).parameters()) == parameters
 
@@ -121,7 +121,7 @@ def test_lookahead_and_width_changes_are_refused():
         parse(Model, tree(cross={"kind": "convolution", "size": 3}))
 
 
-def test_a_gated_separable_one_decodes():
+def test_a_gated_separable_convolution_decodes():
     keys = {"kind": "convolution", "size": 4, "sees": "past", "gated": True, "separable": True, "activation": "silu"}
     model, target = build(tree(mixer=keys)), [3, 1, 4, 1, 5, 9, 2]
     source = Rows.of([[1, 2]])

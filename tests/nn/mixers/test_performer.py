@@ -122,7 +122,7 @@ def decoder(**keys):
     return {"kind": "decoder", "vocab": 11, "width": 8, "embed": {"positions": "sinusoidal"}, "decoder": [layer]}
 
 
-def test_it_decodes_in_constant_memory():
+def test_a_performer_decodes_in_constant_memory():
     model = build(decoder())
     tokens = torch.randint(1, 11, (1, 400), generator=torch.Generator().manual_seed(0))
     states, sizes, found = model.start(1), [], []
@@ -201,7 +201,7 @@ def test_features_survive_half_precision_and_the_mean_of_checkpoints(tmp_path):
 
 
 def test_padding_has_no_weight():
-    """Were its weight only kept out of the values, padding would make every result smaller."""
+    """If padding were only left out of the values, not of the weights, every result would be smaller."""
     torch.manual_seed(0)
     module = Performer(heads=2, features=9, sees="around").build(common(8)).double()
     x = torch.randn(1, 6, 8, dtype=torch.double)

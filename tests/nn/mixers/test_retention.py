@@ -1,4 +1,4 @@
-"""Three forms of one retention: recurrent (the definition), parallel, chunkwise; and what decoding keeps of it."""
+"""Three forms of retention: recurrent (the definition), parallel and chunkwise; and its decoding state."""
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ def parallel(q, k, v, log):
 @lengths
 @steady
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.double, 1e-9), (torch.float32, 1e-4)])
-def test_chunkwise_is_recurrent_is_parallel(time, steady, dtype, tolerance):
+def test_recurrent_parallel_and_chunkwise_forms_agree(time, steady, dtype, tolerance):
     q, k, v, log, _ = inputs(time, steady, dtype)
     o, r = chunkwise(q, k, v, log)
     expected, rows, _ = recurrent(q, k, v, log, initial_state(BATCH, HEADS, KEYS, VALUES, q))
@@ -68,7 +68,7 @@ def test_chunkwise_is_recurrent_is_parallel(time, steady, dtype, tolerance):
 
 @lengths
 @steady
-def test_continuing_from_a_state_and_folding(time, steady):
+def test_a_continued_state_equals_the_whole_sequence(time, steady):
     q, k, v, log, sums = inputs(time, steady)
     o, r = chunkwise(q, k, v, log, sums)
     expected, rows, after = recurrent(q, k, v, log, sums)
@@ -90,7 +90,7 @@ def test_gradients_are_finite_at_zero_decay():
 
 
 @pytest.mark.parametrize("config", [Retention(heads=2, head_width=6), GatedRetention(heads=2, head_width=6)])
-def test_a_long_text_in_different_chunks(config):
+def test_a_long_text_is_the_same_in_any_chunks(config):
     """State chunks that differ from the sum's chunks, across positions where the state folds its tail."""
     torch.manual_seed(0)
     common = Common(width=8)

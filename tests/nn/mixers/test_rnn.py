@@ -28,32 +28,35 @@ def both(name, **keys):
     torch.manual_seed(0)
     config, theirs = KINDS[name]
     module = config(**keys).build(COMMON).double()
-    judge = theirs(WIDTH, module.hidden, batch_first=True, bidirectional=keys.get("bidirectional", False)).double()
-    judge.load_state_dict(module.rnn.state_dict())
-    return module, judge
+    reference = theirs(WIDTH, module.hidden, batch_first=True, bidirectional=keys.get("bidirectional", False)).double()
+    reference.load_state_dict(module.rnn.state_dict())
+    return module, reference
 
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("time", [1, 63, 100])
 def test_outputs_and_gradients_match_torch(name, bidirectional, time):
-    module, judge = both(name, hidden=5, bidirectional=bidirectional)
+    module, reference = both(name, hidden=5, bidirectional=bidirectional)
     x = torch.randn(3, time, WIDTH, dtype=torch.double, requires_grad=True)
-    found, (expected, _) = module(x, context(time)), judge(x)
+    found, (expected, _) = module(x, context(time)), reference(x)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
     own = torch.autograd.grad(found.sin().sum(), [x, *module.rnn.parameters()])
-    other = torch.autograd.grad(expected.sin().sum(), [x, *judge.parameters()])
+    other = torch.autograd.grad(expected.sin().sum(), [x, *reference.parameters()])
     torch.testing.assert_close(own, other, atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_packed_sentences_run_separately(name, bidirectional):
-    module, judge = both(name, hidden=5, bidirectional=bidirectional)
+    module, reference = both(name, hidden=5, bidirectional=bidirectional)
     rows, places = pack([[1, 2, 3], [4], [5, 6], [7, 8, 9, 10], [11, 12]], [0, 0, 0, 1, 1], [0, 2, 0, 1, 0])
     x = torch.randn(*rows.tokens.shape, WIDTH, dtype=torch.double, requires_grad=True)
     found = module(x, Context(TokenLayout.of(rows)))
-    own, alone = [found[row, span] for row, span in places], [judge(x[row, span][None])[0][0] for row, span in places]
+    own, alone = (
+        [found[row, span] for row, span in places],
+        [reference(x[row, span][None])[0][0] for row, span in places],
+    )
     torch.testing.assert_close(own, alone)
     gradients = torch.autograd.grad(sum(y.sin().sum() for y in own), x)
     torch.testing.assert_close(gradients, torch.autograd.grad(sum(y.sin().sum() for y in alone), x))
@@ -115,7 +118,7 @@ def test_bidirectional_cannot_decode_and_keeps_the_width():
         parse(Model, tree(encoder_mixer={"kind": "gru", "bidirectional": True, "hidden": 9}))
 
 
-def test_a_row_of_padding_only():
+def test_a_row_of_padding_only_is_finite():
     for bidirectional in (False, True):
         module, _ = both("gru", hidden=3, bidirectional=bidirectional)
         layout = TokenLayout.of(Rows(torch.ones(2, 3, dtype=torch.long), segments=torch.zeros(2, 3, dtype=torch.long)))

@@ -42,7 +42,7 @@ def given(time, spread=1.0, dtype=torch.double):
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.double, 1e-9), (torch.float32, 1e-5)], ids=["double", "single"]
 )
-def test_outputs_states_and_gradients(time, dtype, tolerance):
+def test_outputs_states_and_gradients_match_the_recurrence(time, dtype, tolerance):
     """Gradients relative to the largest: those of w and u are sums over all tokens."""
     inputs = k, v, w, u = given(time, dtype=dtype)
     begin = initial_state(3, 10, k)
@@ -58,7 +58,7 @@ def test_outputs_states_and_gradients(time, dtype, tolerance):
         torch.testing.assert_close(one, two, atol=tolerance * max(1.0, two.abs().max().item()), rtol=0)
 
 
-def test_keys_of_any_size():
+def test_large_keys_do_not_overflow():
     """e^300 overflows single precision; the weighted average does not."""
     inputs = k, v, w, u = given(100, spread=300.0, dtype=torch.float32)
     found = wkv_output(prefix_states(initial_state(3, 10, k), k, v, w.exp()), k, v, u)
@@ -107,7 +107,7 @@ def test_channel_mixing_can_be_shared_but_not_an_expert():
     assert parse(Model, tree(channel={"kind": "moe", "experts": 3, "expert": ffn, "shared": channel}))
 
 
-def test_parameters():
+def test_parameters_are_counted():
     common = Common(width=6)
     for part, cost in (
         (RWKV(hidden=10), RWKV(hidden=10).cost(common, 5)),

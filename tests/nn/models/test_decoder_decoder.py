@@ -29,7 +29,7 @@ def decoder(layers):
 
 
 def used(tree, tokens, rows=3):
-    """(elements a config declares that a text of so many tokens needs, elements found in use)."""
+    """(elements that a config declares for a text of `tokens` tokens, elements found in use)."""
     declared = parse(Model, tree).cost(tokens)
     model = parse(Model, tree).build()
     with torch.no_grad():

@@ -153,6 +153,6 @@ def test_a_batch_must_have_as_many_images_as_slots():
         ({"audio": tree()["audio"] | {"slots": 2}}, "audio.slots: unknown"),
     ],
 )
-def test_impossible_configs(changes, message):
+def test_impossible_configs_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         parse(Model, tree(**changes))

@@ -1,4 +1,4 @@
-"""The kinds of model: one stack that reads, one that writes. (Two stacks: tests/invariants.)"""
+"""Models with one stack: encoders and decoders. (Two stacks: tests/invariants.)"""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Memory tokens from segment to segment: every way of reading a text gives the same numbers."""
+"""Memory tokens carried from segment to segment: every way of reading a text gives the same numbers."""
 
 import json
 
@@ -142,7 +142,7 @@ def test_bptt_cuts_the_gradient_between_groups_of_segments():
     tokens = Rows(torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8, 9]]))
 
     def gradient(bptt):
-        """Of the last segment's loss to the first memory: through both segments before it, or none."""
+        """The gradient of the last segment's loss at the first memory: through both segments before it, or none."""
         model = build(tree(MIXERS["the paper's"], bptt=bptt))
         (found,) = torch.autograd.grad(model(Batch(tokens))[:, 6:].square().sum(), model.memory, materialize_grads=True)
         return found.abs().max()

@@ -1,4 +1,4 @@
-"""A text with neighbours: nothing leaks, all tempos agree, and what is searched for equals what is given."""
+"""A text with neighbours: nothing leaks, all ways to compute it agree, and searched neighbours equal given ones."""
 
 import pytest
 import torch

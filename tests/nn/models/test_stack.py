@@ -131,7 +131,7 @@ def test_which_wirings_share_a_stream():
 
 
 @pytest.mark.parametrize("words", [("pre-norm", "post-norm"), ("pre-norm", "parallel"), ("resi-dual", "sandwich")])
-def test_joints_are_counted(words):
+def test_mixed_wirings_count_all_their_parameters(words):
     config = parse(Model, layers(*({"wiring": word, "repeat": 2} for word in words)))
     assert config.cost().parameters == sum(value.numel() for value in config.build().parameters())
 

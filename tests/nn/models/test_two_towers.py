@@ -1,4 +1,4 @@
-"""Two towers: scaled cosines, each input by itself, and a temperature that has an end."""
+"""Two towers: scaled cosines, inputs independent of each other, and a temperature with an upper bound."""
 
 import math
 

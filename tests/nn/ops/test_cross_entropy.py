@@ -94,9 +94,9 @@ def test_bfloat16_is_as_precise_as_the_definition():
     truth = torch.autograd.grad(exact, [exact_x, exact_weight])
     total, _ = linear_cross_entropy(x, weight, labels, 0.1)
     found = torch.autograd.grad(total, [x, weight])
-    judge = plain(x, weight, labels, 0.1)
-    usual = torch.autograd.grad(judge, [x, weight])
-    assert (total - exact).abs() <= 1.1 * (judge - exact).abs() + 1e-3 * exact.abs()
+    reference = plain(x, weight, labels, 0.1)
+    usual = torch.autograd.grad(reference, [x, weight])
+    assert (total - exact).abs() <= 1.1 * (reference - exact).abs() + 1e-3 * exact.abs()
     for ours, theirs, true in zip(found, usual, truth, strict=True):
         assert ours.dtype == torch.bfloat16
         assert (ours - true).norm() <= 1.5 * (theirs - true).norm()
@@ -107,11 +107,11 @@ def test_autocast_computes_in_bfloat16_and_returns_weight_precision(smoothing):
     x, weight, labels = drawn(64, 50, 16, ignored=0.2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         total, _ = linear_cross_entropy(x, weight, labels, smoothing)
-        judge = plain(x, weight, labels, smoothing)
+        reference = plain(x, weight, labels, smoothing)
     found = torch.autograd.grad(total, [x, weight])
-    usual = torch.autograd.grad(judge, [x, weight])
+    usual = torch.autograd.grad(reference, [x, weight])
     full = torch.autograd.grad(plain(x, weight, labels, smoothing), [x, weight])
-    torch.testing.assert_close(total, judge.detach(), rtol=1e-5, atol=1e-3)  # the same bfloat16 logits
+    torch.testing.assert_close(total, reference.detach(), rtol=1e-5, atol=1e-3)  # the same bfloat16 logits
     for ours, theirs, true in zip(found, usual, full, strict=True):
         assert ours.dtype == torch.float32
         assert 0 < (ours - true).norm() <= 1.5 * (theirs - true).norm()
@@ -172,12 +172,12 @@ def test_the_kernel_path_matches_the_definition(monkeypatch, vocab, cap, biased,
     """The kernel itself is tried by bench/check/kernels.py."""
     widths = []
 
-    def judge(logits, *given, gradient):
+    def by_definition(logits, *given, gradient):
         widths.append(logits.shape[1])
         judge_in_place(logits, *given, gradient)
 
     monkeypatch.setitem(
-        sys.modules, "allyouneed.kernels.triton.cross_entropy", SimpleNamespace(cross_entropy_rows=judge)
+        sys.modules, "allyouneed.kernels.triton.cross_entropy", SimpleNamespace(cross_entropy_rows=by_definition)
     )
     monkeypatch.setattr(crossentropy, "usable", lambda x: True)
     monkeypatch.setattr(crossentropy, "_chunk_rows", lambda device, tokens, vocab: 8)

@@ -27,7 +27,7 @@ def plain_one_over(f):
 
 
 @pytest.mark.parametrize("terms", TERMS)
-def test_products(terms):
+def test_products_match_the_definition(terms):
     a, b = draw(3, terms), draw(2, 3, terms)
     torch.testing.assert_close(multiply(a, b), plain_product(a, b, 2 * terms, terms), atol=1e-12, rtol=0)
     size = fast_length(2 * terms)
@@ -38,7 +38,7 @@ def test_products(terms):
 
 
 @pytest.mark.parametrize("terms", TERMS)
-def test_reciprocals(terms):
+def test_reciprocals_match_the_definition(terms):
     f = (draw(2, terms).detach() / 3).requires_grad_()
     torch.testing.assert_close(one_over(f), plain_one_over(f), atol=1e-12, rtol=1e-10)
     own, plain = (torch.autograd.grad(way(f).sin().sum() + f.sum(), f)[0] for way in (one_over, plain_one_over))
@@ -46,13 +46,13 @@ def test_reciprocals(terms):
 
 
 @pytest.mark.parametrize("count", TERMS)
-def test_powers(count):
+def test_powers_match_the_definition(count):
     base = draw(2, 3, dtype=torch.complex128)
     expected = torch.stack([base**i for i in range(count)], -2)
     torch.testing.assert_close(powers(base, count), expected, atol=1e-10, rtol=1e-10)
 
 
-def test_gradients():
+def test_gradients_match_finite_differences():
     a, b, c, base = draw(3, 5), draw(2, 3, 5), draw(3, 12), draw(2, 2, dtype=torch.complex128)
     for check in (gradcheck, gradgradcheck):
         assert check(multiply, (a, b))

@@ -28,7 +28,7 @@ def total(y, carry):
 
 
 def assert_equal(found, expected, leaves, exact):
-    """Of outputs, last states and gradients; the latter in double precision."""
+    """Outputs, last states and gradients are equal; the gradients in double precision."""
     y, carry = found
     torch.testing.assert_close((y.double(), [part.double() for part in carry]), (expected[0], list(expected[1])),
                                atol=1e-5, rtol=1e-5)  # fmt: skip
@@ -121,7 +121,7 @@ def test_inputs_that_are_not_numbers_are_passed_on(cell):
     assert bad[0, 4:].all() and not bad[0, :4].any() and not bad[1].any()
 
 
-def test_few_tokens_and_other_types_are_left_to_torch():
+def test_short_inputs_and_other_dtypes_use_torch():
     rnn, (x, carry) = network("gru", 5), inputs("gru", 2, 4, 5)
     with torch.no_grad():
         assert fused_rnn("gru", x, Maps.of(rnn), carry, None) is None

@@ -18,7 +18,7 @@ def inputs(time, heads=6, groups=2, states=5, width=4):
 
 
 @pytest.mark.parametrize("time", [1, 2, CHUNK - 1, 3 * CHUNK + 8])
-def test_chunks_are_the_recurrence(time):
+def test_the_chunked_form_equals_the_recurrence(time):
     given = inputs(time)
     found, expected = chunked(*given), recurrent(*given)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
@@ -26,7 +26,7 @@ def test_chunks_are_the_recurrence(time):
     torch.testing.assert_close(own, theirs, atol=1e-11, rtol=1e-11)
 
 
-def test_one_matrix_of_all_pairs_is_the_recurrence():
+def test_the_quadratic_form_equals_the_recurrence():
     *given, state = inputs(50)
     found, (expected, _) = quadratic(*given), recurrent(*given, torch.zeros_like(state))
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)

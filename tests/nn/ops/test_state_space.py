@@ -18,7 +18,7 @@ def system(matrix):
 
 @both
 @torch.no_grad()
-def test_three_forms(matrix):
+def test_the_three_forms_agree(matrix):
     space = system(matrix)
     u, empty = torch.randn(2, 3, TIME, dtype=torch.double), torch.zeros(2, 3, 6, dtype=torch.double)
     steps, x = [], empty

@@ -66,7 +66,7 @@ def test_decoding_steps_are_not_rearranged():
     assert unpack_rows(context).real.tolist() == [[True, True], [True, False]]
 
 
-def test_rows_of_padding_only():
+def test_rows_of_padding_only_have_no_sentences():
     rows = Rows(torch.ones(2, 3, dtype=torch.long), segments=torch.zeros(2, 3, dtype=torch.long))
     x, found = features(rows), UnpackedRows.of(TokenLayout.of(rows))
     assert found.gather(x).shape[0] == 0

@@ -105,7 +105,7 @@ def test_a_batch_without_marks():
 
 @settings(max_examples=300)
 @given(patterns(), st.integers(1, 40), st.integers(1, 9), st.integers(0, 99), st.booleans())
-def test_some_and_every_are_conservative(pattern, time, block, seed, packed):
+def test_block_bounds_are_conservative(pattern, time, block, seed, packed):
     layout = random_layout(time, seed, packed)
     side = BlockedTokens(pattern, layout, 2, block)
     sides = [torch.arange(2), torch.arange(side.blocks), torch.arange(side.blocks)]
@@ -116,7 +116,7 @@ def test_some_and_every_are_conservative(pattern, time, block, seed, packed):
     where = (side.tokens % time).view(2, side.blocks, block)
     pairs = where[row, q][:, :, None] * time + where[row, k][:, None]  # (tiles, block, block)
     real = side.real.view(2, side.blocks, block)
-    counts = (real[row, q][:, :, None] & real[row, k][:, None]).flatten(1)  # padding is nobody's business
+    counts = (real[row, q][:, :, None] & real[row, k][:, None]).flatten(1)  # padding does not count
     inside = truth[row[:, None, None], pairs].flatten(1)
     some, every = (ask(query, key).expand(len(row)) for ask in (pattern.some, pattern.every))
     assert (some | ~(inside & counts).any(1)).all()

@@ -1,4 +1,4 @@
-"""Positions inside attention: what cannot be is refused by path and with the reason, and what can is computed once."""
+"""Positions inside attention: invalid combinations are refused by path with the reason; tables are computed once."""
 
 import pytest
 import torch
@@ -150,8 +150,7 @@ def test_a_shared_bias_is_computed_once(monkeypatch):
     "positions", ["alibi", "rotary", "buckets", "transformer-xl", {"kind": "shaw", "distance": 2}], ids=str
 )
 def test_positions_encode_order(positions):
-    """Without them, and with none in the embeddings, the last token of a sentence does not know the order of the
-    others."""
+    """Without any positions, the last token of a sentence cannot tell the order of the others."""
     sentences = torch.tensor([[1, 2, 3, 4], [2, 3, 1, 4]])
 
     def spread(mixer):

@@ -94,9 +94,9 @@ def test_a_full_pool_raises_and_changes_nothing():
     first = states.copy_rows([0])
     states.close()
     (found,) = step(model, first, [[5]])
-    judge = start(model, [[3]], None)
-    step(model, judge, [[1, 2]])
-    torch.testing.assert_close(found, step(model, judge, [[5]])[0], atol=1e-9, rtol=0)
+    reference = start(model, [[3]], None)
+    step(model, reference, [[1, 2]])
+    torch.testing.assert_close(found, step(model, reference, [[5]])[0], atol=1e-9, rtol=0)
 
 
 def test_trimming_frees_blocks():

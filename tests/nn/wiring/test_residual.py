@@ -70,7 +70,7 @@ def scale(block, number):
 
 
 @pytest.mark.parametrize("layer_scale", [None, 1e-2])
-def test_post_norm(layer_scale):
+def test_post_norm_equals_its_formula(layer_scale):
     run = Run(PostNorm(layer_scale=layer_scale))
 
     def formula(x):
@@ -85,7 +85,7 @@ def test_post_norm(layer_scale):
 
 @pytest.mark.parametrize("final", [True, False])
 @pytest.mark.parametrize("layer_scale", [None, 1e-2])
-def test_pre_norm(final, layer_scale):
+def test_pre_norm_equals_its_formula(final, layer_scale):
     run = Run(PreNorm(final=final, layer_scale=layer_scale))
 
     def formula(x):
@@ -97,7 +97,7 @@ def test_pre_norm(final, layer_scale):
     run.agrees_with(formula)
 
 
-def test_res_post_norm():
+def test_res_post_norm_equals_its_formula():
     run = Run(ResPostNorm())
 
     def formula(x):
@@ -109,7 +109,7 @@ def test_res_post_norm():
     run.agrees_with(formula)
 
 
-def test_sandwich():
+def test_sandwich_equals_its_formula():
     run = Run(Sandwich())
 
     def formula(x):
@@ -123,7 +123,7 @@ def test_sandwich():
 
 @pytest.mark.parametrize("sublayers", [1, 2, 3])
 @pytest.mark.parametrize("norms", ["one", "each"])
-def test_parallel(norms, sublayers):
+def test_parallel_equals_its_formula(norms, sublayers):
     run = Run(ParallelResidual(norms=norms, layer_scale=0.1), sublayers)
     assert len(run.blocks[0].norms) == (1 if norms == "one" else sublayers)
 
@@ -164,7 +164,7 @@ DEPTHS = {  # "DeepNet", figure 2, with N encoder and M decoder layers: alpha, b
 
 @pytest.mark.parametrize("depth", DEPTHS, ids=str)
 @pytest.mark.parametrize("alpha", [None, 1.7])
-def test_deepnorm(depth, alpha):
+def test_deepnorm_equals_its_formula(depth, alpha):
     run, factor = Run(DeepNorm(alpha=alpha), depth=depth), alpha or DEPTHS[depth][0]
 
     def formula(x):
@@ -199,7 +199,7 @@ def test_dropout_applies_to_sub_layer_outputs(kind):
 
 
 def tensors(stream):
-    """Of a stream, whatever it is made of."""
+    """The tensors of a stream, whatever it is made of."""
     if isinstance(stream, torch.Tensor):
         return [stream]
     return [part for part in (stream if isinstance(stream, tuple) else vars(stream).values()) if torch.is_tensor(part)]

@@ -1,4 +1,4 @@
-"""The reversible wiring: its formula, the same gradients as if nothing were taken back, and what it keeps."""
+"""The reversible wiring: its formula, the gradients of the plain computation, and the memory it keeps."""
 
 import gc
 
@@ -25,7 +25,7 @@ SOURCE = [[4, 5, 8], [8, 7, 6, 2]]
 
 @pytest.fixture
 def plainly(monkeypatch):
-    """Everything kept, nothing computed twice."""
+    """The plain computation: everything is kept, nothing is computed twice."""
 
     def do():
         monkeypatch.setattr(reversible, "checkpoint_half", lambda half, x, way: half(x, False))
@@ -35,7 +35,7 @@ def plainly(monkeypatch):
 
 @pytest.mark.parametrize("join", ["mean", "concat"])
 @pytest.mark.parametrize("sublayers", [1, 2, 3])
-def test_the_formula(join, sublayers):
+def test_the_reversible_wiring_equals_its_formula(join, sublayers):
     """y1 = x1 + f(norm(x2)), y2 = x2 + g(norm(y1)), and a third changes y1 again."""
     torch.manual_seed(0)
     wiring = Reversible(join=join)
@@ -137,7 +137,7 @@ EVERY = [name for name in FIRSTS.values() if possible(reversed_(CASES[name]))]
 
 @pytest.mark.parametrize("name", EVERY)
 def test_every_part_can_be_recomputed(name, plainly):
-    """Whatever it plans, draws, gathers or chooses the first time."""
+    """Also parts that plan, draw random numbers, gather or choose in the first pass."""
 
     def found():
         torch.manual_seed(1)

@@ -1,4 +1,4 @@
-"""Steps in depth: coordinates, and tokens that stop thinking. Numbers: parity/test_universal_against_oracle.py."""
+"""Recurrence in depth: coordinates, and tokens that halt. Numbers: parity/test_universal_against_oracle.py."""
 
 import pytest
 import torch
@@ -51,7 +51,7 @@ def test_halting_weights_are_probabilities_then_the_remainder(whole):
     torch.testing.assert_close(found, torch.full_like(found, (0.4 * 0.6 + 4) * 0.8 + 20))
 
 
-def test_tokens_that_never_halt():
+def test_tokens_that_never_halt_use_every_step():
     found, calls = run(halting(0.1, result="sum"), steps=3)
     torch.testing.assert_close(found, torch.full_like(found, 0.1 + 1 + 80))
     found, _ = run(halting(0.1), steps=3)

@@ -92,7 +92,7 @@ def test_the_executor_computes_what_the_model_computes(name: str) -> None:
     )
 
 
-def test_so_it_does_without_an_encoder() -> None:
+def test_the_executor_computes_what_the_model_computes_without_an_encoder() -> None:
     model = language_model()
     assert_same(decode(cpu_executor(model), 3, STARTS), decode(model, 3, STARTS))
 

@@ -68,7 +68,7 @@ MIXED = [name for name in CASES if name.startswith(("mixer retention", "mixer rw
 
 @pytest.mark.parametrize("stored", ["int8", "bf16"])
 @pytest.mark.parametrize("name", [*MIXED[::4], "wiring reversible", "wiring reversible join=concat"])
-def test_so_they_do_in_quantized_models(name: str, stored: str) -> None:
+def test_parts_without_instructions_run_inside_quantized_programs(name: str, stored: str) -> None:
     if name not in CASES:
         return
     model = build_stored(name, stored)
@@ -98,7 +98,7 @@ CALLED = {
 
 
 @pytest.mark.parametrize("name", CALLED)
-def test_one_such_layer_among_others_is_the_only_call(name: str) -> None:
+def test_only_the_part_without_instructions_is_called(name: str) -> None:
     model = with_one_other_mixer(CALLED[name])
     executor = cpu_executor(model)
     if not isinstance(executor, CpuExecutor):

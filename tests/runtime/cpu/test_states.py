@@ -1,5 +1,5 @@
 """States that the interpreter updates in place: the same numbers as the model's over long texts, whatever happens to
-the rows meanwhile and whoever computes the next token."""
+the rows meanwhile and whichever executor computes the next token."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def build(stored: str, group: str = "recurrent") -> Any:
 
 def decode(executors: list[Any], steps: int) -> list[Tensor]:
     """Hidden states of a long text, with rows joined, reordered, repeated and trimmed. Of several executors, each runs
-    some steps; the model itself is called with two tokens, of which one is trimmed."""
+    some steps; the model itself is called with two tokens, and one is trimmed."""
     states = executors[0].start(2)
     prompt = torch.arange(60)[None] * torch.tensor([[3], [5]]) % 31
     found = [executors[0].advance(Rows(prompt, lengths=torch.tensor([60, 57])), states)[:, 0].float()]
@@ -151,7 +151,7 @@ def test_long_texts_give_the_same_numbers(group: str) -> None:
 
 @pytest.mark.parametrize("group", ["recurrent", "attentive"])
 @pytest.mark.parametrize("stored", ["bf16", "int8"])
-def test_so_do_quantized_models(stored: str, group: str) -> None:
+def test_long_texts_give_the_same_numbers_in_quantized_models(stored: str, group: str) -> None:
     """The plain model rounds more often in bf16; the states change their type with who computes."""
     model = build(stored, group)
     executor = cpu_executor(model)

@@ -23,18 +23,18 @@ def run_passes(threads: ThreadCount, passes: int, seconds: dict[int, float]) -> 
     return used
 
 
-def test_all_threads_where_they_are_faster() -> None:
+def test_all_threads_are_used_where_they_are_faster() -> None:
     used = run_passes(ThreadCount(4), 10_000, {4: 1.0, 1: 1.5})
     assert used[4] > 9_000
 
 
-def test_one_thread_where_several_slow_each_other_down() -> None:
+def test_one_thread_is_used_where_several_slow_each_other_down() -> None:
     """The slower choice is tried rarely."""
     for seconds in (50.0, 1.1):
         assert run_passes(ThreadCount(4), 10_000, {4: seconds, 1: 1.0})[4] < 10
 
 
-def test_a_machine_that_gets_busy_and_idle_again() -> None:
+def test_the_thread_count_follows_the_load_of_the_machine() -> None:
     threads = ThreadCount(2)
     assert run_passes(threads, 1_000, {2: 1.0, 1: 1.5})[2] > 900
     assert run_passes(threads, 10_000, {2: 20.0, 1: 1.5})[2] < 20
@@ -55,7 +55,7 @@ def test_one_stalled_pass_changes_nothing_and_two_go_back_to_one_thread() -> Non
 
 
 @pytest.mark.parametrize(("stall", "every", "kept"), [(30.0, 70, True), (5.0, 25, True), (20.0, 20, False)])
-def test_stalls_that_cost_less_than_the_threads_gain_are_borne(stall: float, every: int, kept: bool) -> None:
+def test_stalls_that_cost_less_than_threads_gain_are_tolerated(stall: float, every: int, kept: bool) -> None:
     """One in every trial in any case."""
     threads, used = ThreadCount(2), Counter[int]()
     for number in range(3_000):
@@ -75,11 +75,11 @@ def test_all_threads_are_tried_again_after_stalls() -> None:
     assert threads.current == 1 and threads.left == 2 * SOON
 
 
-def test_a_limit_of_one_thread() -> None:
+def test_a_limit_of_one_thread_is_kept() -> None:
     assert run_passes(ThreadCount(1), 100, {1: 1.0}) == {1: 100}
 
 
-def test_callers_at_once_get_the_numbers_of_one() -> None:
+def test_concurrent_callers_get_the_numbers_of_a_single_one() -> None:
     """They share the threads of the interpreter: one uses them, the others compute alone meanwhile."""
     native.wait_for_build()
     models = [language_model() for _ in range(3)]

@@ -1,5 +1,5 @@
 """Recurrences whose matrices are written once in several tokens, over several writes: rows of unequal length, reordered
-beams, drafts of which some tokens stay. The plain path writes after each token."""
+beams, drafts that are accepted in part. The plain path writes after each token."""
 
 from __future__ import annotations
 

@@ -196,8 +196,7 @@ def test_a_fused_post_norm_drops_out_what_its_mask_says(monkeypatch):
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_fused_parts_train_in_bfloat16(compiled):
-    """Under autocast gradients are as near the truth as those of the plain parts, and have the precision of the
-    weights."""
+    """Under autocast, gradients are as precise as those of the plain parts, in the precision of the weights."""
     torch.manual_seed(1)
     ffn = {"kind": "ffn", "hidden": 20}
     layer = parse(Layer, {"wiring": "pre-norm", "mixer": {"kind": "attention", "heads": 3}, "channel": ffn})

@@ -1,4 +1,4 @@
-"""Dense maps by products of our choice give what plain ones give."""
+"""Dense maps with products that we choose give the results of the plain ones."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Updates that are recorded and replayed are the updates that were written. The recorder of a GPU is stood in for by
-one that does the work again, with what its inputs hold then: what goes in and out of a recording is tried here."""
+"""Recorded and replayed updates equal the original ones. The recorder of a GPU is stood in for by one that does the
+work again, with what its inputs hold then: what goes in and out of a recording is tried here."""
 
 from contextlib import nullcontext
 from dataclasses import replace

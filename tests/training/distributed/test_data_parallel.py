@@ -96,7 +96,7 @@ def test_a_run_of_two_resumes_with_four_and_with_one(make: Make, tmp_path: Path)
 
 
 def test_dropout_differs_between_processes_and_is_the_same_again(make: Make, tmp_path: Path):
-    """Also when the run is left and gone on with: every process draws what it would have drawn."""
+    """Also after a resume: every process draws the numbers it would have drawn."""
     recipe = make(steps=8)
     once = run(recipe, tmp_path / "once", 2)
     again = run(recipe, tmp_path / "again", 2, "steps=4")

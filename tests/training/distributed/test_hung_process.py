@@ -1,4 +1,4 @@
-"""A process that hangs is noticed and named; one that works alone is waited for."""
+"""A process that hangs is noticed and named; the others wait for one that works alone."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def ask_many(
 ) -> list[Session]:
     """See `Browser.ask_many`. All sessions advance together, one command per round."""
     if (best_of is None) != (reward is None):
-        raise UserError("best_of and reward belong together: so many sessions, and the model that chooses among them")
+        raise UserError("best_of and reward belong together: the number of sessions, and the model that chooses one")
     defaults = {"max_length": COMMAND_TOKENS, "method": "greedy" if best_of is None else "sample"}
     options = model.decoding_options(Decoding.merge(defaults, decoding))
     sessions = [browser.session(question) for question in questions for _ in range(best_of or 1)]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from allyouneed.apps.browse.pages import Page, read_pages
+from allyouneed.apps.browse.pages import TextPage, read_pages
 from allyouneed.apps.browse.search import BM25, IndexSearch, Search
 from allyouneed.errors import UserError
 
@@ -44,7 +44,7 @@ class Quote:
 
 
 @dataclass(frozen=True)
-class View:
+class BrowserView:
     """What a session looks at: results of a search, or a page from some line on."""
 
     results: tuple[int, ...] = ()
@@ -62,7 +62,7 @@ class Session:
     quotes: list[Quote] = field(default_factory=list)
     answer: str | None = None
     reward: float | None = None  # by a reward model, if one has chosen this session
-    views: list[View] = field(default_factory=list)
+    views: list[BrowserView] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.messages = self.messages or [{"role": "user", "content": self.question}]
@@ -120,19 +120,19 @@ class Session:
 
     def _search(self, query: str) -> str:
         results = self.browser.search(query, self.browser.results)
-        return self._show(View(results=tuple(results))) if results else f"nothing found for {query}"
+        return self._show(BrowserView(results=tuple(results))) if results else f"nothing found for {query}"
 
     def _open(self, name: str) -> str:
         results = next((view.results for view in reversed(self.views) if view.results), ())
         titles = [self.browser.pages[page].title for page in results]
         if name in titles:
-            return self._show(View(page=results[titles.index(name)]))
+            return self._show(BrowserView(page=results[titles.index(name)]))
         if not name.isdecimal() or not 1 <= int(name) <= len(results):
             return f"no result {name}; there are {len(results)}"
-        return self._show(View(page=results[int(name) - 1]))
+        return self._show(BrowserView(page=results[int(name) - 1]))
 
     def _scroll(self, direction: str) -> str:
-        page, view = self._page(), self.views[-1] if self.views else View()
+        page, view = self._page(), self.views[-1] if self.views else BrowserView()
         if page is None:
             return "no page is open"
         if direction not in ("down", "up"):
@@ -140,15 +140,15 @@ class Session:
         line = view.line + (self.browser.lines if direction == "down" else -self.browser.lines)
         if line >= len(page.lines) or (line < 0 and view.line == 0):
             return "the page ends here" if line > 0 else "the page begins here"
-        return self._show(View(page=view.page, line=max(line, 0)))
+        return self._show(BrowserView(page=view.page, line=max(line, 0)))
 
     def _find(self, text: str) -> str:
-        page, view = self._page(), self.views[-1] if self.views else View()
+        page, view = self._page(), self.views[-1] if self.views else BrowserView()
         if page is None:
             return "no page is open"
         lines = [number for number, line in enumerate(page.lines) if text.lower() in line.lower()]
         after = [number for number in lines if number > view.line] or lines
-        return self._show(View(page=view.page, line=after[0])) if after else f"{text} is not on this page"
+        return self._show(BrowserView(page=view.page, line=after[0])) if after else f"{text} is not on this page"
 
     def _quote(self, text: str) -> str:
         page = self._page()
@@ -169,11 +169,11 @@ class Session:
         self.answer = text
         return ""
 
-    def _page(self) -> Page | None:
+    def _page(self) -> TextPage | None:
         number = self.views[-1].page if self.views else None
         return None if number is None else self.browser.pages[number]
 
-    def _show(self, view: View) -> str:
+    def _show(self, view: BrowserView) -> str:
         self.views.append(view)
         pages = self.browser.pages
         if view.page is None:
@@ -193,7 +193,7 @@ class Browser:
 
     def __init__(
         self,
-        pages: Path | str | Sequence[Page],
+        pages: Path | str | Sequence[TextPage],
         index: Path | str | None = None,
         lines: int = 10,
         results: int = 5,
@@ -231,13 +231,13 @@ class Browser:
         max_steps: int = 20,
         **decoding: Any,
     ) -> list[Session]:
-        """One session per question. `best_of` and `reward`: so many sessions each, of which the one with the highest
+        """One session per question. `best_of` and `reward`: how many sessions each gets; the one with the highest
         reward is kept. `max_steps`: commands of a session; one that has not answered by then has no answer."""
         from allyouneed.apps.browse.agent import ask_many
 
         return ask_many(self, model, questions, best_of, reward, max_steps, decoding)
 
 
-def contains(page: Page, text: str) -> bool:
+def contains(page: TextPage, text: str) -> bool:
     """Word for word; line breaks and repeated spaces are the same."""
     return bool(text.strip()) and " ".join(text.split()) in " ".join(page.text.split())

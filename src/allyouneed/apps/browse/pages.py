@@ -11,7 +11,7 @@ SUFFIXES = (".txt", ".md")
 
 
 @dataclass(frozen=True)
-class Page:
+class TextPage:
     """A page: its title (the first line, or the file's name if that is empty), and all its lines."""
 
     title: str
@@ -23,7 +23,7 @@ class Page:
         return "\n".join(self.lines)
 
 
-def read_pages(folder: Path | str) -> list[Page]:
+def read_pages(folder: Path | str) -> list[TextPage]:
     """The .txt and .md files of a folder and of those in it, sorted by path. Hidden files are left out."""
     folder = Path(folder)
     if not folder.is_dir():
@@ -35,7 +35,7 @@ def read_pages(folder: Path | str) -> list[Page]:
     return [_read(path, path.relative_to(folder)) for path in files]
 
 
-def _read(path: Path, name: Path) -> Page:
+def _read(path: Path, name: Path) -> TextPage:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
@@ -43,4 +43,4 @@ def _read(path: Path, name: Path) -> Page:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     lines = tuple(line.rstrip() for line in text.strip("\n").split("\n"))
-    return Page(lines[0].lstrip("# ").strip() or name.stem, lines, name.as_posix())
+    return TextPage(lines[0].lstrip("# ").strip() or name.stem, lines, name.as_posix())

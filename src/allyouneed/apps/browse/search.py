@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from allyouneed.apps.browse.pages import Page
+from allyouneed.apps.browse.pages import TextPage
 from allyouneed.errors import UserError
 
 Search = Callable[[str, int], list[int]]  # (query, count) -> numbers of pages, the best first
 
 WORD = re.compile(r"\w+")
 EAST_ASIAN = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
-TITLE_WEIGHT = 3  # a word of the title counts as so many of the text
+TITLE_WEIGHT = 3  # a word of the title counts as this many words of the text
 
 
 def words(text: str) -> list[str]:
@@ -33,7 +33,7 @@ class BM25:
     """Σ over the words of a query: idf · f (k + 1) / (f + k (1 − b + b · length / mean length)), f how often the page
     has the word (Robertson, Zaragoza 2009, eq. 3.15). Pages without any of the words are not found."""
 
-    def __init__(self, pages: Sequence[Page], k: float = 1.2, b: float = 0.75) -> None:
+    def __init__(self, pages: Sequence[TextPage], k: float = 1.2, b: float = 0.75) -> None:
         self.k, self.b = k, b
         counted = [Counter(words(page.title) * TITLE_WEIGHT + words(page.text)) for page in pages]
         self.lengths = [sum(counts.values()) for counts in counted]
@@ -58,7 +58,7 @@ class IndexSearch:
     """The pages of the chunks nearest to the query, by the vectors of an index (`allyouneed index PAGES/*.txt
     --document file`)."""
 
-    def __init__(self, index: Path | str, pages: Sequence[Page], encoder: Path | str | None = None) -> None:
+    def __init__(self, index: Path | str, pages: Sequence[TextPage], encoder: Path | str | None = None) -> None:
         from allyouneed.infer.retrieval.retriever import Retriever
 
         self.retriever = Retriever(index, encoder)

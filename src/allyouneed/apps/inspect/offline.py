@@ -47,7 +47,7 @@ def collect(models: Any, names: Sequence[str], request: Mapping[str, Any], lenie
 
 
 def _followed(models: Any, found: list[Document], later: Iterable[tuple[str, Document]]) -> Iterator[Document]:
-    """As many as fit. One that is refused (a token that cannot be left out) is not there."""
+    """The documents that clicks lead to, as many as fit; refused ones (a token that cannot be left out) are omitted."""
     first = {one["view"]: number for number, one in enumerate(found)}
     size = sum(map(_size, found))
     for name, values in later:

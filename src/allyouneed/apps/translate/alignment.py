@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allyouneed.apps.translate.spans.carry import Answer, Attention
+from allyouneed.apps.translate.spans.carry import AttentionMap, ChunkTranslation
 from allyouneed.apps.translate.splitting.edits import moved
 from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.infer.decoding.alignment import CharSpan, cross_attention, reads_source, target_spans
@@ -38,7 +38,7 @@ class Aligner:
         aligns = self.engine.aligns and hasattr(self.model, "attention")
         return aligns and any(map(reads_source, blocks))
 
-    def attention(self, pairs: Sequence[tuple[str, Hypothesis]]) -> list[Attention]:
+    def attention(self, pairs: Sequence[tuple[str, Hypothesis]]) -> list[AttentionMap]:
         """Cross-attention of answers to texts, special tokens excluded, and the characters of both sides' tokens."""
         frame, model, pad = self.frame, self.model, self.source.pad
         sources = self.source.encode_batch([text for text, _ in pairs])
@@ -54,7 +54,7 @@ class Aligner:
         weights = self.engine.compute("cross-attention", inputs, compute)
         first, skipped = len(frame.before), len(frame.begin) - 1
         return [
-            Attention(
+            AttentionMap(
                 one[skipped:, first : first + len(ids)],
                 self.source.spans(text),
                 target_spans(self.target, found.tokens),
@@ -62,7 +62,7 @@ class Aligner:
             for one, ids, (text, found) in zip(weights, sources, pairs, strict=True)
         ]
 
-    def links(self, answer: Answer, source_at: int, target_at: int) -> Iterator[tuple[CharSpan, CharSpan]]:
+    def links(self, answer: ChunkTranslation, source_at: int, target_at: int) -> Iterator[tuple[CharSpan, CharSpan]]:
         """For each target token the source token with the largest attention weight, as characters of the two texts in
         which the chunk and its translation begin at these offsets."""
         parts = [part for part in answer.parts if part.reading.text and part.hypothesis.tokens]

@@ -23,6 +23,7 @@ def confidence_notes(source: str, confidence: float) -> list[str]:
 
 
 def score_notes(source: str, log_probs: Sequence[float]) -> list[str]:
-    """For models without a calibrated confidence. `log_probs`: of each generated token, end mark included."""
+    """Notes on low scores, for models without a calibrated confidence. `log_probs`: of each generated token, end mark
+    included."""
     mean = sum(log_probs) / max(1, len(log_probs))
     return [Note(f"{quote(source)}: low score ({mean:.1f} per token)", "score")] * (mean < LOW_SCORE)

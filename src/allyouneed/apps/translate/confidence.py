@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from allyouneed.apps.translate.numbers.numbers import differing_numbers
-from allyouneed.apps.translate.spans.carry import Answer
+from allyouneed.apps.translate.spans.carry import ChunkTranslation
 from allyouneed.apps.translate.splitting.edits import moved
 from allyouneed.apps.translate.splitting.split import Chunk
 from allyouneed.data.languages import EAST_ASIAN
@@ -29,7 +29,7 @@ class WordConfidence:
     confidence: float
 
 
-def evidence_of(chunk: Chunk, answer: Answer) -> Evidence:
+def evidence_of(chunk: Chunk, answer: ChunkTranslation) -> Evidence:
     found = [part.hypothesis for part in answer.parts]
     return Evidence(
         [log_prob for one in found for log_prob in one.log_probs],
@@ -41,7 +41,7 @@ def evidence_of(chunk: Chunk, answer: Answer) -> Evidence:
 
 
 def words_of(
-    answer: Answer, at: int, text: str, tokenizer: Tokenizer, confidence: Confidence, sentence: float
+    answer: ChunkTranslation, at: int, text: str, tokenizer: Tokenizer, confidence: Confidence, sentence: float
 ) -> Iterator[WordConfidence]:
     """The words of an answer that begins at this offset of the translation `text`. What was put in place of a stand-in
     (a URL, a glossary term) has the confidence of the stand-in. `sentence`: the confidence of the answer."""

@@ -48,7 +48,7 @@ class Contexts:
         return found
 
     def without_texts(self) -> Contexts:
-        """Only what precedes a sentence in its own text: the others are in another language."""
+        """The context within each text only: the other texts are in another language."""
         return replace(self, before={})
 
 
@@ -62,7 +62,7 @@ class ContextReader:
         self.max_tokens, self.tokenizer = max_tokens, tokenizer
 
     def before(self, key: tuple[int, ...], tokens: int) -> list[int]:
-        """The tokens before a chunk of so many tokens; `key`: of the chunk, or of a part of it."""
+        """The context tokens before a chunk of `tokens` tokens; `key` identifies the chunk, or a part of it."""
         context = self.contexts.get((key[0], key[1]))
         if not context:
             return []

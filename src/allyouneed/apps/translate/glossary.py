@@ -105,7 +105,8 @@ class Glossary:
             raise UserError(f"{path}: not UTF-8 (byte {error.start}); save the glossary as UTF-8") from None
 
     def of_targets(self) -> Glossary:
-        """Keeps the translations of this one: for the second step of a translation via a pivot language."""
+        """A glossary that keeps the translations of this one, for the second step of a translation via a pivot
+        language."""
         return Glossary({target: target for target in self.terms.values()})
 
     def find(self, text: str) -> Iterator[Term]:

@@ -61,11 +61,12 @@ class LanguageFrames:
         return replace(plain, before=(*plain.before, self.source.language(to)))
 
     def last_of(self, route: Route) -> Frame:
-        """Of the last direction of a route."""
+        """The frame of the last direction of a route."""
         return self.frame(route.into[-1], None if self.routes.detector is not None else route.here)
 
     def _language_frame(self, plain: Frame, to: str | None, from_: str | None) -> Frame:
-        """For models with language tokens on both sides: the source's around it, the target's at its start."""
+        """The frame of a model with language tokens on both sides: the source's around it, the target's at its
+        start."""
         source, codes = self.source, set(self.source.languages.values())
         begins = next((number for number in (*plain.forced, *plain.opening) if number in codes), None)
         here = source.template.spoken if from_ is None else source.language(from_)

@@ -73,7 +73,7 @@ class Routes:
         return self._between(from_ or self.detector.detect(text), to, from_)
 
     def _between(self, here: str | None, to: str | None, from_: str | None) -> Route:
-        """From a language, detected or given (`from_`)."""
+        """The route from a language, detected or given (`from_`)."""
         there = to or self.default(here)
         sources = {source for source, target in self.directions if target == there}
         if here is None or here in sources or None in sources or there is None:

@@ -23,8 +23,8 @@ class ChineseScripts:
 
     @classmethod
     def of(cls, languages: Sequence[str], detector: LanguageDetector | None) -> ChineseScripts:
-        """Of a model with these languages. What an imported model without a detector was trained with is not known: it
-        reads its sources as they are."""
+        """The scripts of a model with these languages. What an imported model without a detector was trained with is
+        unknown: it reads its sources as they are."""
         found = [code for code in languages if parse_name(code).language == "zh"]
         if detector is None or len(found) != 1 or parse_name(found[0]).script == "hant":
             return cls(None)

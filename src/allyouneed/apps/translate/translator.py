@@ -24,7 +24,7 @@ from allyouneed.apps.translate.routes import Route, Routes
 from allyouneed.apps.translate.spans.carry import Carrier
 from allyouneed.apps.translate.spans.spans import same_spans, without_spans
 from allyouneed.apps.translate.splitting.assemble import (
-    Settings,
+    TranslationSettings,
     assemble,
     copied,
     ends_in_loop,
@@ -153,7 +153,9 @@ class Translator(GeneratingPredictor):
         write = self.scripts.writer(asked, to)
         call = self.call_options(**options)
         contexts = find_contexts(context, texts, check_texts(preceding, "preceding"), call.first, self.context)
-        settings = Settings(call, protect, align, terms, write, words, sentences=sentences, contexts=contexts)
+        settings = TranslationSettings(
+            call, protect, align, terms, write, words, sentences=sentences, contexts=contexts
+        )
         routes = [Route(to, ())] * len(texts)  # from one script of a language into the other
         if write is None or from_ != to:
             routes = self.routes.of_all([without_spans(text) for text in texts], to, from_)
@@ -206,7 +208,7 @@ class Translator(GeneratingPredictor):
         return translate_documents(self, texts, to, format, from_, glossary, reading, options)
 
     def _translate_route(
-        self, route: Route, texts: Sequence[str], indices: list[int], settings: Settings
+        self, route: Route, texts: Sequence[str], indices: list[int], settings: TranslationSettings
     ) -> list[Translation]:
         """Texts of one route: unchanged, translated, or translated via a pivot language."""
         names = route.named if self.routes.detector is not None else []
@@ -265,9 +267,9 @@ class Translator(GeneratingPredictor):
         return self.frames.frame(*self.frames.resolve(to, from_))
 
     def _translate_direct(
-        self, texts: Sequence[str], indices: Sequence[int], frame: Frame, settings: Settings
+        self, texts: Sequence[str], indices: Sequence[int], frame: Frame, settings: TranslationSettings
     ) -> list[Translation]:
-        """From one language into another; `indices`: of the texts in the whole request."""
+        """Translate texts from one language into another; `indices`: of the texts in the whole request."""
         protect, call, decoding = settings.protect, settings.call, settings.call.decoding
         engine = self.engine_for(decoding, call.draft)
         unlimited = decoding.unlimited is not None

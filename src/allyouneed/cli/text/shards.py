@@ -34,7 +34,7 @@ class Shard:
         return cls(int(found[1]), int(found[2]))
 
     def span(self, total: int) -> range:
-        """Its part of so many lines, from 0."""
+        """The lines of this shard, out of `total`, counted from 0."""
         return range(total * (self.index - 1) // self.count, total * self.index // self.count)
 
     def output(self, path: Path) -> Path:

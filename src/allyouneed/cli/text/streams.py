@@ -163,7 +163,7 @@ def _write_flushed(file: BinaryIO, data: bytes) -> None:
 
 
 def is_regular(path: Path) -> bool:
-    """Not a pipe or a device: those are written to directly."""
+    """Whether it is neither a pipe nor a device: those are written to directly."""
     return path.is_file() or not path.exists()
 
 

@@ -139,7 +139,7 @@ def generate(count: int, seed: int = 0, exclude: Collection[datetime.date] = ())
 
 
 def _pairs(count: int, dates: list[datetime.date], rng: random.Random) -> list[tuple[str, str]]:
-    """As many different dates as there are, then from the beginning again."""
+    """Pairs of different dates as long as there are any, then from the beginning again."""
     order: list[datetime.date] = []
     while len(order) < count:
         order += rng.sample(dates, min(len(dates), count - len(order)))

@@ -11,7 +11,7 @@ from allyouneed.data.batches.store import Column
 
 
 @dataclass(frozen=True)
-class Pieces:
+class DocumentPieces:
     """Piece n is `lengths[n]` tokens of document `documents[n]`, starting at index `begins[n]`."""
 
     documents: Ints
@@ -22,7 +22,7 @@ class Pieces:
         return len(self.documents)
 
     @classmethod
-    def split(cls, lengths: Ints, max_length: int) -> Pieces:
+    def split(cls, lengths: Ints, max_length: int) -> DocumentPieces:
         """Split documents of these lengths every `max_length` tokens."""
         counts = -(-lengths // max_length)
         documents = np.repeat(np.arange(len(lengths)), counts)

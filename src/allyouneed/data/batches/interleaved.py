@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from allyouneed.config import tree_of
 from allyouneed.data.batches.encoding import Dropped, EncodedRow, Encoding, id_format
 from allyouneed.data.files.interleaved import InterleavedText
-from allyouneed.data.media.pieces import MARKS, MediaInputs, Piece
+from allyouneed.data.media.pieces import MARKS, MediaInputs, MediaPiece
 from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import MEDIA
@@ -25,11 +25,11 @@ class EncodedPieces(NamedTuple):
 
     ids: list[int]
     slots: list[int]
-    media: list[tuple[Piece, int]]
+    media: list[tuple[MediaPiece, int]]
 
 
 def encode_pieces(
-    tokenizer: Tokenizer, pieces: Sequence[Piece], inputs: MediaInputs, specials: bool = False
+    tokenizer: Tokenizer, pieces: Sequence[MediaPiece], inputs: MediaInputs, specials: bool = False
 ) -> EncodedPieces:
     """A medium becomes `<image>`, its slots and `</image>` (Huang et al. 2023, 2.2); at slots the ids are not read.
     `specials`: parse special tokens in texts."""
@@ -87,6 +87,6 @@ class InterleavedEncoding(Encoding):
             row.append(self._stored(kind, [piece for piece, _ in media if piece.kind == kind]))
         return row
 
-    def _stored(self, kind: str, pieces: Sequence[Piece]) -> NDArray[Any]:
+    def _stored(self, kind: str, pieces: Sequence[MediaPiece]) -> NDArray[Any]:
         stored = [self.inputs[kind].stored(piece.value).reshape(-1) for piece in pieces]
         return np.concatenate(stored) if stored else np.zeros(0, dtype=DTYPES[kind])

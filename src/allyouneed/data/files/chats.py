@@ -1,4 +1,4 @@
-"""Chats, and answers of which one is preferred: JSON, one object per line or in an array."""
+"""Chats, and pairs of answers with a preferred one: JSON, one object per line or in an array."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from allyouneed.data.files.chats import json_files
 from allyouneed.data.files.readers import Files, Paths, Report
 from allyouneed.data.files.tables import read_objects
-from allyouneed.data.media.pieces import Piece, parse_pieces, pieces_text
+from allyouneed.data.media.pieces import MediaPiece, parse_pieces, pieces_text
 from allyouneed.errors import UserError, near
 
 KEYS = ("pieces", "answer")
@@ -19,7 +19,7 @@ KEYS = ("pieces", "answer")
 class InterleavedText(NamedTuple):
     """Pieces in reading order; images and sounds are paths. `answer`: the text to be learned; None: all texts are."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[MediaPiece, ...]
     answer: str | None
     file: str
     line: int
@@ -84,7 +84,7 @@ def _parse(entry: Mapping[str, Any], file: Path, number: int) -> InterleavedText
     return InterleavedText(pieces, answer, str(file), number)
 
 
-def _locate(piece: Piece, folder: Path) -> Piece:
+def _locate(piece: MediaPiece, folder: Path) -> MediaPiece:
     if piece.kind == "text":
         return piece
     if not isinstance(piece.value, str):
@@ -92,4 +92,4 @@ def _locate(piece: Piece, folder: Path) -> Piece:
     path = folder / piece.value
     if not path.is_file():
         raise UserError(f"{piece.kind} {path}: no such file")
-    return Piece(piece.kind, path)
+    return MediaPiece(piece.kind, path)

@@ -34,7 +34,7 @@ from allyouneed.errors import UserError
 
 TAG_SUFFIXES = (*TABLE_SUFFIXES, ".conll", ".bio", ".iob", "")
 SAMPLE = 2000  # rows that tell what the columns are
-CHECK_EVERY = 1 << 20  # texts; so many labels are not collected before they are refused
+CHECK_EVERY = 1 << 20  # texts between checks: too many labels are refused before all are collected
 MANY_LABELS = 20  # fewer are never refused
 HEADER_WORDS = {"label", "labels", "class", "category", "target", "tag", "sentiment", "score", "intent", "topic", "y"}
 DOCUMENT_START = "-DOCSTART-"  # separates documents in CoNLL-2003; not a word
@@ -129,7 +129,7 @@ def classes(files: Sequence[LabelledFiles]) -> list[str]:
 
 
 def _check_repeated(files: Sequence[LabelledFiles], texts: int, labels: int) -> None:
-    """About one label per text: these are not labels."""
+    """Refuse a column with about one value per text: these are not labels."""
     if labels > MANY_LABELS and labels > texts / 2:
         raise UserError(
             f"data.train: {labels:,} different labels for {texts:,} texts; is it the right column? "

@@ -88,7 +88,7 @@ def read_rows(files: Sequence[Path], layout: Layout, report: Report, numbers: st
 
 
 @dataclass(frozen=True)
-class Dialect:
+class TableDialect:
     separator: str
     quotes: bool
     has_header: bool  # by convention
@@ -98,14 +98,14 @@ class Dialect:
         return {"\t": "a tab", ",": "a comma", ";": "a semicolon"}[self.separator]
 
 
-def _dialect(file: Path, layout: Layout) -> Dialect:
+def _dialect(file: Path, layout: Layout) -> TableDialect:
     if inner_suffix(file) == ".csv":
         first = next(raw_lines(file)).decode("utf-8", "replace")
         bare = re.sub(r'"[^"]*"', "", first)
         separator = max(",;\t", key=bare.count)  # of equals, the first
         if separator != "\t":
-            return Dialect(separator, layout.quotes is not False, True)
-    return Dialect("\t", bool(layout.quotes), False)
+            return TableDialect(separator, layout.quotes is not False, True)
+    return TableDialect("\t", bool(layout.quotes), False)
 
 
 def has_columns(file: Path, names: Sequence[str]) -> bool:
@@ -114,11 +114,11 @@ def has_columns(file: Path, names: Sequence[str]) -> bool:
     return all(_find(name, _first_row(file, _dialect(file, layout))) is not None for name in names)
 
 
-def _first_row(file: Path, dialect: Dialect) -> list[str]:
+def _first_row(file: Path, dialect: TableDialect) -> list[str]:
     return next((cells for _, cells, _ in _cells(file, dialect, Report())), [])
 
 
-def _cells(file: Path, dialect: Dialect, report: Report, skip: int = 0) -> Iterator[tuple[int, list[str], str]]:
+def _cells(file: Path, dialect: TableDialect, report: Report, skip: int = 0) -> Iterator[tuple[int, list[str], str]]:
     """Line number, cells and text of every row after the first `skip`."""
     if dialect.quotes:
         yield from _quoted_cells(file, dialect, report, skip)
@@ -127,8 +127,8 @@ def _cells(file: Path, dialect: Dialect, report: Report, skip: int = 0) -> Itera
         yield number, text.split(dialect.separator), text
 
 
-def _quoted_cells(file: Path, dialect: Dialect, report: Report, skip: int) -> Iterator[tuple[int, list[str], str]]:
-    """By the rules of RFC 4180: a quoted cell may contain separators, line breaks and doubled quotes."""
+def _quoted_cells(file: Path, dialect: TableDialect, report: Report, skip: int) -> Iterator[tuple[int, list[str], str]]:
+    """Cells by the rules of RFC 4180: a quoted cell may contain separators, line breaks and doubled quotes."""
     lines = (raw.decode("utf-8", "surrogateescape") + "\n" for raw in raw_lines(file))
     rows = csv.reader(lines, delimiter=dialect.separator, strict=True)
     done = 0
@@ -194,7 +194,7 @@ def _table_rows(file: Path, layout: Layout, report: Report) -> Iterator[Row]:
             yield file, number, found
 
 
-def _is_header(first: Sequence[str], layout: Layout, dialect: Dialect) -> bool:
+def _is_header(first: Sequence[str], layout: Layout, dialect: TableDialect) -> bool:
     if layout.header is not None:
         return layout.header
     if layout.columns is None:

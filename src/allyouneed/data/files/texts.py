@@ -19,7 +19,7 @@ from allyouneed.data.files.tables import Layout, has_columns, read_rows
 TEXT_SUFFIXES = (".txt", ".md", "", ".csv", ".tsv", *JSON_SUFFIXES)
 
 
-class Document(NamedTuple):
+class TextDocument(NamedTuple):
     """A text and where it begins."""
 
     text: str
@@ -51,12 +51,12 @@ class TextFiles(Files):
     def files(self) -> list[Path]:
         return expand_paths(self.path, TEXT_SUFFIXES)
 
-    def read(self, report: Report) -> Iterator[Document]:
+    def read(self, report: Report) -> Iterator[TextDocument]:
         for file in self.files():
             if self._is_table(file):
                 layout = Layout(None, (self.key,), option="key")
                 for _, number, found in read_rows([file], layout, report):
-                    yield Document(found[0], str(file), number)
+                    yield TextDocument(found[0], str(file), number)
             else:
                 yield from self._documents(file, report)
 
@@ -65,7 +65,7 @@ class TextFiles(Files):
         suffix = inner_suffix(file)
         return suffix in (*JSON_SUFFIXES, ".csv") or (suffix == ".tsv" and has_columns(file, (self.key,)))
 
-    def _documents(self, file: Path, report: Report) -> Iterator[Document]:
+    def _documents(self, file: Path, report: Report) -> Iterator[TextDocument]:
         """Empty lines separate documents, or belong to a document that is a whole file; they are never documents."""
         held: list[bytes] = []
         begin = 1
@@ -82,7 +82,7 @@ class TextFiles(Files):
         yield from _document(held, file, begin, report)
 
 
-def _document(lines: list[bytes], file: Path, begin: int, report: Report) -> Iterator[Document]:
+def _document(lines: list[bytes], file: Path, begin: int, report: Report) -> Iterator[TextDocument]:
     if not lines:
         return
     report.read += 1
@@ -91,4 +91,4 @@ def _document(lines: list[bytes], file: Path, begin: int, report: Report) -> Ite
         if text is None:
             report.drop("broken", file, number, "not UTF-8", raw.decode("utf-8", "backslashreplace"))
             return
-    yield Document("\n".join(text for text in texts if text is not None), str(file), begin)
+    yield TextDocument("\n".join(text for text in texts if text is not None), str(file), begin)

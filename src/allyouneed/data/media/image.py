@@ -28,7 +28,7 @@ class Pixels(Config):
     """Resize, crop, then (pixel · scale − mean) / std per channel."""
 
     size: Side | tuple[Side, Side] | None = None
-    """Of the shorter side, or [height, width], which may change the aspect ratio; default: as it is."""
+    """Length of the shorter side, or [height, width], which may change the aspect ratio; default: unchanged."""
     filter: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"] = "bilinear"
     """How pixels are interpolated."""
     crop: tuple[Side, Side] | None = None

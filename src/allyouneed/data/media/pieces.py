@@ -28,25 +28,25 @@ PLACEHOLDER = re.compile("|".join(f"<{kind}>" for kind in MEDIA))
 Size = Annotated[int, Field(gt=0)]
 
 
-class Piece(NamedTuple):
+class MediaPiece(NamedTuple):
     """`kind`: text, image or audio. `value`: the text; or what the kind's reader reads, such as a path."""
 
     kind: str
     value: Any
 
 
-def parse_pieces(given: Any) -> tuple[Piece, ...]:
+def parse_pieces(given: Any) -> tuple[MediaPiece, ...]:
     """Pieces of a text, or a list of texts and objects with one key of `KINDS`; an error tells what is wrong."""
     if isinstance(given, str):
-        return (Piece("text", given),)
+        return (MediaPiece("text", given),)
     if isinstance(given, Mapping) or not isinstance(given, Iterable):
         raise UserError(f"expected a text or a list of pieces, got {type(given).__name__}")
     return tuple(_parse_piece(number, entry) for number, entry in enumerate(given, start=1))
 
 
-def _parse_piece(number: int, entry: Any) -> Piece:
+def _parse_piece(number: int, entry: Any) -> MediaPiece:
     if isinstance(entry, str):
-        return Piece("text", entry)
+        return MediaPiece("text", entry)
     if not isinstance(entry, Mapping):
         raise UserError(
             f"piece {number}: a {type(entry).__name__}; expected a text or an object such as {{'image': …}}"
@@ -58,29 +58,31 @@ def _parse_piece(number: int, entry: Any) -> Piece:
         raise UserError(f"piece {number}: unknown key {kind!r}{near(kind, KINDS)} (allowed: {', '.join(KINDS)})")
     if kind == "text" and not isinstance(value, str):
         raise UserError(f"piece {number}: text: a {type(value).__name__}; expected a text")
-    return Piece(kind, value)
+    return MediaPiece(kind, value)
 
 
-def fill_placeholders(text: str, given: Mapping[str, Sequence[Any]]) -> tuple[Piece, ...]:
+def fill_placeholders(text: str, given: Mapping[str, Sequence[Any]]) -> tuple[MediaPiece, ...]:
     """The pieces of a text in which `<image>` and `<audio>` stand for these media, in order; where a text has none of a
     kind, those of the kind come first."""
-    found, rest = list[Piece](), {kind: list(given.get(kind, ())) for kind in MEDIA}
+    found, rest = list[MediaPiece](), {kind: list(given.get(kind, ())) for kind in MEDIA}
     for kind, values in rest.items():
         count = text.count(f"<{kind}>")
         if not count:
-            found += [Piece(kind, value) for value in values]
+            found += [MediaPiece(kind, value) for value in values]
             rest[kind] = []
         elif count != len(values):
             raise UserError(f"{count} placeholders <{kind}> in the prompt, but {len(values)} given; they must match")
     at = 0
     for match in PLACEHOLDER.finditer(text):
         kind = match[0][1:-1]
-        found += [Piece("text", text[at : match.start()]), Piece(kind, rest[kind].pop(0))]
+        found += [MediaPiece("text", text[at : match.start()]), MediaPiece(kind, rest[kind].pop(0))]
         at = match.end()
-    return tuple(piece for piece in (*found, Piece("text", text[at:])) if piece.value != "" or piece.kind != "text")
+    return tuple(
+        piece for piece in (*found, MediaPiece("text", text[at:])) if piece.value != "" or piece.kind != "text"
+    )
 
 
-def pieces_text(pieces: Iterable[Piece]) -> str:
+def pieces_text(pieces: Iterable[MediaPiece]) -> str:
     """The texts, with placeholders for the rest."""
     return "".join(piece.value if piece.kind == "text" else f"<{piece.kind}>" for piece in pieces)
 
@@ -100,7 +102,7 @@ class ImageInput(Pixels):
         return found
 
     def stored(self, image: Any) -> NDArray[np.uint8]:
-        """As it is stored: (height, width, channels)."""
+        """The image as it is stored: (height, width, channels)."""
         return self.resized(image)
 
     def load(self, stored: NDArray[Any]) -> Tensor:

@@ -69,7 +69,7 @@ KNEE, KNEE_MELS, FACTOR, FACTOR_MELS = 1000.0, 15.0, 6.4, 27.0
 
 
 def _mel(hertz: float) -> float:
-    """For frequencies above the knee."""
+    """The mel value of a frequency above the knee."""
     return KNEE_MELS + FACTOR_MELS * math.log(hertz / KNEE, FACTOR)
 
 

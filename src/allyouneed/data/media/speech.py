@@ -48,7 +48,7 @@ class Speech(Config):
 
     @property
     def ids(self) -> set[int]:
-        """All of them."""
+        """All ids of control tokens."""
         single = (self.start, self.end, self.no_timestamps, self.previous, self.no_speech)
         lists = (self.languages.values(), self.tasks.values(), self.suppress, self.begin_suppress)
         return {number for number in single if number is not None} | {number for ids in lists for number in ids}

@@ -59,7 +59,8 @@ class PassageSet:
         self.weights = dice.integers(1, 1 << 63, size, dtype=np.uint64) | np.uint64(1)
         self.known = np.unique(self._numbers(text))
 
-    def overlaps(self, text: Ints) -> bool:
+    def shares_passage(self, text: Ints) -> bool:
+        """Whether a window of the text is one of these (the contamination check of RETRO)."""
         return bool(np.isin(self._numbers(text), self.known).any())
 
     def _numbers(self, text: Ints) -> NDArray[np.uint64]:

@@ -186,7 +186,7 @@ class Tokenizer:
 
     @property
     def text(self) -> str:
-        """As a `tokenizer.json`."""
+        """The content of a `tokenizer.json`."""
         return str(self._inner.to_str())
 
     @property
@@ -253,7 +253,7 @@ class Tokenizer:
         return found
 
     def _encode_with_offsets(self, text: str) -> Any:
-        """With offsets."""
+        """Encode with offsets."""
         with translate_errors([text]):
             encoding = self._inner.encode(text, add_special_tokens=False)
         if self.foreign and self._contains_specials(encoding.ids, text):

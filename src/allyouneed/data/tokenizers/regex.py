@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_REPEATS = 4  # repeats of any length in one alternative; published tokenizers have two
-ANY_LENGTH = 8  # a repeat of up to so many is as good as one without an end
+ANY_LENGTH = 8  # a repeat with this upper bound or more counts as unbounded
 ZERO_WIDTH = "bBAzZGyYK"  # escapes that match no character
 LOOKS = ("=", "!", "<=", "<!")
 
 
 @dataclass
-class Shape:
-    """Of a part of an expression: the fewest characters it matches, and what it contains."""
+class MatchBounds:
+    """The fewest characters that a part of an expression matches, and what it contains."""
 
     least: int = 0
     repeats: int = 0  # of any length, in one alternative
@@ -28,58 +28,58 @@ class OutOfBounds(ValueError):
 
 def least_width(pattern: str) -> int:
     """The fewest characters that a match has. A `OutOfBounds` where matching may take too long."""
-    reader = _Reader(pattern)
+    reader = _RegexReader(pattern)
     shape = reader.alternatives()
     if reader.at < len(pattern):
         raise OutOfBounds("it has an unmatched parenthesis")
     return shape.least
 
 
-class _Reader:
+class _RegexReader:
     """`alternatives := sequence ('|' sequence)*   sequence := (atom quantifier*)*`"""
 
     def __init__(self, pattern: str) -> None:
         self.text, self.at, self.depth = pattern, 0, 0
 
-    def alternatives(self) -> Shape:
+    def alternatives(self) -> MatchBounds:
         found = [self._sequence()]
         while self._take("|"):
             found.append(self._sequence())
         varies = len(found) > 1 or found[0].varies
-        return Shape(min(one.least for one in found), max(one.repeats for one in found), varies)
+        return MatchBounds(min(one.least for one in found), max(one.repeats for one in found), varies)
 
-    def _sequence(self) -> Shape:
-        total = Shape()
+    def _sequence(self) -> MatchBounds:
+        total = MatchBounds()
         while self.at < len(self.text) and self.text[self.at] not in "|)":
             atom = self._atom()
             while (bounds := self._quantifier()) is not None:
                 atom = self._repeated(atom, *bounds)
-            total = Shape(total.least + atom.least, total.repeats + atom.repeats, total.varies or atom.varies)
+            total = MatchBounds(total.least + atom.least, total.repeats + atom.repeats, total.varies or atom.varies)
             if total.repeats > MAX_REPEATS:
                 raise OutOfBounds(f"more than {MAX_REPEATS} repeats follow each other, which can take very long")
         return total
 
-    def _repeated(self, atom: Shape, least: int, most: int | None) -> Shape:
+    def _repeated(self, atom: MatchBounds, least: int, most: int | None) -> MatchBounds:
         if atom.varies and (most is None or most > 1):
             raise OutOfBounds("it repeats a group with repeats or alternatives in it, which can take exponential time")
         if most == 0:
-            return Shape()
+            return MatchBounds()
         endless = most is None or most > ANY_LENGTH
-        return Shape(atom.least * least, atom.repeats + (endless and least != most), atom.varies or least != most)
+        return MatchBounds(atom.least * least, atom.repeats + (endless and least != most), atom.varies or least != most)
 
-    def _atom(self) -> Shape:
+    def _atom(self) -> MatchBounds:
         char = self.text[self.at]
         self.at += 1
         if char == "(":
             return self._group()
         if char == "[":
             self._char_class()
-            return Shape(1)
+            return MatchBounds(1)
         if char == "\\":
             return self._escape()
-        return Shape(0 if char in "^$" else 1)
+        return MatchBounds(0 if char in "^$" else 1)
 
-    def _group(self) -> Shape:
+    def _group(self) -> MatchBounds:
         self.depth += 1
         if self.depth > 100:
             raise OutOfBounds("it is nested too deeply")
@@ -88,7 +88,7 @@ class _Reader:
             if self._take("#"):
                 self.at = self._after(")")
                 self.depth -= 1
-                return Shape()
+                return MatchBounds()
             if self.text[self.at : self.at + 1] in ("~", "{", "(", "@"):
                 raise OutOfBounds(f"(?{self.text[self.at]} is not supported")
             look = any(self.text.startswith(sign, self.at) for sign in LOOKS)
@@ -102,7 +102,7 @@ class _Reader:
                 if self.text[self.at : self.at + 1] == ")":
                     self.at += 1
                     self.depth -= 1
-                    return Shape()
+                    return MatchBounds()
                 self._take(":")
         elif self.text.startswith("*", self.at):
             raise OutOfBounds("(* is not supported")
@@ -110,7 +110,7 @@ class _Reader:
         if not self._take(")"):
             raise OutOfBounds("it has an unmatched parenthesis")
         self.depth -= 1
-        return Shape(0, inside.repeats, inside.varies) if look else inside
+        return MatchBounds(0, inside.repeats, inside.varies) if look else inside
 
     def _char_class(self) -> None:
         """Up to the closing bracket: classes nest, and a first `]` is a character."""
@@ -130,16 +130,16 @@ class _Reader:
                 depth -= 1
             first = False
 
-    def _escape(self) -> Shape:
+    def _escape(self) -> MatchBounds:
         char = self.text[self.at : self.at + 1]
         self.at += 1
         if char == "g":
             raise OutOfBounds("it calls itself")
         if char == "k" or (char.isdigit() and char != "0"):
-            return Shape(0, 1, True)  # what a group matched before, of any length
+            return MatchBounds(0, 1, True)  # what a group matched before, of any length
         if char in "pPxuko" and self.text.startswith("{", self.at):
             self.at = self._after("}")
-        return Shape(0 if char in ZERO_WIDTH else 1)
+        return MatchBounds(0 if char in ZERO_WIDTH else 1)
 
     def _quantifier(self) -> tuple[int, int | None] | None:
         char = self.text[self.at : self.at + 1]

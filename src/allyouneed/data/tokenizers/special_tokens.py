@@ -46,7 +46,7 @@ class Template:
 
     @classmethod
     def default(cls, bos: int, eos: int) -> Template:
-        """That of tokenizers trained here."""
+        """The template of tokenizers trained here."""
         return cls((bos,), (eos,), (eos,), (bos,))
 
     def count(self, texts: int = 1) -> int:

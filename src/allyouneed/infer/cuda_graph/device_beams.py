@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from allyouneed.infer.cuda_graph.device_search import DeviceSearch, Stage
+from allyouneed.infer.cuda_graph.device_search import DeviceSearch, SearchStage
 from allyouneed.infer.decoding.base import DecodingSpec, make_hypothesis, matches_stop
 from allyouneed.infer.decoding.repetition import has_check, is_check_due, is_looping
 from allyouneed.infer.decoding.rules import (
@@ -63,10 +63,13 @@ class DeviceBeamSearch(DeviceSearch):
         rules = (self.lengths, self.limits, self.rules, spec.force_eos, short, self.penalizes)
         return beam_candidates(logits, self.scores, count, *rules)
 
-    def search_stages(self, logits: Callable[[], Tensor]) -> list[Stage]:
+    def search_stages(self, logits: Callable[[], Tensor]) -> list[SearchStage]:
         if not self.stops:
             return super().search_stages(logits)
-        return [Stage(lambda: self.keep_candidates(self.candidates(logits())), self.match_stops), Stage(self.select)]
+        return [
+            SearchStage(lambda: self.keep_candidates(self.candidates(logits())), self.match_stops),
+            SearchStage(self.select),
+        ]
 
     def keep_candidates(self, found: Candidates) -> None:
         if self.found is None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Proposal(NamedTuple):
-    """Draft tokens (rows, ahead), of which the first `counts` (rows,) are proposed; `probs` (rows, ahead, vocab): the
+    """Draft tokens (rows, ahead); the first `counts` (rows,) are proposed; `probs` (rows, ahead, vocab): the
     distributions they were drawn from; None: they were not drawn."""
 
     tokens: Tensor
@@ -50,7 +50,7 @@ class DeviceDrafter(ABC):
         """New requests in these slots."""
 
     def accept(self, counts: Tensor) -> None:
-        """So many tokens (rows,) were appended to each row since `propose`."""
+        """`counts` (rows,) tokens were appended to each row since `propose`."""
         return
 
     def reset(self) -> None:
@@ -111,7 +111,8 @@ class DeviceLookup(DeviceDrafter):
         return Proposal(tokens, torch.minimum(found, search.wanted()))
 
     def _nearest(self, last: Tensor, count: Tensor) -> Tensor:
-        """After the last token (rows, 1) where it occurs in the source, nearest to the current position; 0: nowhere."""
+        """The place after the last token (rows, 1) in the source, nearest to the current position; 0: it does not
+        occur."""
         places = torch.arange(self.sources.shape[1], device=count.device)[None]
         found = (self.sources == last) & (places < self.source_lengths[:, None] - 1)
         distance = (places + 1 - count[:, None]).abs() * places.shape[1] + places  # of equally near ones the first

@@ -47,7 +47,7 @@ class SlotRequest:
     first_step: int
 
 
-class Stage(NamedTuple):
+class SearchStage(NamedTuple):
     """A part of a step: `run` on the device, without the host; then `after` on the host, given the step's number."""
 
     run: Callable[[], None]
@@ -74,8 +74,8 @@ class StepHistory:
 
 
 class DeviceSearch(ABC):
-    """On the device: `last_tokens` (rows,); `lengths` (tokens generated) and `limits` (slots,); `record` (run_steps, …)
-    and its `record_step`. On the host: `occupied`, the request of each slot."""
+    """Kept on the device: `last_tokens` (rows,); `lengths` (tokens generated) and `limits` (slots,); `record`
+    (run_steps, …) and its `record_step`. On the host: `occupied`, the request of each slot."""
 
     record: Tensor
     run_steps = RUN_STEPS
@@ -110,17 +110,17 @@ class DeviceSearch(ABC):
     def step(self, logits: Tensor) -> None:
         """Choose the next tokens by logits (rows, vocab), without the host."""
 
-    def stages(self, decode_step: Callable[[Tensor], Tensor]) -> list[Stage]:
+    def stages(self, decode_step: Callable[[Tensor], Tensor]) -> list[SearchStage]:
         """A step, from the tokens that the model reads to the next ones."""
         if not self.processes:
             return self.search_stages(lambda: decode_step(self.inputs()))
         return [
-            Stage(lambda: self.keep_logits(decode_step(self.inputs())), self.process_logits),
+            SearchStage(lambda: self.keep_logits(decode_step(self.inputs())), self.process_logits),
             *self.search_stages(self.kept_logits),
         ]
 
-    def search_stages(self, logits: Callable[[], Tensor]) -> list[Stage]:
-        return [Stage(lambda: self.step(logits()))]
+    def search_stages(self, logits: Callable[[], Tensor]) -> list[SearchStage]:
+        return [SearchStage(lambda: self.step(logits()))]
 
     def keep_logits(self, logits: Tensor) -> None:
         if self.logits is None:
@@ -132,7 +132,7 @@ class DeviceSearch(ABC):
         return self.logits
 
     def process_logits(self, number: int) -> None:
-        """By each request's processor; those that share one and have started together, in one call."""
+        """Apply each request's logits processor, in one call for requests that share one and started together."""
         groups: dict[tuple[int, int], list[int]] = {}
         for slot, entry in self.occupied.items():
             if not entry.request.finished:
@@ -169,7 +169,7 @@ class DeviceSearch(ABC):
         """Read the record of steps from number `first` on; the slots that are free now."""
 
     def reset_slots(self, slots: Tensor, limits: Tensor, last_tokens: Tensor) -> None:
-        """On the device: new texts in these slots, which continue from `last_tokens`; all (slots,)."""
+        """Begin new texts in these slots on the device, from `last_tokens`; all (slots,)."""
         self.lengths.index_fill_(0, slots, 0)
         self.limits[slots] = limits
         rows = self.last_tokens.view(self.states.slot_count, -1)
@@ -181,7 +181,7 @@ class DeviceSearch(ABC):
         self.record_step.zero_()
 
     def assign(self, slots: Sequence[int], requests: Sequence[RequestState], first_step: int) -> None:
-        """On the host: the requests of these slots."""
+        """Assign requests to these slots on the host."""
         self.occupied |= {slot: SlotRequest(state, first_step) for slot, state in zip(slots, requests, strict=True)}
         self.first_steps[slots], self.is_occupied[slots] = first_step, True
         self.host_limits[slots] = [state.limit for state in requests]
@@ -304,7 +304,7 @@ class DeviceIndependentSearch(DeviceSearch):
         self.active.reshape(-1, self.group)[slots] = False
 
     def stream(self, rows: NDArray[np.int64], record: NDArray[np.float32], counts: NDArray[np.int64]) -> None:
-        """Emit the tokens that these rows have in a record, each so many; the end token is not emitted."""
+        """Emit the first `counts` tokens that these rows have in a record; the end token is not emitted."""
         texts = record[:, 0, rows].T.astype(int).tolist()
         for row, text, count in zip(rows.tolist(), texts, counts[rows].tolist(), strict=True):
             ends = text[count - 1] in self.rules.eos_ids
@@ -330,7 +330,7 @@ class DeviceIndependentSearch(DeviceSearch):
         return after, loop is not None
 
     def collect(self, rows: NDArray[np.int64], first_steps: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
-        """Hypotheses of rows that have ended, with so many tokens; those that started and ended together at once."""
+        """Collect the hypotheses of rows that ended after `counts` tokens; those with the same steps at once."""
         for first_step, count in set(zip(first_steps[rows].tolist(), counts[rows].tolist(), strict=True)):
             some = rows[(first_steps[rows] == first_step) & (counts[rows] == count)]
             tokens, log_probs = self.history.since(first_step, count)[:, :, some].transpose(1, 2, 0)

@@ -43,8 +43,8 @@ WARM_LENGTHS = (32, 128, 512)  # captured at the start: new tokens of prompts wi
 WARM_SUFFIXES = ((16, 256), (128, 512))  # and new tokens and positions of those with one
 
 
-class Size(NamedTuple):
-    """Of a pass: rows, new tokens of each, and the positions they attend to; as many as tokens if no row has read any
+class PassSize(NamedTuple):
+    """Rows of a pass, new tokens of each, and positions they attend to; `end` equals `tokens` if no row has read any
     before."""
 
     rows: int
@@ -53,10 +53,10 @@ class Size(NamedTuple):
 
     @property
     def cost(self) -> int:
-        """In tokens; keys and values of the past are gathered and attended to, which takes less."""
+        """The cost in tokens; gathering and attending to past keys and values costs less than reading tokens."""
         return max(FLOOR, self.rows * self.tokens) + (self.rows * self.end // 16 if self.end > self.tokens else 0)
 
-    def holds(self, other: Size) -> bool:
+    def holds(self, other: PassSize) -> bool:
         """Whether a pass of the other size can run as one of this size."""
         if self.end == self.tokens and other.end > other.tokens:
             return False
@@ -64,14 +64,14 @@ class Size(NamedTuple):
 
 
 class Graph(NamedTuple):
-    """Of a pass; `output`: hidden states (rows, width) of the last tokens."""
+    """The graph of a pass; `output`: hidden states (rows, width) of the last tokens."""
 
-    size: Size
+    size: PassSize
     captured: InputGraph
     output: Tensor
 
 
-class Chunk(NamedTuple):
+class PrefillChunk(NamedTuple):
     """The next tokens of a row: its index in the batch, and how many tokens it has read before."""
 
     row: int
@@ -80,14 +80,14 @@ class Chunk(NamedTuple):
 
 
 class PagedPrefill:
-    """Of one pool. `rows`: the most rows of a batch."""
+    """Prefill with the blocks of one pool. `rows`: the most rows of a batch."""
 
     def __init__(self, engine: ModelRunner, pool: BlockPool, rows: int) -> None:
         self.engine, self.pool, self.rows = engine, pool, rows
         self.fits: bool | None = None  # whether the model's prefill can be captured; None: not known yet
         self.weights = 0  # addresses that the graphs have captured
-        self.seen: Counter[Size] = Counter()
-        self.graphs: OrderedDict[Size, Graph] = OrderedDict()
+        self.seen: Counter[PassSize] = Counter()
+        self.graphs: OrderedDict[PassSize, Graph] = OrderedDict()
         self.memory: Any = None  # of all graphs: none of it is needed after a pass, but for its output
 
     @property
@@ -103,12 +103,13 @@ class PagedPrefill:
             return None
         limit = self.engine.model.embed.limit
         whole = [
-            Chunk(row, seen, tokens) for row, (seen, tokens) in enumerate(zip(states.lengths, chunks, strict=True))
+            PrefillChunk(row, seen, tokens)
+            for row, (seen, tokens) in enumerate(zip(states.lengths, chunks, strict=True))
         ]
         if limit is not None and max(chunk.seen + len(chunk.tokens) for chunk in whole) > limit:
             return None
         self.drop_stale()
-        passes: list[tuple[list[Chunk], Graph]] = []
+        passes: list[tuple[list[PrefillChunk], Graph]] = []
         for part in split(whole):
             for group, size in plan(part, self.rows):
                 graph = self.find(size)
@@ -133,7 +134,7 @@ class PagedPrefill:
 
     # --- sizes -------------------------------------------------------------------------------------------------------
 
-    def find(self, size: Size) -> Graph | None:
+    def find(self, size: PassSize) -> Graph | None:
         """The graph that runs a pass of this size; None: there is none yet."""
         limit = self.engine.model.embed.limit
         if size.tokens * size.end > SCORES or (limit is not None and size.tokens > limit):
@@ -169,12 +170,12 @@ class PagedPrefill:
 
     # --- passes ------------------------------------------------------------------------------------------------------
 
-    def run(self, states: PagedStates, chunks: Sequence[Chunk], graph: Graph) -> Tensor:
+    def run(self, states: PagedStates, chunks: Sequence[PrefillChunk], graph: Graph) -> Tensor:
         tables = [states.block_tables[chunk.row] for chunk in chunks]
         graph.captured.run(torch.from_numpy(pack(chunks, tables, graph.size, self.pool)))
         return graph.output[: len(chunks)].clone()
 
-    def compute(self, inputs: Tensor, size: Size) -> Tensor:
+    def compute(self, inputs: Tensor, size: PassSize) -> Tensor:
         """Read the tokens of a pass, without synchronizing with the host. `inputs` (rows, 2 + blocks + tokens): tokens
         seen before, new ones, block table, token ids. The same as `PagedStates` and `base.advance`, but for where
         lengths are known."""
@@ -199,7 +200,7 @@ class PagedPrefill:
         hidden: Tensor = stack(x, context, states.layers)
         return hidden.take_along_dim(last_positions(layout)[..., None], 1)[:, 0]
 
-    def capture(self, size: Size) -> bool:
+    def capture(self, size: PassSize) -> bool:
         """False: it cannot be captured, for lack of memory or because a part synchronizes with the host."""
         try:
             self.graphs[size] = self._capture(size)
@@ -215,8 +216,8 @@ class PagedPrefill:
             self.seen.pop(self.graphs.popitem(last=False)[0], None)
         return True
 
-    def _capture(self, size: Size) -> Graph:
-        """Of a pass without tokens: it changes nothing but block 0."""
+    def _capture(self, size: PassSize) -> Graph:
+        """Capture a pass without tokens, which changes nothing but block 0."""
         device = self.engine.device
         move_constants(self.engine.model, device)
         inputs = torch.zeros(size.rows, 2 + blocks_of(size, self.pool) + size.tokens, dtype=torch.long, device=device)
@@ -235,11 +236,11 @@ def _copy(source: Tensor, target: Tensor) -> None:
     target.copy_(source)
 
 
-def blocks_of(size: Size, pool: BlockPool) -> int:
+def blocks_of(size: PassSize, pool: BlockPool) -> int:
     return -(-size.end // pool.size)
 
 
-def split(chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
+def split(chunks: Sequence[PrefillChunk]) -> Iterator[list[PrefillChunk]]:
     """Chunks of at most `LENGTHS[-1]` tokens, to be read one after the other; the last of each row is in the last."""
     most = LENGTHS[-1]
     parts = -(-max(len(chunk.tokens) for chunk in chunks) // most)
@@ -249,19 +250,19 @@ def split(chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
             own = max(1, -(-len(tokens) // most))  # a row with fewer parts is read in the last ones
             at = (part - parts + own) * most
             if at >= 0:
-                found.append(Chunk(row, seen + at, tokens[at : at + most]))
+                found.append(PrefillChunk(row, seen + at, tokens[at : at + most]))
         yield found
 
 
-def plan(chunks: Sequence[Chunk], rows: int) -> Iterator[tuple[list[Chunk], Size]]:
+def plan(chunks: Sequence[PrefillChunk], rows: int) -> Iterator[tuple[list[PrefillChunk], PassSize]]:
     """Groups of similar lengths and their sizes: few passes, little padding. `rows`: the most of a pass."""
-    groups: list[tuple[int, list[Chunk]]] = []
+    groups: list[tuple[int, list[PrefillChunk]]] = []
     for chunk in sorted(chunks, key=lambda chunk: -len(chunk.tokens)):
         length = round_up(len(chunk.tokens), LENGTHS)
         if not groups or length < groups[-1][0]:
             groups.append((length, []))
         groups[-1][1].append(chunk)
-    merged: list[tuple[int, list[Chunk]]] = []
+    merged: list[tuple[int, list[PrefillChunk]]] = []
     for length, group in groups:
         if merged and len(group) * (merged[-1][0] - length) <= FLOOR:  # padding costs less than a pass
             merged[-1][1].extend(group)
@@ -273,12 +274,12 @@ def plan(chunks: Sequence[Chunk], rows: int) -> Iterator[tuple[list[Chunk], Size
             reads_past = any(chunk.seen for chunk in group)
             end = next_power(max(end, length + 1), MIN_END) if reads_past else length
             count = rows_of_pass(len(group), length, end, rows)
-            yield group[:count], Size(round_rows(min(count, len(group))), length, end)
+            yield group[:count], PassSize(round_rows(min(count, len(group))), length, end)
             group = group[count:]
 
 
 def rows_of_pass(count: int, length: int, end: int, rows: int) -> int:
-    """Of so many rows, those of the next pass: all of them, or as many as fill it if too many would be padding."""
+    """How many of `count` rows the next pass takes: all, or as many as fill it if too many would be padding."""
     most = max(1, min(round_rows(rows), TOKENS // length, SCORES // (length * end)))
     most = 1 << (most.bit_length() - 1)
     size = round_rows(count)
@@ -292,11 +293,11 @@ def round_rows(count: int) -> int:
     return 1 if count == 1 else next_power(count, 4)
 
 
-def warm_sizes(rows: int, budget: int, limit: int | None) -> list[Size]:
+def warm_sizes(rows: int, budget: int, limit: int | None) -> list[PassSize]:
     """The sizes to capture at the start; the largest first, whose memory the others share."""
     counts = [1, *(1 << n for n in range(2, round_rows(rows).bit_length()))]
     lengths = [(length, length) for length in WARM_LENGTHS] + list(WARM_SUFFIXES)
-    found = [Size(count, length, end) for count in counts for length, end in lengths]
+    found = [PassSize(count, length, end) for count in counts for length, end in lengths]
     tokens = min(TOKENS, max(budget, LENGTHS[-1]))
     return sorted(
         (
@@ -314,7 +315,9 @@ def round_up(length: int, steps: Sequence[int]) -> int:
     return next(step for step in steps if step >= length)
 
 
-def pack(chunks: Sequence[Chunk], tables: Sequence[Sequence[int]], size: Size, pool: BlockPool) -> NDArray[np.int64]:
+def pack(
+    chunks: Sequence[PrefillChunk], tables: Sequence[Sequence[int]], size: PassSize, pool: BlockPool
+) -> NDArray[np.int64]:
     """The inputs of a pass (`PagedPrefill.compute`); spare rows have no tokens."""
     blocks = blocks_of(size, pool)
     found = np.zeros((size.rows, 2 + blocks + size.tokens), dtype=np.int64)

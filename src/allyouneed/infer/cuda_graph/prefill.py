@@ -32,7 +32,7 @@ KEPT = 16  # sizes whose graphs are kept
 WARM_UPS = 2  # runs of a step before it is captured
 
 
-class Size(NamedTuple):
+class PrefillSize(NamedTuple):
     """Rows, tokens of a source (0: no source), and prompt tokens before the last one."""
 
     rows: int
@@ -47,7 +47,7 @@ class InputGraph(NamedTuple):
     replay: Callable[[], None]
 
     def run(self, inputs: Tensor) -> None:
-        """With inputs of the host, for which it does not wait."""
+        """Run with inputs from the host, without waiting for it."""
         self.write(inputs)
         self.launch()
 
@@ -62,8 +62,8 @@ class PrefillRunner:
     def __init__(self, model: Any, states: StaticStates, search: DeviceSearch) -> None:
         self.model, self.states, self.search = model, states, search
         self.fits, self.captures = can_capture_prefill(model), states.device.type == "cuda"
-        self.seen: Counter[Size] = Counter()
-        self.graphs: OrderedDict[Size, InputGraph] = OrderedDict()
+        self.seen: Counter[PrefillSize] = Counter()
+        self.graphs: OrderedDict[PrefillSize, InputGraph] = OrderedDict()
         self.pool: Any = None  # memory of all graphs: none of it is needed after a prefill
 
     def run(self, requests: Sequence[RequestState], slots: Sequence[int]) -> bool:
@@ -90,7 +90,7 @@ class PrefillRunner:
         self.graphs[size].run(inputs)
         return True
 
-    def size(self, requests: Sequence[RequestState]) -> Size | None:
+    def size(self, requests: Sequence[RequestState]) -> PrefillSize | None:
         """The rounded size of these requests; None: such prefills are not captured."""
         source = round_to_multiple(max(len(state.request.source or ()) for state in requests))
         prompt = round_to_multiple(max(len(state.request.prompt) for state in requests) - 1)
@@ -102,9 +102,9 @@ class PrefillRunner:
         limits = [(source_embed.limit, source), (model.embed.limit, prompt)]
         if any(limit is not None and limit < length for limit, length in limits):
             return None
-        return Size(rows, source, prompt)
+        return PrefillSize(rows, source, prompt)
 
-    def fill_slots(self, inputs: Tensor, size: Size) -> None:
+    def fill_slots(self, inputs: Tensor, size: PrefillSize) -> None:
         """Prefill, and copy the states into the slots, without synchronizing with the host."""
         slots, limits, last, counts, lengths = inputs[:, :FIRST].unbind(1)
         sources, prompts = inputs[:, FIRST:].split([size.sources, size.prompts], 1)
@@ -114,7 +114,7 @@ class PrefillRunner:
         self.states.load(slots, states, counts)
         self.search.reset_slots(slots, limits, last)
 
-    def capture(self, inputs: Tensor, size: Size) -> InputGraph:
+    def capture(self, inputs: Tensor, size: PrefillSize) -> InputGraph:
         with torch.cuda.device_of(inputs):
             if self.pool is None:
                 self.pool = torch.cuda.graph_pool_handle()
@@ -124,7 +124,7 @@ class PrefillRunner:
 FIRST = 5  # columns before the tokens: slot, limit, last token, tokens before it, tokens of the source
 
 
-def pack_inputs(size: Size, requests: Sequence[RequestState], slots: Sequence[int]) -> NDArray[np.int64]:
+def pack_inputs(size: PrefillSize, requests: Sequence[RequestState], slots: Sequence[int]) -> NDArray[np.int64]:
     """All inputs of a prefill in one array (rows, FIRST + sources + prompts): one copy to the device."""
     found = np.zeros((size.rows, FIRST + size.sources + size.prompts), dtype=np.int64)
     sources = [state.request.source or () for state in requests]

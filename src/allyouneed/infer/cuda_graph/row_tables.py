@@ -14,8 +14,8 @@ from allyouneed.runtime.cuda.static_cache import StaticStates
 
 
 class TokenHistory:
-    """The tokens of each row, its prompt included, for penalties: `tokens` (rows, capacity + 1), of which those of the
-    prompt (rows,) and as many as were generated are known."""
+    """The tokens of each row, its prompt included, for penalties: `tokens` (rows, capacity + 1) are known as far as the
+    prompt (rows,) and the generated tokens go."""
 
     def __init__(self, states: StaticStates, options: Decoding) -> None:
         self.options, self.slots, self.group = options, states.slot_count, states.group

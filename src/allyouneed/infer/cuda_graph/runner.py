@@ -45,7 +45,7 @@ from allyouneed.runtime.cuda.static_cache import StaticStates
 MAX_ROWS = 512  # rows decoded at once
 MIN_CAPACITY = 64  # positions of a row
 JOIN_STEPS = 4  # of a run while a slot is free
-REFILL = 8  # slots are refilled when one in so many is free: prefill stalls the requests that are decoding
+REFILL = 8  # slots are refilled once one of this many is free: prefill stalls the requests that are decoding
 KEPT = 4  # shapes whose runners are kept for the next call
 WORTH = 128  # tokens an engine decodes before it captures graphs: capturing takes a while
 
@@ -135,8 +135,8 @@ class GraphRunner:
         if not self.search.occupied:  # weights do not change while requests are decoded
             self.states.refresh()
 
-    def launch(self, count: int) -> Run:
-        """Start so many steps, and the copy of their tokens to the host."""
+    def launch(self, count: int) -> LaunchedSteps:
+        """Start `count` steps, and the copy of their tokens to the host."""
         record = self.search.record
         self.search.record_step.zero_()  # write from the start of the record
         self.host_records.reverse()  # the other one may still be read
@@ -151,9 +151,9 @@ class GraphRunner:
                     self.graphs[1].replay() if self.graphs else self._step()
             self.host_records[0][:count].copy_(record[:count], non_blocking=True)
             self.steps += count
-            return Run(self.steps - count, self.host_records[0][:count])
+            return LaunchedSteps(self.steps - count, self.host_records[0][:count])
 
-    def collect(self, run: Run) -> None:
+    def collect(self, run: LaunchedSteps) -> None:
         """Wait for a run and hand out its tokens; slots of finished requests are free."""
         run.wait()
         self.free += self.search.process(run.first, run.record.numpy())
@@ -164,7 +164,7 @@ class GraphRunner:
         self.search.release(list(self.search.occupied))
 
 
-class Run:
+class LaunchedSteps:
     """Steps that were launched: the number of the first, and the record of their tokens."""
 
     def __init__(self, first: int, record: Tensor) -> None:
@@ -175,7 +175,7 @@ class Run:
             self.copied.record()
 
     def wait(self) -> None:
-        """Until the record is on the host."""
+        """Wait until the record is on the host."""
         if self.copied is not None:
             self.copied.synchronize()
 
@@ -196,7 +196,7 @@ class GraphBatch:
     ) -> None:
         self.runner, self.engine, self.waiting = runner, engine, deque(waiting)
         self.cache, self.key, self.is_joined = cache, key, is_joined
-        self.runs: deque[Run] = deque()
+        self.runs: deque[LaunchedSteps] = deque()
         self.is_intact = True  # False while slots change, and for good once that has failed or was interrupted
 
     @property
@@ -316,8 +316,8 @@ class GraphRunnerCache:
 
     @contextmanager
     def ask_model_once(self) -> Iterator[None]:
-        """Inside, `suits` knows its limits. It is asked, which takes longer than all the rest, when its weights have
-        been replaced."""
+        """Inside, `suits` knows the limits of the model. Looking them up is slow, so it is done again only when the
+        weights have been replaced."""
         if self.engine.captures:
             weights = weight_addresses(self.engine.model)
             if self.limits is None or self.limits[0] != weights:
@@ -340,14 +340,14 @@ class GraphRunnerCache:
         return True
 
     def runner(self, key: Shape) -> GraphRunner:
-        """The one that is kept, or a new one."""
+        """The cached runner, or a new one."""
         return self.kept.pop(key, None) or self.make(key)
 
     def make(self, key: Shape) -> GraphRunner:
         return GraphRunner(self.engine.model, key.kind, key.slots, key.capacity, key.sources, key.stops)
 
     def refuse(self, error: Exception, spec: DecodingSpec) -> None:
-        """After a capture that has failed: a part waits for the host, or a kernel does not compile here."""
+        """Note that a capture has failed: a part waits for the host, or a kernel does not compile here."""
         reason = f"{type(error).__name__}: {error}"
         if spec.draft is None:
             self.refused = reason

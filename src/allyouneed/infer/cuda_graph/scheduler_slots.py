@@ -110,7 +110,7 @@ class SchedulerSlots:
         return Shape(kind, slots, capacity, sources, weights, needs_stops(state))
 
     def step(self, fail: Callable[[Sequence[RequestState], Exception], None]) -> None:
-        """Of every batch; `fail` gets the requests of one that has failed."""
+        """Run a step of every batch; `fail` gets the requests of a batch that has failed."""
         for shape in [shape for shape, batch in self.batches.items() if batch.active]:
             batch = self.batches[shape]
             try:

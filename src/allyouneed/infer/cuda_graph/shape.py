@@ -24,7 +24,7 @@ class Shape(NamedTuple):
 
 
 def tokens_per_step(spec: DecodingSpec) -> int:
-    """That a model reads of each row at once."""
+    """How many tokens of each row a model reads at once."""
     return 1 if spec.draft is None else int(spec.draft.ahead) + 1
 
 
@@ -35,7 +35,8 @@ def all_addresses(model: Any, spec: DecodingSpec) -> int:
 
 
 def weight_addresses(model: Any) -> int:
-    """A hash of them and of the type. (Going through `model.parameters()` takes a millisecond.)"""
+    """A hash of the addresses and the dtype of the weights. (Going through `model.parameters()` takes a
+    millisecond.)"""
     found: list[Any] = [next(model.parameters()).dtype]
     modules = [model]
     while modules:
@@ -60,7 +61,7 @@ def needs_stops(state: RequestState) -> bool:
 
 
 def rows_in_memory(model: Any, capacity: int) -> int:
-    """How many rows of so many positions fit into half of the free device memory; on a CPU, any number."""
+    """How many rows of `capacity` positions fit into half of the free device memory; on a CPU, any number."""
     device = next(model.parameters()).device
     if device.type != "cuda":
         return sys.maxsize

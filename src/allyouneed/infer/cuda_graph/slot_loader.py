@@ -27,7 +27,7 @@ MIN_END = 128  # positions
 FIRST = 5  # columns before the block table: slot, limit, last token, tokens before it, those to copy
 
 
-class Size(NamedTuple):
+class CopySize(NamedTuple):
     """Rows, and positions of each."""
 
     rows: int
@@ -38,7 +38,7 @@ class SlotLoader:
     def __init__(self, states: StaticStates, search: DeviceSearch, pool: BlockPool) -> None:
         self.states, self.search, self.pool = states, search, pool
         self.captures = states.device.type == "cuda"
-        self.graphs: OrderedDict[Size, InputGraph] = OrderedDict()
+        self.graphs: OrderedDict[CopySize, InputGraph] = OrderedDict()
         self.memory: Any = None  # of all graphs: none of it is needed after a copy
 
     @staticmethod
@@ -64,14 +64,14 @@ class SlotLoader:
         self.graphs.move_to_end(size)
         self.graphs[size].run(inputs)
 
-    def size(self, rows: int, longest: int) -> Size:
+    def size(self, rows: int, longest: int) -> CopySize:
         """Few sizes serve all: a few rows or as many as there are slots, and powers of four."""
         few, end = min(FEW, self.states.slot_count), MIN_END
         while end < longest:
             end *= 4
-        return Size(few if rows <= few else self.states.slot_count, min(end, self.states.capacity))
+        return CopySize(few if rows <= few else self.states.slot_count, min(end, self.states.capacity))
 
-    def copy(self, inputs: Tensor, size: Size) -> None:
+    def copy(self, inputs: Tensor, size: CopySize) -> None:
         """`inputs` (rows, FIRST + blocks): see `pack`. Does not synchronize with the host."""
         slots, limits, last, counts, copied = inputs[:, :FIRST].unbind(1)
         table, storage = BlockTable(inputs[:, FIRST:].contiguous(), self.pool.size), self.pool.storage
@@ -79,8 +79,8 @@ class SlotLoader:
         self.states.load_blocks(slots, past, table, counts, copied.contiguous())
         self.search.reset_slots(slots, limits, last)
 
-    def capture(self, inputs: Tensor, size: Size) -> InputGraph:
-        """Of a copy that is to be made anyway, so that the warm-up changes nothing else."""
+    def capture(self, inputs: Tensor, size: CopySize) -> InputGraph:
+        """Capture a copy that is to be made anyway, so that the warm-up changes nothing else."""
         with torch.cuda.device_of(inputs):
             if self.memory is None:
                 self.memory = torch.cuda.graph_pool_handle()
@@ -88,7 +88,7 @@ class SlotLoader:
 
 
 def pack(
-    size: Size,
+    size: CopySize,
     tables: Sequence[Sequence[int]],
     requests: Sequence[RequestState],
     slots: Sequence[int],

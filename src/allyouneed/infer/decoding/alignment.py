@@ -47,7 +47,7 @@ def _default_layer(layers: int) -> int:
 
 
 def reads_source(block: Any) -> bool:
-    """Not the sentences before it."""
+    """Whether the block attends to the source itself, not to the sentences before it."""
     return "cross" in block.sublayers and not getattr(block.sublayers["cross"], "reads_context", False)
 
 

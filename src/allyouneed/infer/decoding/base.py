@@ -235,7 +235,7 @@ class Search(ABC):
             self.widen(min(2 * width, self.longest))
 
     def widen(self, width: int) -> None:
-        """Columns for so many generated tokens."""
+        """Make room for `width` generated tokens."""
         missing = width - self.tokens.shape[1]
         if missing > 0:
             self.tokens = nn.functional.pad(self.tokens, (0, missing))
@@ -294,7 +294,7 @@ class Search(ABC):
         self._update()
 
     def process_logits(self, logits: Tensor) -> Tensor:
-        """By the processor of the specification."""
+        """Apply the logits processor of the specification."""
         if self.spec.logits_processor is None:
             return logits
         tokens = self.tokens[: len(logits), : self.steps]
@@ -364,7 +364,7 @@ def process_logits(
 def make_hypothesis(
     spec: DecodingSpec, state: RequestState, tokens: list[int], log_probs: list[float], log_prob: float
 ) -> Hypothesis:
-    """Of generated tokens, the end mark included; cut where a loop is found."""
+    """The hypothesis of generated tokens, end token included; cut where a loop is found."""
     ended = tokens[-1] in spec.eos_ids
     finished = ended or matches_stop(state, tokens)
     end = None if finished else find_loop(tokens, spec.decoding)

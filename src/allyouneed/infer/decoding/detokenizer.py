@@ -48,7 +48,7 @@ class StreamingDetokenizer:
         return found
 
     def _emit(self, new: str) -> str:
-        """As much of the text as cannot be the beginning of a stop string."""
+        """Emit as much text as cannot be the beginning of a stop string."""
         if self.stopped:
             return ""
         text = self.pending + new

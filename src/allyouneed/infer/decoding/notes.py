@@ -22,7 +22,7 @@ class Note(str):
 
 
 def drop_invalid(text: str) -> str:
-    """Without bytes that form no character (a model over bytes can generate any)."""
+    """The text without bytes that form no character (a model over bytes can generate any)."""
     return re.sub(f" ?{INVALID}+", "", text) if INVALID in text else text
 
 

@@ -1,8 +1,8 @@
 """What an engine really decodes, seen from outside a predictor: `with observe_decoding() as seen: model.translate(…)`.
 
 `seen.decoded` lists the requests of all calls in order, with their hypotheses and the record of their beam search. A
-predictor may ask for several, such as one for each sentence of a text. `prefixes` makes the answer to the so-manieth
-request begin with given tokens; the predictor then works with the whole answer, as if it had been found freely.
+predictor may ask for several, such as one for each sentence of a text. `prefixes` maps the index of a request to the
+tokens that its answer must begin with; the predictor then works with the whole answer, as if it had been found freely.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class DecodingEngine(Protocol):
 
 
 @dataclass(frozen=True)
-class Decoded:
+class DecodedRequest:
     """One request. `prefix`: the first tokens of its hypotheses, if they were given; they are not in the prompt."""
 
     engine: DecodingEngine
@@ -59,7 +59,7 @@ class Decoded:
         return torch.stack(self.steps(tokens, lambda _, logits: logits))
 
     def steps(self, tokens: Sequence[int], keep: Callable[[int, Tensor], T]) -> list[T]:
-        """`keep(step, logits)` of every row of `logits`, of which only one is held at a time."""
+        """`keep(step, logits)` of every row of `logits`; only one row is held at a time."""
         return forced_steps(self.engine, self.request, self.spec, tokens, keep)
 
     def log_probs(self, tokens: Sequence[int]) -> list[float]:
@@ -96,12 +96,12 @@ class Decoded:
 @dataclass
 class Observer:
     prefixes: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    decoded: list[Decoded] = field(default_factory=list)
+    decoded: list[DecodedRequest] = field(default_factory=list)
 
     def decode(
         self, engine: DecodingEngine, requests: Sequence[Request], spec: DecodingSpec, on_progress: Progress | None
     ) -> list[list[Hypothesis]]:
-        """In place of `Engine.decode`."""
+        """Observe a call of `Engine.decode`."""
         first = len(self.decoded)
         prefixes = [list(self.prefixes.get(first + number, ())) for number in range(len(requests))]
         searches = spec.decoding.method == "beam" and spec.decoding.beam > 1
@@ -114,7 +114,7 @@ class Observer:
             else:
                 found = engine.decode(observed, spec, on_progress)
         for request, hypotheses, prefix, record in zip(requests, found, prefixes, records, strict=True):
-            self.decoded.append(Decoded(engine, request, spec, hypotheses, prefix, record))
+            self.decoded.append(DecodedRequest(engine, request, spec, hypotheses, prefix, record))
         return found
 
 

@@ -37,8 +37,8 @@ class Phrase:
 
 
 class Lead(NamedTuple):
-    """Of one hypothesis. `closes`: it has just completed a phrase that ends a word. `following`: the tokens that begin
-    or continue a missing phrase, of which there is one; `only`: no other token may follow."""
+    """What one hypothesis may read next. `closes`: it has just completed a phrase that ends a word. `following`: the
+    tokens that begin or continue a missing phrase, if there is one; `only`: no other token may follow."""
 
     closes: bool
     following: Sequence[int] = ()

@@ -179,7 +179,7 @@ def beam_candidates(
 
 
 def beam_step(candidates: Candidates, ended: Tensor, beams: int) -> BeamStep:
-    """Of twice as many candidates as beams: `ended` ones (sources, candidates) among the first half are finished, the
+    """Choose among twice as many candidates as beams: `ended` ones (sources, candidates) in the first half finish, the
     best of the others continue."""
     finished = (ended & candidates.scores.isfinite())[:, :beams]
     scores, picked = candidates.scores.masked_fill(ended, -torch.inf).topk(beams)

@@ -16,7 +16,7 @@ from allyouneed.infer.decoding.sampling import uniform_stream, uniforms_at
 from allyouneed.infer.decoding.topk import greedy_tokens, token_log_probs
 from allyouneed.nn.states.base import concat_rows
 
-DROP_SHARE = 8  # rows are dropped when one in so many is done, for dropping copies the states
+DROP_SHARE = 8  # rows are dropped once one of this many is done, since dropping copies the states
 
 
 class IndependentSearch(Search):

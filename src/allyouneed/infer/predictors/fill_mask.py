@@ -24,9 +24,9 @@ from allyouneed.infer.predictors.base import (
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.two_stream import append_query_stream
 
-EVERY = 7  # in samples, one of so many tokens is masked
+EVERY = 7  # in samples, one of this many tokens is masked
 Framed = tuple[list[int], list[int]]  # token ids with special tokens, and their types
-SHOWN = 40  # and texts are truncated to so many tokens
+SHOWN = 40  # tokens to which the texts of samples are truncated
 
 
 @dataclass(frozen=True)

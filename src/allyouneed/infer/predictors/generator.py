@@ -116,7 +116,7 @@ class Generator(ChatMethods, RetrievalPredictor):
         return self._stream(EncodedPrompt(text, self._prompt(text, specials)), call)
 
     def _neighbours(self, tokens: list[int]) -> Neighbours | None:
-        """Of every complete chunk (RETRO)."""
+        """Neighbours of every complete chunk (RETRO)."""
         if self.retriever is None:
             return None
         config, size = self.model.config, self.model.config.chunk
@@ -131,12 +131,10 @@ class Generator(ChatMethods, RetrievalPredictor):
     def chat_full(
         self, messages: Messages, *, best_of: int | None = None, reward: RewardModel | None = None, **options: Any
     ) -> ChatAnswer:
-        """The same with all candidates. `best_of` and `reward`: draw so many answers and choose the one with the
+        """The same with all candidates. `best_of` and `reward`: draw several answers and choose the one with the
         highest reward (best-of-n: Nakano et al. 2021, 3.2, "rejection sampling"). `options`: see `generate_full`."""
         if (best_of is None) != (reward is None):
-            raise UserError(
-                "best_of and reward belong together: so many answers, and the model that chooses among them"
-            )
+            raise UserError("best_of and reward belong together: the number of answers, and the model that chooses one")
         checked, prompt = self.chat_prompt(messages)
         options |= {} if best_of is None else {"method": "sample", "best": best_of}
         call = self.call_options(**options)

@@ -12,7 +12,7 @@ import torch
 from allyouneed.config import parse
 from allyouneed.data.batches.interleaved import encode_pieces
 from allyouneed.data.files.interleaved import InterleavedText
-from allyouneed.data.media.pieces import MediaInputs, Piece, fill_placeholders, parse_pieces, pieces_text
+from allyouneed.data.media.pieces import MediaInputs, MediaPiece, fill_placeholders, parse_pieces, pieces_text
 from allyouneed.errors import UserError
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.predictors.base import EvaluationResult, evenly_spaced
@@ -58,8 +58,8 @@ class InterleavedGenerator(Generator):
         specials: bool = False,
         **options: Any,
     ) -> list[Generation]:
-        """As `Generator.generate_full`. `images`, `audio`: for the placeholders `<image>` and `<audio>` of each prompt
-        that is a text, in order; where it has none, they come first."""
+        """`Generator.generate_full` with media. `images`, `audio`: for the placeholders `<image>` and `<audio>` of each
+        prompt that is a text, in order; where it has none, they come first."""
         if isinstance(prompts, str) or not isinstance(prompts, Sequence):
             raise UserError("generate_full takes a list of prompts; use [prompt] for a single one")
         call = self.call_options(**options)
@@ -74,7 +74,7 @@ class InterleavedGenerator(Generator):
         specials: bool = False,
         **options: Any,
     ) -> Coroutine[str, None, Generation]:
-        """As `Generator.stream`; `images`, `audio`: see `generate_full`."""
+        """`Generator.stream` with media; `images`, `audio`: see `generate_full`."""
         call = self._stream_options(options)
         return self._stream(self.read_prompt(prompt, images, audio, specials), call)
 
@@ -92,7 +92,7 @@ class InterleavedGenerator(Generator):
         )
         return EncodedPrompt(text, [*begin, *tokens], read)
 
-    def _pieces(self, prompt: Prompt, images: Sequence[Any], audio: Sequence[Any]) -> tuple[Piece, ...]:
+    def _pieces(self, prompt: Prompt, images: Sequence[Any], audio: Sequence[Any]) -> tuple[MediaPiece, ...]:
         for name, given in (("images", images), ("audio", audio)):
             if isinstance(given, str) or not isinstance(given, Sequence):
                 raise UserError(f"{name} takes a list; use [{name.removesuffix('s')}] for a single one")
@@ -102,7 +102,7 @@ class InterleavedGenerator(Generator):
             raise UserError("images and audio are for prompts that are texts; give them as pieces of the prompt")
         return fill_placeholders(prompt, {"image": images, "audio": audio})
 
-    def _read(self, piece: Piece) -> torch.Tensor:
+    def _read(self, piece: MediaPiece) -> torch.Tensor:
         return self.inputs[piece.kind].read(piece.value)
 
     def judge(

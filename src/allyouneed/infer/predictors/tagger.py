@@ -12,7 +12,7 @@ from allyouneed.data.tokenizers.base import EAST_ASIAN_CHARACTER
 from allyouneed.errors import UserError
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.predictors.base import EvaluationResult, Predictor, evenly_spaced, run_in_batches
-from allyouneed.metrics.answers import Span, accuracy, has_spans, macro_f1, span_f1, spans
+from allyouneed.metrics.answers import EntitySpan, accuracy, has_spans, macro_f1, span_f1, spans
 from allyouneed.nn.batch import Batch
 
 Sentence = str | Sequence[str]
@@ -31,7 +31,7 @@ class TaggedSentence:
         return [(span.kind, self.words[span.begin : span.end]) for span in self.places]
 
     @property
-    def places(self) -> list[Span]:
+    def places(self) -> list[EntitySpan]:
         return spans(self.tags)
 
 

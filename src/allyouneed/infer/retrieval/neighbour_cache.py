@@ -64,7 +64,7 @@ def look_up(items: DocumentItems, retriever: Retriever, count: int, progress: Pr
         for number, near in zip(owners, nearest, strict=True):
             if passages is None or passages[0] != number:
                 passages = number, PassageSet(np.array(texts[number]), index.chunk)
-            distinct = (n for n in near if not passages[1].overlaps(np.array(index.value(n))))
+            distinct = (n for n in near if not passages[1].shares_passage(np.array(index.value(n))))
             kept = [n for n, _ in zip(distinct, range(count), strict=False)]
             found.append(kept + [-1] * (count - len(kept)))
         if progress is not None:

@@ -1,7 +1,7 @@
 """Sources of any length for any encoder-decoder, without training: Unlimiformer (Bertsch et al. 2023, 2.1-2.3).
 
-The source is encoded in overlapping chunks, of which the middle is kept; the decoder attends to the nearest of all
-hidden states (nn/mixers/attention/long_memory.py). The model itself is unchanged.
+The source is encoded in overlapping chunks, whose middles are kept; the decoder attends to the nearest of all hidden
+states (nn/mixers/attention/long_memory.py). The model itself is unchanged.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from allyouneed.infer.decoding.base import RequestState
 
 PATIENCE = 64  # steps after which a waiting request gains one level of priority
 POSTPONED = 4  # steps that a prefill is postponed at most
-WORTH = 16  # a prefill is worth stopping so many decoding rows for each row it reads
+WORTH = 16  # decoding rows that a prefill may stop for each row it reads
 SHORT = 16  # tokens a request counts for at least: short ones still need logits over the whole vocabulary
 
 
@@ -60,7 +60,7 @@ class FairQueue:
             yield from queue
 
     def urgency(self, state: RequestState, step: int) -> tuple[int, int, int]:
-        """The smaller, the more urgent."""
+        """The sort key of a request: the smaller, the more urgent."""
         request, waited = state.request, (step - state.arrived) // PATIENCE
         return -request.priority - waited, self.granted.get(request.client, 0), state.number
 
@@ -114,7 +114,8 @@ class LargestFirst:
             self.waiting.pop()
 
     def next_batch(self, most: int | None = None) -> list[RequestState]:
-        """As many as the budget allows, and at most `most`. A draft multiplies the tokens of a pass."""
+        """The next requests: as many as the budget allows, and at most `most`. A draft multiplies the tokens of a
+        pass."""
         self.drop_admitted()
         batch: list[RequestState] = []
         largest = 0

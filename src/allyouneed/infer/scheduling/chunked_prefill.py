@@ -83,7 +83,7 @@ class ChunkedPrefill:
         self.batches = [batch for batch in self.batches if batch.rows]
 
     def _drop(self, batch: PrefillBatch, requests: list[RequestState], error: Exception) -> None:
-        """A prefill has failed: so have those of its requests that no running batch has taken over."""
+        """Drop a failed prefill, and fail its requests that no running batch has taken over."""
         self.batches.remove(batch)
         self.scheduler.fail_unheld(requests, error)
 
@@ -112,13 +112,13 @@ class ChunkedPrefill:
         return self.captured.read(batch.states, chunks)
 
     def _fail_read(self, some: list[ReadPrompt], error: Exception) -> None:
-        """Those of them that have not begun to decode have failed."""
+        """Fail the requests that have not begun to decode."""
         here = {state for running in self.scheduler.running for state in running.requests}
         here |= set(self.slots.requests) if self.slots is not None else set()
         self.scheduler.fail([state for _, state in some if state not in here], error)
 
     def _decoded_together(self, done: list[ReadPrompt]) -> list[list[ReadPrompt]]:
-        """In one running batch every request has equally many rows; in exact mode each runs alone."""
+        """Groups that one running batch can hold: requests with equally many rows; in exact mode each runs alone."""
         if self.engine.exact:
             return [[one] for one in done]
         counts = sorted({state.spec.decoding.rows for _, state in done})

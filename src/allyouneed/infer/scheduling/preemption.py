@@ -15,7 +15,7 @@ from allyouneed.infer.running_batch import ActiveBatch, RunningBatch
 from allyouneed.nn.states.paged import PagedStates, PoolFullError
 
 
-class Batches(Protocol):
+class SchedulerProtocol(Protocol):
     """The scheduler, as far as preemption uses it."""
 
     running: list[ActiveBatch]
@@ -35,13 +35,13 @@ class Batches(Protocol):
 class Preemption:
     """`batches`: preempted requests, each in a batch of its own; `count`: preemptions so far."""
 
-    def __init__(self, scheduler: Batches, blocks: BlockManager) -> None:
+    def __init__(self, scheduler: SchedulerProtocol, blocks: BlockManager) -> None:
         self.scheduler, self.blocks = scheduler, blocks
         self.batches: list[RunningBatch] = []
         self.count = 0
 
     def run(self, act: Callable[[], None], batch: ActiveBatch | None = None) -> None:
-        """Do it; while there are too few blocks for it, free some. `batch`: no longer once that has left."""
+        """Call `act`, and free blocks while there are too few for it. `batch`: stop once that batch has left."""
         while batch is None or (batch in self.scheduler.running and batch.active):
             try:
                 act()

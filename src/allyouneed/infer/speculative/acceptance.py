@@ -40,8 +40,8 @@ def is_accepted(uniforms: Tensor, draft: Tensor, target: Tensor) -> Tensor:
 
 
 def resample(target: Tensor, draft: Tensor, uniforms: Tensor) -> Tensor:
-    """In place of a rejected token, one drawn from max(0, target − draft), (positions, vocab) to (positions,). Without
-    a draft token, `draft` is 0."""
+    """Draw from max(0, target − draft) in place of a rejected token, (positions, vocab) to (positions,). Without a
+    draft token, `draft` is 0."""
     left = (target - draft).clamp(min=0)
     none = left.sum(-1, keepdim=True) <= 0  # both are equal to the last digit
     return invert_cdf(torch.where(none, target, left), uniforms)

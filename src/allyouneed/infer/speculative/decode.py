@@ -38,7 +38,7 @@ class SpeculativeRow(DraftRow):
     stats: DraftStats = field(default_factory=DraftStats)
 
     def extend(self, tokens: Sequence[int], log_probs: Sequence[float], guessed: int, group: int) -> None:
-        """Append the tokens that one pass has accepted, of so many draft tokens, and the model's own. `group`: texts of
+        """Append the accepted tokens of one pass over `guessed` draft tokens, and the model's own. `group`: texts of
         the request."""
         self.stats += DraftStats(1, guessed, len(tokens) - 1)
         for token, log_prob in zip(tokens, log_probs, strict=True):
@@ -133,7 +133,8 @@ class SpeculativeDecoder:
             self.states.trim(kept)
 
     def _verify(self, logits: Tensor, drafts: Sequence[DraftTokens]) -> None:
-        """By logits (positions, vocab): for each active row one position per draft token, and one more."""
+        """Verify drafts by logits (positions, vocab): for each active row one position per draft token, and one
+        more."""
         active = [(row, draft) for row, draft in zip(self.rows, drafts, strict=True) if not row.finished]
         lengths = [row.generated + n for row, draft in active for n in range(len(draft.tokens) + 1)]
         histories: list[list[int]] = []

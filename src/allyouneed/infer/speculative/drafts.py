@@ -28,7 +28,7 @@ MAX_NGRAM, MIN_NGRAM = 4, 2  # tokens that must have occurred before for their c
 
 @dataclass(eq=False)
 class DraftRow:
-    """One text: all its tokens, the first `prompt_length` of which are the prompt. `uniforms` decide what is sampled:
+    """One text: all its tokens, beginning with a prompt of `prompt_length` tokens. `uniforms` decide what is sampled:
     for each token one to draw the draft token, one to accept it, one to draw the model's own."""
 
     tokens: list[int]
@@ -52,7 +52,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(self, rows: Sequence[DraftRow], counts: Sequence[int]) -> list[DraftTokens]:
-        """At most so many tokens for each row."""
+        """Draft at most `counts` tokens for each row."""
 
     @abstractmethod
     def select(self, rows: Sequence[int]) -> None:
@@ -80,7 +80,7 @@ class Draft(ABC):
 
     @abstractmethod
     def start(self, requests: Sequence[Request], group: int, rules: PositionRules, vocab: int) -> Drafter:
-        """For these requests, `group` rows each, under the rules of the model, which has so many tokens."""
+        """A drafter for these requests, `group` rows each, under the rules of a model with `vocab` tokens."""
 
 
 # --- look-up --------------------------------------------------------------------------------------------------------

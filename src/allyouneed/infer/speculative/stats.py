@@ -32,7 +32,7 @@ class SpeculativeHypothesis(Hypothesis):
 
 
 def total_stats(answers: Sequence[Sequence[Hypothesis]]) -> DraftStats | None:
-    """Of all answers; None: decoded without a draft."""
+    """The sum over all answers; None: decoded without a draft."""
     found = [one.stats for answer in answers for one in answer if isinstance(one, SpeculativeHypothesis)]
     return sum(found, DraftStats()) if found else None
 

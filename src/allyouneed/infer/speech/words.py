@@ -18,7 +18,7 @@ SECONDS = 0.02  # per position of the encoder
 
 @dataclass(frozen=True)
 class Word:
-    """From `start` to `end`, in seconds."""
+    """A word from `start` to `end`, in seconds."""
 
     text: str
     start: float

@@ -1,6 +1,6 @@
-"""Engines that write targets otherwise than token after token: with mask-predict (mask_predict.py), by CTC (ctc.py),
-from both ends (synchronous.py). They take the requests of a translator; there are no steps to share with a scheduler,
-so a batch of sources is decoded in one call."""
+"""Engines that do not generate targets token by token: with mask-predict (mask_predict.py), by CTC (ctc.py), from both
+ends (synchronous.py). They take the requests of a translator; there are no steps to share with a scheduler, so a batch
+of sources is decoded in one call."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Layout: version (uint32), name of the spec, its revision (uint32), the number of variables (uint32), each a name, the
 number of dimensions (uint8), the dimensions (uint32), the type (uint8), the size in bytes (uint32) and the values; then
-the number of aliases and pairs of names. A string is its length (uint16) and bytes, the last of which is 0.
+the number of aliases and pairs of names. A string is its length (uint16) and bytes, the last one 0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_VARIABLES = 1_000_000
 
 
 @dataclass(frozen=True)
-class Entry:
+class VariableEntry:
     dtype: torch.dtype
     shape: tuple[int, ...]
     start: int  # in bytes, in the file
@@ -37,7 +37,7 @@ class Variables(Mapping[str, Tensor]):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, VariableEntry] = {}
         self.aliases: dict[str, str] = {}
         self.size = path.stat().st_size
         try:
@@ -60,7 +60,7 @@ class Variables(Mapping[str, Tensor]):
             kind, size = _unpack(file, "<BI")
             if kind >= len(DTYPES):
                 raise ValueError(f"{name}: unknown type {kind}")
-            entry = Entry(DTYPES[kind], shape, file.tell())
+            entry = VariableEntry(DTYPES[kind], shape, file.tell())
             if size != prod(shape) * entry.dtype.itemsize:
                 raise ValueError(f"{name}: {size:,} bytes for the shape {shape}")
             if entry.start + size > self.size:
@@ -111,7 +111,7 @@ class Variables(Mapping[str, Tensor]):
         return any(name.endswith("weight_scale") for name in self.entries)
 
     def weight(self, name: str) -> Tensor:
-        """As floating-point numbers: an int8 weight has one scale per row, an int16 weight a single one. In a
+        """A weight in floating-point numbers: an int8 weight has one scale per row, an int16 weight a single one. In a
         quantized file, everything becomes float32."""
         found = self[name]
         if not found.is_floating_point():

@@ -121,7 +121,7 @@ def _names(tokenizer: Tokenizer) -> Any:
 
 
 def _banned(kind: str, target: Tokenizer) -> list[int]:
-    """As in the predictors: our own models never generate special tokens."""
+    """Banned tokens as in the predictors: our own models never generate special tokens."""
     if kind == "encoder":
         return []
     return list(target.template.never) if target.foreign else [n for n in target.specials if n != target.eos]

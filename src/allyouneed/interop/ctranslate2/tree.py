@@ -426,7 +426,7 @@ FREQUENCIES = (("low", 1.0), ("high", 4.0))
 
 
 def recognise_sinusoids(table: Tensor) -> Tree | None:
-    """The sinusoids of which this is the table, so that longer texts work too; None where it is none of them."""
+    """The sinusoids that this table holds, so that longer texts work too; None for any other table."""
     tolerance = 1e-5 if table.dtype == torch.float32 else 4 * torch.finfo(table.dtype).eps
     for config in SINUSOIDS:
         found = config.build(table.shape[1])(torch.arange(len(table)))

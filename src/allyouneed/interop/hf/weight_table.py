@@ -55,7 +55,7 @@ TRANSPOSE = TensorTransform(lambda tensor, config: tensor.t(), lambda tensor, co
 
 
 @dataclass(frozen=True)
-class Term:
+class TensorTerm:
     """One tensor of theirs, by a name that may contain `{n}` and `*`."""
 
     name: str
@@ -63,28 +63,28 @@ class Term:
     transforms: tuple[str, ...]
 
     @classmethod
-    def parse(cls, text: str) -> Term:
+    def parse(cls, text: str) -> TensorTerm:
         name, *transforms = (word.strip() for word in text.split("|"))
         found = re.fullmatch(r"(.+?)(?:\[(.+)\])?", name)
         assert found is not None
         return cls(found[1], found[2], tuple(transforms))
 
-    def substitute(self, values: Mapping[str, str]) -> Term:
+    def substitute(self, values: Mapping[str, str]) -> TensorTerm:
         entry = None if self.entry is None else _substitute(self.entry, values)
-        return Term(_substitute(self.name, values), entry, self.transforms)
+        return TensorTerm(_substitute(self.name, values), entry, self.transforms)
 
 
 @dataclass(frozen=True)
 class Rule:
     ours: re.Pattern[str]
-    theirs: tuple[Term, ...]
+    theirs: tuple[TensorTerm, ...]
 
     @classmethod
     def parse(cls, line: str) -> Rule:
         ours, _, theirs = line.partition(" = ")
         escaped = re.escape(ours.strip()).replace(r"\*", "(?P<kind>weight|bias)")
         pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>\\d+)", escaped)
-        return cls(re.compile(pattern), tuple(Term.parse(term) for term in theirs.split(" + ")))
+        return cls(re.compile(pattern), tuple(TensorTerm.parse(term) for term in theirs.split(" + ")))
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class Family:
         used = {term.name for _, _, terms in self._match(model, config) for term in terms}
         return {name: weights[name] for name in weights if name not in used and _matches(name, self.preserve)}
 
-    def _match(self, model: nn.Module, config: HfConfig) -> Iterator[tuple[str, Tensor, list[Term]]]:
+    def _match(self, model: nn.Module, config: HfConfig) -> Iterator[tuple[str, Tensor, list[TensorTerm]]]:
         """Each weight of ours, under the first of its names, with its terms; no terms where no line matches."""
         rules = self.rules(config)
         state = model.state_dict(keep_vars=True)
@@ -205,7 +205,7 @@ class Family:
                 yield name, tensor, [term.substitute(match.groupdict() if match else {}) for term in terms]
 
     def _build_weight(
-        self, terms: Sequence[Term], config: HfConfig, weights: Weights, shape: torch.Size
+        self, terms: Sequence[TensorTerm], config: HfConfig, weights: Weights, shape: torch.Size
     ) -> Tensor | str:
         """A weight of this shape, or the shape found instead. Concatenated inputs are released from memory."""
         given = [weights[term.name] for term in terms]
@@ -218,7 +218,7 @@ class Family:
             release_pages(tensor)
         return found.detach() if found.shape == shape else str(tuple(found.shape))
 
-    def _to_ours(self, tensor: Tensor, term: Term, config: HfConfig) -> Tensor:
+    def _to_ours(self, tensor: Tensor, term: TensorTerm, config: HfConfig) -> Tensor:
         if term.entry is not None:
             tensor = tensor[int(term.entry)]
         for name in term.transforms:

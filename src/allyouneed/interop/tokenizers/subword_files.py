@@ -107,7 +107,7 @@ def find(folder: Path, side: str, language: str | None = None) -> Path | None:
 
 
 def is_sentencepiece(file: Path) -> bool:
-    """A protobuf file; merges are text, of which every line has a space."""
+    """A protobuf file; merges are text with a space in every line."""
     with file.open("rb") as opened:
         first = opened.read(1 << 10)
     return b"\0" in first or b" " not in first.split(b"\n")[0]

@@ -18,8 +18,8 @@ FEW = 8  # tokens whose outputs alone are not worth rearranging the weights
 
 
 def find_library(time: int, *given: Tensor | None) -> ctypes.CDLL | None:
-    """The native library, if it is there and worth its while for so many tokens. Training waits for its build: a run
-    that began with torch would not be reproduced bit for bit."""
+    """The native library, if it is there and faster for `time` tokens. Training waits for its build: a run that began
+    with torch would not be reproduced bit for bit."""
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given):
         return wait_for_build()
     return native_library() if time >= FEW else None
@@ -66,16 +66,16 @@ class _Layer(torch.autograd.Function):
         tensors, cell = dict(zip(ctx.names, saved, strict=True)), ctx.cell
         y, gates, h, c = tensors["y"], tensors["gates"], tensors["h"], tensors.get("c")
         (rows, time, hidden), count = y.shape, len(weight)
-        slopes = {"dy": torch.zeros_like(y) if dy is None else dy.contiguous()}
+        grads = {"dy": torch.zeros_like(y) if dy is None else dy.contiguous()}
         if d_cells is not None:
-            slopes["d_cells"] = d_cells.contiguous()
+            grads["d_cells"] = d_cells.contiguous()
         found = {"d_seen": y.new_empty(rows, time, count), "d_h": torch.zeros_like(h)}
         if c is not None:
             found["d_c"] = torch.zeros_like(c)
         if cell == Cell.GRU_CELL:
             found["d_own"] = torch.empty_like(y)
         panels = _blocks(weight).contiguous()
-        _run(ctx.library, cell, ctx.lengths, tensors | slopes | found | {"weight": panels})
+        _run(ctx.library, cell, ctx.lengths, tensors | grads | found | {"weight": panels})
         before = torch.cat((h[:, None], y[:, :-1]), 1).flatten(0, 1)  # h before each token
         d_gates, d_bias = found["d_seen"].flatten(0, 1), None
         if cell == Cell.LSTM_CELL:

@@ -27,11 +27,11 @@ def selective_scan(
     library = wait_for_build() if trained else native_library()
     if library is None:
         return None
-    y, last = _Scan.apply(library, None if lengths is None else lengths.int(), trained, *given)
+    y, last = _NativeScan.apply(library, None if lengths is None else lengths.int(), trained, *given)
     return y, last
 
 
-class _Scan(torch.autograd.Function):
+class _NativeScan(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, library: Any, lengths: Tensor | None, trained: bool, *given: Tensor) -> tuple[Tensor, Tensor]:
         tensors = dict(zip(INPUTS, (tensor.contiguous() for tensor in given), strict=True))
@@ -56,8 +56,8 @@ class _Scan(torch.autograd.Function):
         found |= {"d_a": torch.empty_like(state), "d_b": b.new_empty(blocks, *b.shape)}
         found |= {"d_c": b.new_empty(blocks, *b.shape), "d_skip": x.new_empty(rows, width)}
         found["d_state"] = torch.empty_like(state)
-        slopes = {"dy": dy.contiguous(), "d_last": d_last.contiguous()}
-        _run(ctx.library, ctx.lengths, tensors | {"starts": starts} | slopes | found)
+        grads = {"dy": dy.contiguous(), "d_last": d_last.contiguous()}
+        _run(ctx.library, ctx.lengths, tensors | {"starts": starts} | grads | found)
         dx, d_steps, d_bias, d_a, d_b, d_c, d_skip, d_state = found.values()
         sums = (part.sum(0) for part in (d_bias, d_a, d_b, d_c, d_skip))
         return None, None, None, dx, d_steps, *sums, d_state

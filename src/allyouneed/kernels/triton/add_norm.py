@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import overlaps
+from allyouneed.kernels import has_pdl
 
 
 @triton.jit
@@ -56,7 +56,7 @@ def add_norm(
     parts = 0 if more is None else (more.shape[0] if more.dim() == 3 else 1)
     normal = torch.empty_like(x)
     total = torch.empty_like(x) if parts and keep else x
-    overlap = overlaps(x.device)
+    overlap = has_pdl(x.device)
     _add_norm[(rows,)](
         x, x if more is None else more, x if weight is None else weight, x if bias is None else bias, total, normal,
         rows, eps, offset, width=width, WIDE=triton.next_power_of_2(width), PARTS=parts, CENTRE=centre,

@@ -106,18 +106,18 @@ def _store_gradient(
     """Write the gradient over these scores of a row."""
     at = start + tl.arange(0, SIZE)
     x = _load_scores(here, bias, at, vocab, PART, BIAS, False)
-    slope = tl.exp2(_soft_cap(x, at, vocab, cap, PART, CAP) * LOG2E - log_sum)
+    grad = tl.exp2(_soft_cap(x, at, vocab, cap, PART, CAP) * LOG2E - log_sum)
     if SMOOTH:
-        slope -= smoothing / vocab
+        grad -= smoothing / vocab
     if (label >= start) & (label < start + SIZE):
-        slope -= tl.where(at == label, 1 - smoothing, 0.0)
+        grad -= tl.where(at == label, 1 - smoothing, 0.0)
     if CAP:
-        slope *= 4 * tl.sigmoid(2 * x / cap) * tl.sigmoid(-2 * x / cap)  # 1 − tanh², precise near 0
+        grad *= 4 * tl.sigmoid(2 * x / cap) * tl.sigmoid(-2 * x / cap)  # 1 − tanh², precise near 0
     if PART:
-        slope = tl.where(at < vocab, slope, 0.0).to(here.dtype.element_ty)
-        tl.store(here + at, slope, mask=at < width, eviction_policy="evict_first")
+        grad = tl.where(at < vocab, grad, 0.0).to(here.dtype.element_ty)
+        tl.store(here + at, grad, mask=at < width, eviction_policy="evict_first")
     else:
-        tl.store(here + at, slope.to(here.dtype.element_ty), eviction_policy="evict_first")
+        tl.store(here + at, grad.to(here.dtype.element_ty), eviction_policy="evict_first")
 
 
 @triton.jit

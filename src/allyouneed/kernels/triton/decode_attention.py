@@ -27,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import overlaps
+from allyouneed.kernels import has_pdl
 
 
 @triton.jit
@@ -304,7 +304,7 @@ def decode_attention(
     parts = q.shape[0] if q.dim() == 4 else 1
     assert parts == 1 or q.stride(0) == k.stride(0) == v.stride(0)
     group, most = heads // kv_heads, slots if every <= 1 else table.shape[1] * every
-    cut, overlap = cut or split_config(rows, kv_heads, group, most), overlaps(q.device)
+    cut, overlap = cut or split_config(rows, kv_heads, group, most), has_pdl(q.device)
     out = torch.empty(rows, heads, width, dtype=keys.dtype, device=q.device)
     tops = sums = pieces = out
     if cut.shares > 1:

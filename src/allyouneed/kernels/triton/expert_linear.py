@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor, nn
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import overlaps
+from allyouneed.kernels import has_pdl
 from allyouneed.kernels.triton.small_batch_linear import _activate
 
 ROWS = 16  # rows of a tile, the fewest of a matrix product
@@ -272,7 +272,7 @@ def route(
         INPUTS=min(max(8192 // wide, 16), triton.next_power_of_2(inputs)), TOP=top,
         TOP_WIDE=max(2, triton.next_power_of_2(top)), SIGMOID=sigmoid, NORMALISE=normalise, BIAS=bias is not None,
         CORRECTION=correction is not None, GROUPS=count, GROUPS_WIDE=max(2, triton.next_power_of_2(count or 1)),
-        TOP_GROUPS=used, TWO_BEST=two, OVERLAP=overlaps(device), launch_pdl=overlaps(device), num_warps=8,
+        TOP_GROUPS=used, TWO_BEST=two, OVERLAP=has_pdl(device), launch_pdl=has_pdl(device), num_warps=8,
     )  # fmt: skip
     return chosen, scores
 
@@ -315,7 +315,7 @@ def _launch(
     given += (x if scores is None else scores, x if shared is None else shared.contiguous(), out, outputs, inputs)
     given += (x.stride(0), rows)
     how |= {"TOP": top, "DOWN": scores is not None, "BIAS": bias, "SHARED": shared is not None}
-    how |= {"OVERLAP": overlaps(x.device), "launch_pdl": overlaps(x.device)}
+    how |= {"OVERLAP": has_pdl(x.device), "launch_pdl": has_pdl(x.device)}
     if rows * top <= EACH_ALONE:
         wide = min(1024, triton.next_power_of_2(inputs))
         _one_choice[(triton.cdiv(outputs, 2), rows * top)](*given, **how, OUTPUTS=2, INPUTS=wide, num_warps=2)

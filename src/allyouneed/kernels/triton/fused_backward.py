@@ -30,7 +30,7 @@ SUM_NORM = Tile(0, 512, 4)  # features of all tokens in an eighth of a program
 
 
 @triton.jit
-def _slope(x, KIND: tl.constexpr):
+def _derivative(x, KIND: tl.constexpr):
     if KIND == "relu":
         return tl.where(x > 0, 1.0, 0.0)
     elif KIND == "relu-squared":
@@ -59,9 +59,9 @@ def _activation_backward(
         token = first + start + tl.arange(0, STEP)[:, None]
         at, inside = token.to(tl.int64) * width + column, (token < tokens) & (column < width)
         values = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-        slope = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32) * _slope(values, KIND)
-        tl.store(found + at, slope.to(found.dtype.element_ty), mask=inside)
-        total += slope
+        grad = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32) * _derivative(values, KIND)
+        tl.store(found + at, grad.to(found.dtype.element_ty), mask=inside)
+        total += grad
     total = tl.sum(total, 0)[None, :]
     tl.store(sums + tl.program_id(1) * width + column, total, mask=column < width)
 
@@ -136,18 +136,18 @@ def _layer_norm_backward(
         line = first + start + tl.arange(0, STEP)
         at = line.to(tl.int64)[:, None] * width + column
         inside = (line < tokens)[:, None] & (column < width)
-        slope = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
+        grad = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
         centre = tl.load(mean + line, mask=line < tokens, other=0.0)[:, None]
         by = tl.load(scale + line, mask=line < tokens, other=0.0)[:, None]
         normal = tl.where(inside, (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - centre) * by, 0.0)
         more = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
-        by_weight += slope * normal
-        by_bias += slope
+        by_weight += grad * normal
+        by_bias += grad
         passed += more
-        slope *= weights
-        even = tl.sum(slope, 1)[:, None] / width
-        along = tl.sum(slope * normal, 1)[:, None] / width
-        more += by * (slope - even - normal * along)
+        grad *= weights
+        even = tl.sum(grad, 1)[:, None] / width
+        along = tl.sum(grad * normal, 1)[:, None] / width
+        more += by * (grad - even - normal * along)
         tl.store(found + at, more.to(found.dtype.element_ty), mask=inside)
     column = tl.arange(0, WIDE)
     there = sums + tl.program_id(0) * width + column
@@ -299,24 +299,24 @@ def _add_norm_backward(
         line = first + start + tl.arange(0, STEP)
         at = line.to(tl.int64)[:, None] * width + column
         inside = (line < tokens)[:, None] & (column < width)
-        slope = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
+        grad = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
         if TWO:
-            slope += tl.load(second + at, mask=inside, other=0.0).to(tl.float32)
+            grad += tl.load(second + at, mask=inside, other=0.0).to(tl.float32)
         centre = tl.load(mean + line, mask=line < tokens, other=0.0)[:, None]
         by = tl.load(scale + line, mask=line < tokens, other=0.0)[:, None]
         normal = tl.where(inside, (tl.load(total + at, mask=inside, other=0.0).to(tl.float32) - centre) * by, 0.0)
-        by_weight += slope * normal
-        by_bias += slope
-        slope *= weights
-        even = tl.sum(slope, 1)[:, None] / width
-        along = tl.sum(slope * normal, 1)[:, None] / width
-        slope = by * (slope - even - normal * along)
-        tl.store(found + at, slope.to(found.dtype.element_ty), mask=inside)
+        by_weight += grad * normal
+        by_bias += grad
+        grad *= weights
+        even = tl.sum(grad, 1)[:, None] / width
+        along = tl.sum(grad * normal, 1)[:, None] / width
+        grad = by * (grad - even - normal * along)
+        tl.store(found + at, grad.to(found.dtype.element_ty), mask=inside)
         if DROPOUT:
             stays = tl.load(kept + at, mask=inside, other=0).to(tl.int1)
-            slope = tl.where(stays, slope * factor, 0.0)
-            tl.store(dropped + at, slope.to(dropped.dtype.element_ty), mask=inside)
-        passed += tl.where(inside, slope, 0.0)
+            grad = tl.where(stays, grad * factor, 0.0)
+            tl.store(dropped + at, grad.to(dropped.dtype.element_ty), mask=inside)
+        passed += tl.where(inside, grad, 0.0)
     column = tl.arange(0, WIDE)
     there = sums + tl.program_id(0) * width + column
     tl.store(there, tl.sum(by_weight, 0), mask=column < width)

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import overlaps
+from allyouneed.kernels import has_pdl
 
 MOST = 4  # maps of a launch
 
@@ -144,6 +144,6 @@ def joint_linear(
     _joint[(blocks, triton.cdiv(rows, among))](
         x, x if before is None else before, *padded, *shares, *shifts, out, rows, total, x.stride(0), inputs,
         *sizes, *names, MAPS=count, MIX=before is not None, BIAS=biases[0] is not None, ROWS=among,
-        OVERLAP=overlaps(x.device), launch_pdl=overlaps(x.device), **tile,
+        OVERLAP=has_pdl(x.device), launch_pdl=has_pdl(x.device), **tile,
     )  # fmt: skip
     return list(out.split(sizes[:count], -1))

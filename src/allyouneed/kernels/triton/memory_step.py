@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import overlaps
+from allyouneed.kernels import has_pdl
 
 
 @triton.jit
@@ -72,7 +72,7 @@ def infini_step(
     out = torch.empty(rows, heads * width, dtype=qkv.dtype, device=qkv.device)
     _infini_step[(rows, heads)](
         q, k, v, near, places, positions, gates, memory, following, out, qkv.stride(0), segment, least, HEADS=heads,
-        WIDTH=width, WIDE=triton.next_power_of_2(width), DELTA=delta, LOCAL=local, OVERLAP=overlaps(qkv.device),
-        launch_pdl=overlaps(qkv.device), num_warps=4,
+        WIDTH=width, WIDE=triton.next_power_of_2(width), DELTA=delta, LOCAL=local, OVERLAP=has_pdl(qkv.device),
+        launch_pdl=has_pdl(qkv.device), num_warps=4,
     )  # fmt: skip
     return out

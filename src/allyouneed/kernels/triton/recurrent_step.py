@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import overlaps
+from allyouneed.kernels import has_pdl
 
 
 @triton.jit
@@ -107,7 +107,7 @@ def retention_step(
         v if norm.weight is None else norm.weight, out,
         q.stride(0), k.stride(0), v.stride(0), gate.stride(0), decay.stride(0), temperature or 1.0, norm.eps,
         norm.offset, scale, HEADS=heads, KEYS=keys, VALUES=values, PAIRS=pairs, WIDE=wide, GATED=gated,
-        WEIGHT=norm.weight is not None, OVERLAP=overlaps(v.device), launch_pdl=overlaps(v.device), num_warps=4,
+        WEIGHT=norm.weight is not None, OVERLAP=has_pdl(v.device), launch_pdl=has_pdl(v.device), num_warps=4,
     )  # fmt: skip
     return out
 
@@ -161,7 +161,7 @@ def wkv_step(
     block = 256
     _wkv_step[(rows, triton.cdiv(max(width, hidden), block))](
         x, before, r, k, v, decay, bonus, m, a, b, out, x.stride(0), r.stride(0), k.stride(0), v.stride(0), width,
-        hidden, BLOCK=block, OVERLAP=overlaps(x.device), launch_pdl=overlaps(x.device), num_warps=2,
+        hidden, BLOCK=block, OVERLAP=has_pdl(x.device), launch_pdl=has_pdl(x.device), num_warps=2,
     )  # fmt: skip
     return out
 
@@ -188,7 +188,7 @@ def gate_shift(x: Tensor, before: Tensor, gate: Tensor, y: Tensor) -> Tensor:
     out, block = torch.empty_like(y), 256
     _gate_shift[(rows, triton.cdiv(width, block))](
         x, before, gate, y, out, x.stride(0), gate.stride(0), y.stride(0), width, BLOCK=block,
-        OVERLAP=overlaps(x.device), launch_pdl=overlaps(x.device), num_warps=2,
+        OVERLAP=has_pdl(x.device), launch_pdl=has_pdl(x.device), num_warps=2,
     )  # fmt: skip
     return out
 
@@ -242,6 +242,6 @@ def rnn_gates(seen: Tensor, kept: Tensor, h: Tensor, c: Tensor | None) -> Tensor
     out, block = torch.empty_like(h), 256
     _rnn_gates[(rows, triton.cdiv(hidden, block))](
         seen, kept, h, h if c is None else c, out, hidden, LSTM=c is not None, BLOCK=block,
-        OVERLAP=overlaps(h.device), launch_pdl=overlaps(h.device), num_warps=2,
+        OVERLAP=has_pdl(h.device), launch_pdl=has_pdl(h.device), num_warps=2,
     )  # fmt: skip
     return out

@@ -202,7 +202,7 @@ def _outputs(
 
 
 @triton.jit
-def _slopes_qk(
+def _grad_qk(
     q, k, v, log, starts, near, fades, far, d_near, d_fades, d_far, do, dq, dk, d_log,
     q_row, q_head, q_time, k_row, k_head, k_time, v_row, v_head, v_time, o_row, o_head, o_time, log_row, log_head,
     dq_row, dq_head, dq_time, dk_row, dk_head, dk_time, lines, heads, time, chunks, share, segments,
@@ -257,7 +257,7 @@ def _slopes_qk(
 
 
 @triton.jit
-def _slopes_v(
+def _grad_v(
     q, k, log, starts, d_near, d_fades, d_far, do, dv,
     q_row, q_head, q_time, k_row, k_head, k_time, v_row, v_head, v_time, o_row, o_head, o_time, log_row, log_head,
     heads, time, chunks, share, segments,
@@ -287,7 +287,7 @@ def _slopes_v(
     _store_tile(dv + row * v_row + head * v_head, for_v, start, time, v_time, j, V, CHUNK, VALUES)
 
 
-class _Tiling(NamedTuple):
+class _Plan(NamedTuple):
     """Tiling of a line, shared by the kernels."""
 
     chunks: int
@@ -299,7 +299,7 @@ class _Tiling(NamedTuple):
     precision: str
 
     @classmethod
-    def of(cls, q: Tensor, v: Tensor) -> _Tiling:
+    def of(cls, q: Tensor, v: Tensor) -> _Plan:
         batch, heads, time, width = q.shape
         most = SIDE * 2 // v.itemsize  # fp32 tiles are half as wide, to fit in shared memory
         chunk, keys, values = (min(most, max(16, triton.next_power_of_2(x))) for x in (time, width, v.shape[-1]))
@@ -316,7 +316,7 @@ class _Tiling(NamedTuple):
 
 
 def _states(
-    x: Tensor, y: Tensor, log: Tensor, starts: Tensor | None, ends: Tensor, plan: _Tiling, steady: bool, back: bool
+    x: Tensor, y: Tensor, log: Tensor, starts: Tensor | None, ends: Tensor, plan: _Plan, steady: bool, back: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """S (or its gradient) at each chunk in two terms, and z: near, z, fades, far. `ends` goes from initial to final."""
     (batch, heads, time, width), values, each = x.shape, y.shape[-1], ends.shape[-1]
@@ -343,7 +343,7 @@ def _forward(
     q: Tensor, k: Tensor, v: Tensor, log: Tensor, before: Tensor, starts: Tensor | None, steady: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """o, r, and the states after the last token. States (batch, heads, K · V + K) are S and z, flat."""
-    (batch, heads, time, width), values, plan = q.shape, v.shape[-1], _Tiling.of(q, v)
+    (batch, heads, time, width), values, plan = q.shape, v.shape[-1], _Plan.of(q, v)
     ends = before.clone()
     near, rows, fades, far = _states(k, v, log, starts, ends, plan, steady, False)
     o, r = _empty_outputs(q, v)
@@ -376,7 +376,7 @@ def _backward(
     steady: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v, log (in parts that are to be added up; none if steady) and of S before, flat."""
-    (batch, heads, time, width), values, plan = q.shape, v.shape[-1], _Tiling.of(q, v)
+    (batch, heads, time, width), values, plan = q.shape, v.shape[-1], _Plan.of(q, v)
     do, size = _contiguous_features(do), width * values
     ends, d_ends = before[..., :size].contiguous(), d_after[..., :size].clone(memory_format=torch.contiguous_format)
     near, _, fades, far = _states(k, v, log, starts, ends, plan, steady, False)
@@ -385,13 +385,13 @@ def _backward(
     dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))  # with the strides of the inputs
     lines, tiles = batch * heads, triton.cdiv(width, plan.keys)
     d_log = torch.empty(0 if steady else tiles, batch, heads, time, device=q.device)
-    _slopes_qk[(lines * plan.chunks * tiles,)](
+    _grad_qk[(lines * plan.chunks * tiles,)](
         q, k, v, log, begins, near, fades, far, d_near, d_fades, d_far, do, dq, dk, d_log,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3], *log.stride()[:2],
         *dq.stride()[:3], *dk.stride()[:3], lines, heads, time, *plan[:3], width, values, steady, packed, *plan.tiles,
         num_warps=WARPS, num_stages=2,
     )  # fmt: skip
-    _slopes_v[(lines * plan.chunks * triton.cdiv(values, plan.values),)](
+    _grad_v[(lines * plan.chunks * triton.cdiv(values, plan.values),)](
         q, k, log, begins, d_near, d_fades, d_far, do, dv,
         *q.stride()[:3], *k.stride()[:3], *dv.stride()[:3], *do.stride()[:3], *log.stride()[:2],
         heads, time, *plan[:3], width, values, steady, packed, *plan.tiles, num_warps=WARPS, num_stages=2,
@@ -404,7 +404,7 @@ def _(
     do: Tensor, d_after: Tensor, q: Tensor, k: Tensor, v: Tensor, log: Tensor, before: Tensor, starts: Tensor | None,
     steady: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    tiles, (batch, heads, time, width) = 0 if steady else triton.cdiv(q.shape[-1], _Tiling.of(q, v).keys), q.shape
+    tiles, (batch, heads, time, width) = 0 if steady else triton.cdiv(q.shape[-1], _Plan.of(q, v).keys), q.shape
     d_log = q.new_empty(tiles, batch, heads, time, dtype=torch.float32)
     d_ends = before.new_empty(batch, heads, width * v.shape[-1])
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), d_log, d_ends

@@ -6,7 +6,7 @@ walk gives what each adds to the state, `_join` scans over segments, then all ru
 exp(A Σ Δ), so the decay of a segment needs only the sum of its time steps.
 
 Saved for backward: the inputs and the state before each segment. `_revisit` recomputes the states, keeps one per TOKENS
-tokens and gives what each segment adds to the gradient of the state before it; `_slopes` walks from the end. Gradients
+tokens and gives what each segment adds to the gradient of the state before it; `_grad_kernel` walks from the end. Those
 that are sums over features or tokens are summed per program, then by torch: always in the same order.
 
 PACKED rows: `begins` (batch, time) is the index at which the sentence of each token begins. The decay at its first
@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TOKENS = 4  # loaded at once; in backward, a kept state for each so many
+TOKENS = 4  # loaded at once; the backward pass keeps one state per this many
 STATES = 16  # per program at most
 GROUPS, LANES = 2, 16  # features of a program
 PROGRAMS = 4096  # several per place on the GPU, so that the last ones do not run alone
@@ -207,7 +207,7 @@ def _outputs(
 
 @triton.jit
 def _revisit(
-    x, steps, b, c, bias, a, starts, dy, marks, slopes, spans, lengths, begins, tiles, time, share, segments, features,
+    x, steps, b, c, bias, a, starts, dy, marks, grads, spans, lengths, begins, tiles, time, share, segments, features,
     blocks,
     N: tl.constexpr, PACKED: tl.constexpr, LENGTHS: tl.constexpr, PARTS: tl.constexpr, TOKENS: tl.constexpr,
     STATES: tl.constexpr, GROUPS: tl.constexpr, LANES: tl.constexpr,
@@ -242,13 +242,13 @@ def _revisit(
                 change = tl.where(used, changes[i], 0.0)[None, :, :] * queries[i][:, None, None]
                 g += tl.exp2(span[None, :, :] * rate) * change
     there = row * segments + segment
-    tl.store(slopes + there * N * features + at, g, mask=inside)
+    tl.store(grads + there * N * features + at, g, mask=inside)
     tl.store(spans + there * features + feature, span, mask=exists & (part == 0))
 
 
 @triton.jit
-def _slopes(
-    x, steps, b, c, bias, a, skip, dy, marks, slopes, dx, d_steps, d_b, d_c, d_bias, d_a, d_skip, d_start, lengths,
+def _grad_kernel(
+    x, steps, b, c, bias, a, skip, dy, marks, grads, dx, d_steps, d_b, d_c, d_bias, d_a, d_skip, d_start, lengths,
     begins, plane, narrow_plane, bias_plane, tiles, time, share, segments, features, blocks,
     N: tl.constexpr, PACKED: tl.constexpr, LENGTHS: tl.constexpr, PARTS: tl.constexpr, TOKENS: tl.constexpr,
     STATES: tl.constexpr, GROUPS: tl.constexpr, LANES: tl.constexpr,
@@ -262,7 +262,7 @@ def _slopes(
     rate = tl.load(a + at, mask=inside, other=0.0) * LOG2_E
     shift = tl.load(bias + feature, mask=exists, other=0.0)
     direct = tl.load(skip + feature, mask=exists & (part == 0), other=0.0)
-    g = tl.load(slopes + there * N * features + at, mask=inside, other=0.0)
+    g = tl.load(grads + there * N * features + at, mask=inside, other=0.0)
     on_a = tl.zeros((STATES, GROUPS, LANES), tl.float32)
     on_bias, on_skip = tl.zeros((GROUPS, LANES), tl.float32), tl.zeros((GROUPS, LANES), tl.float32)
     count = tl.cdiv(tl.maximum(stop - start, 0), TOKENS)
@@ -375,13 +375,13 @@ def _backward(
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(*shape, dtype=dtype, device=x.device)
 
-    marks, slopes = empty(batch, tiles, states, features), torch.empty_like(starts)
+    marks, grads = empty(batch, tiles, states, features), torch.empty_like(starts)
     spans = empty(batch, cut.segments, features)
-    _revisit[grid](x, steps, b, c, bias, a, starts, dy, marks, slopes, spans, *limits, tiles, *cut, *flags, num_warps=1)
+    _revisit[grid](x, steps, b, c, bias, a, starts, dy, marks, grads, spans, *limits, tiles, *cut, *flags, num_warps=1)
     if cut.segments > 1:
-        _join_segments(slopes, spans, a, end, begins, cut, back=True)
+        _join_segments(grads, spans, a, end, begins, cut, back=True)
     else:
-        slopes = end
+        grads = end
     make = torch.empty if lengths is None else torch.zeros
     wide = torch.float32 if parts > 1 else None
     dx = make(parts, *x.shape, dtype=wide or x.dtype, device=x.device)
@@ -389,8 +389,8 @@ def _backward(
     d_b, d_c = make(2, cut.blocks, *b.shape, dtype=torch.float32, device=x.device)
     d_a, d_start = torch.empty_like(starts), torch.empty_like(end)
     d_bias, d_skip = empty(parts, batch, cut.segments, features), empty(batch, cut.segments, features)
-    _slopes[grid](
-        x, steps, b, c, bias, a, skip, dy, marks, slopes, dx, d_steps, d_b, d_c, d_bias, d_a, d_skip, d_start,
+    _grad_kernel[grid](
+        x, steps, b, c, bias, a, skip, dy, marks, grads, dx, d_steps, d_b, d_c, d_bias, d_a, d_skip, d_start,
         *limits, x.numel(), b.numel(), d_skip.numel(), tiles, *cut, *flags, num_warps=1,
     )  # fmt: skip
     return (

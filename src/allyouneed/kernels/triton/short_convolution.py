@@ -24,7 +24,7 @@ WARPS = 4
 
 @triton.jit
 def _load(x, before, row, at, feature, time, features, x_row, x_time, SIZE: tl.constexpr):
-    """Inputs of the tokens `at`, of which −1, −2, … are the last ones before."""
+    """Inputs of the tokens `at`; −1, −2, … are the last ones before."""
     column, exists = feature[None, :], (feature < features)[None, :]
     here = x + row * x_row + at[:, None].to(tl.int64) * x_time + column
     now = tl.load(here, mask=exists & ((at >= 0) & (at < time))[:, None], other=0.0).to(tl.float32)
@@ -73,7 +73,7 @@ def _convolve(
 
 
 @triton.jit
-def _slopes(
+def _grad_kernel(
     x, before, weight, bias, starts, dy, dx, d_before, d_weight, d_bias, time, features, x_row, x_time,
     SIZE: tl.constexpr, BIAS: tl.constexpr, PACKED: tl.constexpr, TILES: tl.constexpr, TOKENS: tl.constexpr,
     FEATURES: tl.constexpr,
@@ -149,7 +149,7 @@ def _backward(
     """Gradients of x and `before`, and those of weight and bias in parts (batch, programs, …)."""
     (batch, time, features), size = x.shape, weight.shape[1]
     dx, d_before, d_weight, d_bias = _empty_gradients(x, before, weight)
-    _slopes[(d_bias.shape[1], triton.cdiv(features, FEATURES), batch)](
+    _grad_kernel[(d_bias.shape[1], triton.cdiv(features, FEATURES), batch)](
         x, before, weight, *_optional(weight, bias, starts), dy.contiguous(), dx, d_before, d_weight, d_bias,
         time, features, *x.stride()[:2], size, bias is not None, starts is not None, TILES, TOKENS, FEATURES,
         num_warps=WARPS,

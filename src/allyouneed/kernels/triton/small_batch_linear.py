@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.language.extra import libdevice
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import overlaps
+from allyouneed.kernels import has_pdl
 
 
 @triton.jit
@@ -194,7 +194,7 @@ def linear(
     shape = (cut.parts, rows, outputs) if cut.parts > 1 else (rows, outputs)
     out = torch.empty(shape, dtype=torch.float32 if cut.parts > 1 else x.dtype, device=x.device)
     how = {"GATED": gated, "ACTIVATION": activation, "BIAS": bias is not None, "PARTS": cut.parts}
-    how |= {"OVERLAP": overlaps(x.device), "launch_pdl": overlaps(x.device)}
+    how |= {"OVERLAP": has_pdl(x.device), "launch_pdl": has_pdl(x.device)}
     sizes = {"OUTPUTS": cut.outputs, "INPUTS": cut.inputs, "num_warps": cut.warps, "num_stages": cut.stages}
     grid = (triton.cdiv(outputs, cut.outputs), cut.parts)
     bias = x if bias is None else bias

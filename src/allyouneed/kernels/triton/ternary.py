@@ -20,7 +20,7 @@ from torch import Tensor
 from triton.language.extra import libdevice
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import overlaps
+from allyouneed.kernels import has_pdl
 from allyouneed.kernels.triton.small_batch_linear import _activate
 
 FEW = 16
@@ -83,9 +83,9 @@ def _one_token(
     smallest: tl.constexpr, most: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr, BIAS: tl.constexpr,
     OUTPUTS: tl.constexpr, WORDS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Without tensor cores: one instruction multiplies the four bytes of a word. The words of all four quarters of the
-    inputs are one axis, so each word of weights is loaded four times. What does not depend on the input is loaded
-    before it is ready."""
+    """One token, without tensor cores: one instruction multiplies the four bytes of a word. The words of all four
+    quarters of the inputs are one axis, so each word of weights is loaded four times. What does not depend on the input
+    is loaded before it is ready."""
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     inside = n < outputs
     width: tl.constexpr = quarter // 4
@@ -261,7 +261,7 @@ def ternary_linear(
     outputs = bytes.shape[0] // (2 if gated else 1)
     flat = x.reshape(-1, inputs)
     flat = flat if flat.stride(1) == 1 else flat.contiguous()
-    count, overlap = len(flat), overlaps(x.device)
+    count, overlap = len(flat), has_pdl(x.device)
     tile = tile_config(count, outputs, quarter, parts and not gated)
     split = tile.parts > 1
     sizes = (tile.parts, count, outputs) if split else (count, outputs)

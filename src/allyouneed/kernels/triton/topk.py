@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import overlaps
+from allyouneed.kernels import has_pdl
 
 PIECE = 2048  # logits per program
 
@@ -74,7 +74,7 @@ def argmax_step(
     pieces = triton.cdiv(vocab, PIECE)
     tops, highs, sums = torch.empty(3, rows, pieces, device=scores.device)
     places = torch.empty(rows, pieces, dtype=torch.int32, device=scores.device)
-    cut = {"PIECES": pieces, "OVERLAP": overlaps(scores.device), "launch_pdl": overlaps(scores.device)}
+    cut = {"PIECES": pieces, "OVERLAP": has_pdl(scores.device), "launch_pdl": has_pdl(scores.device)}
     _argmax_pieces[(rows, pieces)](
         scores, bans, ages, least, tops, places, highs, sums, vocab, PIECE=PIECE, **cut, num_warps=4
     )
@@ -145,7 +145,7 @@ def topk(scores: Tensor, bans: Tensor, ages: Tensor, least: int, count: int) -> 
     places = torch.empty(rows, pieces, count, dtype=torch.int32, device=device)
     best, mass = torch.empty(rows, count, device=device), torch.empty(rows, 1, device=device)
     tokens = torch.empty(rows, count, dtype=torch.long, device=device)
-    cut = {"PIECES": pieces, "COUNT": count, "OVERLAP": overlaps(device), "launch_pdl": overlaps(device)}
+    cut = {"PIECES": pieces, "COUNT": count, "OVERLAP": has_pdl(device), "launch_pdl": has_pdl(device)}
     _topk_pieces[(rows, pieces)](
         scores, bans, ages, least, tops, places, highs, sums, vocab, rows // len(ages), PIECE=PIECE, **cut, num_warps=4
     )

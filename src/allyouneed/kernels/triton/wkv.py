@@ -155,7 +155,7 @@ def _outputs(
 
 @triton.jit
 def _walk_back(
-    g, y, whole, decay, slopes, lengths, starts, plane, time, share, segments, features,
+    g, y, whole, decay, grads, lengths, starts, plane, time, share, segments, features,
     LEAST: tl.constexpr, PACKED: tl.constexpr, LENGTHS: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
     """Gradient of a segment's outputs with respect to the state before it."""
@@ -168,21 +168,21 @@ def _walk_back(
     b = a
     for number in tl.range(stop - start, num_stages=AHEAD):
         at = stop - 1 - number
-        slope = _read(g, at, features, feature)
+        grad = _read(g, at, features, feature)
         mean, log = _read(y, at, features, feature), _read(whole, at, features, feature)
-        n, a, b = _combine(n, a, b, step, -log, slope, -slope * mean)
+        n, a, b = _combine(n, a, b, step, -log, grad, -grad * mean)
         if PACKED:
             n, a, b = _drop(n, a, b, _is_first(starts, at), LEAST)
-    _store3(slopes, plane, (row * segments + segment) * features + feature, inside, n, a, b)
+    _store3(grads, plane, (row * segments + segment) * features + feature, inside, n, a, b)
 
 
 @triton.jit
-def _slopes(
-    k, v, g, y, whole, decay, bonus, past, slopes, dk, dv, d_decay, d_bonus, d_past,
+def _grad_kernel(
+    k, v, g, y, whole, decay, bonus, past, grads, dk, dv, d_decay, d_bonus, d_past,
     lengths, starts, plane, end_plane, time, share, segments, features,
     LEAST: tl.constexpr, PACKED: tl.constexpr, LENGTHS: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
-    """`slopes`: gradients with respect to the state after each segment; `past`, `d_past`: initial state and its
+    """`grads`: gradients with respect to the state after each segment; `past`, `d_past`: initial state and its
     gradient."""
     row, segment, feature, start, stop = _locate(lengths, time, share, segments, features, LENGTHS, FEATURES)
     inside = feature < features
@@ -192,24 +192,24 @@ def _slopes(
     step = tl.load(decay + feature, mask=inside, other=0.0)
     more = tl.load(bonus + feature, mask=inside, other=0.0)
     here = (row * segments + segment) * features + feature
-    n, a, b = _load3(slopes, plane, here, inside)
+    n, a, b = _load3(grads, plane, here, inside)
     for_decay, for_bonus = tl.zeros((FEATURES,), tl.float32), tl.zeros((FEATURES,), tl.float32)
     for number in tl.range(stop - start, num_stages=AHEAD):
         at = stop - 1 - number
         key, value = _read(k, at, features, feature), _read(v, at, features, feature)
-        slope = _read(g, at, features, feature)
+        grad = _read(g, at, features, feature)
         mean, log = _read(y, at, features, feature), _read(whole, at, features, feature)
         own, kept = (
             tl.exp(more + key - log),
             tl.exp(key + n),
         )  # weight of the token in its own output, and in later states
-        direct = slope * own * (value - mean)
+        direct = grad * own * (value - mean)
         _write(dk, direct + kept * (a * value + b), at, features, feature)
-        _write(dv, slope * own + kept * a, at, features, feature)
+        _write(dv, grad * own + kept * a, at, features, feature)
         for_bonus += direct
         # the state before the token is its output minus its own term
         decayed = tl.exp(n - step + log) * (a * (mean - own * value) + b * (1 - own))
-        n, a, b = _combine(n, a, b, step, -log, slope, -slope * mean)
+        n, a, b = _combine(n, a, b, step, -log, grad, -grad * mean)
         if PACKED:
             first = _is_first(starts, at)
             decayed = tl.where(first, 0.0, decayed)
@@ -222,7 +222,7 @@ def _slopes(
     _store3(d_past, end_plane, row * features + feature, begins, m, tl.exp(n + m) * a, tl.exp(n + m) * b)
 
 
-class _Cut:
+class _Segmentation:
     """Segmentation of a text, and arguments shared by the kernels."""
 
     def __init__(self, k: Tensor, lengths: Tensor | None, starts: Tensor | None, least: float) -> None:
@@ -240,7 +240,7 @@ class _Cut:
         return torch.empty(3, k.shape[0], self.segments, k.shape[2], device=k.device)
 
 
-def _before(cut: _Cut, past: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
+def _before(cut: _Segmentation, past: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
     """State before each segment: (3, batch, segments, features)."""
     if cut.segments == 1:
         return past
@@ -257,7 +257,7 @@ def _forward(
     least: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """wkv (batch, time, features) and the last state. States (3, batch, features) are m, a, b."""
-    cut = _Cut(k, lengths, starts, least)
+    cut = _Segmentation(k, lengths, starts, least)
     sums, ends = _before(cut, past, k, v, decay), torch.empty_like(past)
     out = torch.empty_like(v) if lengths is None else torch.zeros_like(v)
     planes = (cut.plane, cut.end_plane)
@@ -281,7 +281,7 @@ def _backward(
     lengths: Tensor | None, starts: Tensor | None, least: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of the first state, of k, v, and of decay and bonus (2, batch, segments, features) in parts."""
-    cut = _Cut(k, lengths, starts, least)
+    cut = _Segmentation(k, lengths, starts, least)
     shared, planes = (*cut.sizes, *cut.flags), (cut.plane, cut.end_plane)
     g = g.contiguous()
     sums, ends = _before(cut, past, k, v, decay), torch.empty_like(past)
@@ -292,17 +292,17 @@ def _backward(
     # where nothing comes back through the last state, its exponent must not count either
     silent = (d_ends[1:] == 0).all(0)
     wanted = torch.stack((torch.where(silent, least, -ends[0]), d_ends[1], d_ends[2]))
-    slopes = wanted
+    grads = wanted
     if cut.segments > 1:
-        slopes = cut.empty(k)
+        grads = cut.empty(k)
         _walk_back[cut.grid](
-            g, y, whole, decay, slopes, *cut.limits, cut.plane, *cut.sizes, *cut.flags, num_warps=1
+            g, y, whole, decay, grads, *cut.limits, cut.plane, *cut.sizes, *cut.flags, num_warps=1
         )  # fmt: skip
-        _join[cut.join](slopes, wanted, decay, *cut.limits, *planes, *cut.sizes, True, *cut.flags, num_warps=1)
+        _join[cut.join](grads, wanted, decay, *cut.limits, *planes, *cut.sizes, True, *cut.flags, num_warps=1)
     dk, dv = (torch.empty_like(x) if lengths is None else torch.zeros_like(x) for x in (k, v))
     partial, d_past = _empty_sums(k), torch.empty_like(past)
-    _slopes[cut.grid](
-        k, v, g, y, whole, decay, bonus, past, slopes, dk, dv, *partial, d_past, *cut.limits,
+    _grad_kernel[cut.grid](
+        k, v, g, y, whole, decay, bonus, past, grads, dk, dv, *partial, d_past, *cut.limits,
         *planes, *shared, num_warps=1,
     )  # fmt: skip
     return d_past, dk, dv, partial
@@ -317,7 +317,7 @@ def _(
 
 
 def _empty_sums(k: Tensor) -> Tensor:
-    return k.new_empty(2, k.shape[0], _Cut(k, None, None, 0.0).segments, k.shape[2], dtype=torch.float32)
+    return k.new_empty(2, k.shape[0], _Segmentation(k, None, None, 0.0).segments, k.shape[2], dtype=torch.float32)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

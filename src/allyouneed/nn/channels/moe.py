@@ -326,7 +326,7 @@ def _ceil(number: Tensor | float) -> Tensor | int:
 
 
 def _mean(values: Tensor, real: Tensor | None) -> Tensor:
-    """Over the real tokens (dim 0)."""
+    """The mean over the real tokens (dim 0)."""
     if real is None:
         return values.mean(0)
     shape = (-1,) + (1,) * (values.dim() - 1)

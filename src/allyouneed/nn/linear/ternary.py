@@ -67,7 +67,7 @@ class PackedBitLinear(nn.Module):
         return rescale(product(tokens, self.packed), token_step, self.step, self.bias).to(x.dtype)
 
     def by_kernel(self, x: Tensor, activation: str = "", gated: bool = False, parts: bool = False) -> Tensor:
-        """Of x after the norm; what else the kernel computes: kernels/triton/ternary.py."""
+        """The product with x after the norm; `kernels/triton/ternary.py` says what else the kernel computes."""
         from allyouneed.kernels.triton.ternary import ternary_linear
 
         given = (self.packed, self.step, self.bias, MIN_SCALE, MAX_CODE)

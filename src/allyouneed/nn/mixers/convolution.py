@@ -87,7 +87,7 @@ class Convolution(SlidingMixer):
 
 
 def recent_cost(width: int, back: int) -> Cost:
-    """Of the last `back` inputs (`RecentTokens`)."""
+    """The cost of keeping the last `back` inputs (`RecentTokens`)."""
     return Cost(state_constant=width * (back + MAX_TRIM), trim=width * MAX_TRIM) if back else Cost()
 
 

@@ -231,7 +231,7 @@ class MixedChunkModule(_GatedModule):
             return pad(part, (0, 0, 0, -time % size)).unflatten(1, (-1, size))  # (batch, blocks, size, …)
 
         def near(part: Tensor) -> Tensor:
-            """Of each block and its neighbours: (batch, blocks, 2 · size or 3 · size, …)."""
+            """Each block with its neighbours: (batch, blocks, 2 · size or 3 · size, …)."""
             blocks = cut(part)
             return torch.cat([pad(blocks, (0, 0, 0, 0, by, -by)) for by in (1, 0, *around)], 2)
 

@@ -259,7 +259,7 @@ class PerformerModule(_Features):
         return self.merge_heads(observe(self, "heads", y.to(v.dtype))), carry
 
     def product_dtype(self, x: Tensor) -> torch.dtype | None:
-        """That of products of features: in half precision on a GPU that trains so; None: that of the features.
+        """The dtype of products of features: half precision on a GPU that trains in it; None: that of the features.
         Exponents are always in single precision."""
         return torch.get_autocast_dtype("cuda") if x.is_cuda and torch.is_autocast_enabled("cuda") else None
 

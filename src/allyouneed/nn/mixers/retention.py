@@ -157,7 +157,7 @@ class RetentionModule(SubLayer):
 
     @property
     def traceable(self) -> bool:  # type: ignore[override]  # per instance, not per class
-        """With a kernel; otherwise a loop over chunks would be unrolled."""
+        """Only with a kernel; otherwise a loop over chunks would be unrolled."""
         return usable(next(self.parameters()))
 
     def prepare(self, context: Context, rows: int) -> None:
@@ -191,7 +191,7 @@ class RetentionModule(SubLayer):
         return self.normalise(o, r, context)
 
     def half_life(self, x: Tensor) -> Tensor:
-        """Of the mean decay, where it differs from token to token."""
+        """The half-life of the mean decay, where decays differ from token to token."""
         return math.log(0.5) / self.decay(x).mean((0, 2))
 
     def split(self, x: Tensor) -> Tensor:
@@ -256,7 +256,7 @@ class RetentionModule(SubLayer):
 
 class MultiScaleRetentionModule(RetentionModule):
     def decay(self, x: Tensor) -> Tensor:
-        """In float64 up to the logarithm: γ of the slowest heads is close to 1."""
+        """The decay, in float64 up to the logarithm: γ of the slowest heads is close to 1."""
         powers = -5 - torch.arange(self.heads, dtype=torch.float64, device=x.device)
         return torch.log1p(-(2**powers)).to(accumulator_dtype(x.dtype))[None, :, None]
 

@@ -78,7 +78,7 @@ class RWKVModule(RecurrentMixer):
 
     @property
     def traceable(self) -> bool:  # type: ignore[override]  # per instance, not per class
-        """With a kernel; otherwise its scan would be unrolled."""
+        """Only with a kernel; otherwise its scan would be unrolled."""
         return usable(next(self.parameters()))
 
     def run(self, x: Tensor, carry: Carry, real: Tensor | None, starts: Tensor | None = None) -> tuple[Tensor, Carry]:

@@ -77,7 +77,7 @@ class Layer(Config):
         return Recurrence(self.coordinates, self.halt, common.width) if self.recurs else None
 
     def cost(self, common: Common, length: int) -> Cost:
-        """Of all `repeat` blocks, without what the whole stack shares."""
+        """The cost of all `repeat` blocks, without what the whole stack shares."""
         total = self.wiring.cost(common, len(self.sublayers))
         if self.mixer is not None:
             total += self.mixer.cost(common, length)

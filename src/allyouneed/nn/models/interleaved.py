@@ -42,7 +42,7 @@ class Tower(Config):
         return {**tree, "encoder": {"kind": "encoder", "head": "none", **encoder}}
 
     def problem(self, slots: int, shape: tuple[int, ...]) -> str:
-        """Why an image or a sound of this shape cannot be read into so many slots; empty if it can."""
+        """Why an image or a sound of this shape does not fit into `slots` slots; empty if it does."""
         embed: Any = self.encoder.embed
         if slots != self.resampler.slots:
             return f"{slots} slots; the model has {self.resampler.slots}"
@@ -80,7 +80,7 @@ class Interleaved(DecoderStack):
 
     @property
     def towers(self) -> dict[str, Tower]:
-        """By the kind of medium that they read."""
+        """The towers by the kind of medium that they read."""
         return {name: tower for name in MEDIA if (tower := getattr(self, name)) is not None}
 
     def build(self) -> InterleavedModel:

@@ -53,8 +53,8 @@ class RecurrentMemory(GenerativeModel):
     segment: Size
     """Tokens of a segment, without the memory."""
     bptt: Size | None = None
-    """The gradient is cut after so many segments; 1: every segment is trained by itself. Default: it flows through all
-    segments of a training row."""
+    """Number of segments after which the gradient is cut; 1: each segment is trained alone. Default: it flows through
+    all segments of a training row."""
     decoder: Layers
     """The stack's layers: a list of layers, or text over the names defined under `layers`."""
 
@@ -80,7 +80,7 @@ class RecurrentMemory(GenerativeModel):
         return RecurrentMemoryModel(self)
 
     def cost(self, length: int = 1024) -> Cost:
-        """Of a text token, with its share of the memory tokens."""
+        """The cost of a text token, with its share of the memory tokens."""
         used = min(length, self.segment) + 2 * self.memory
         stack = stack_cost(self.decoder, self, used)
         state = stack.state_constant + stack.state_per_token * used + (self.kept + 1) * self.memory * self.width
@@ -120,7 +120,7 @@ class MemoryTokens(State):
         self.tokens: Tensor | None = None  # (rows, kept * segment): token of position p at p % (kept * segment)
 
     def segment_of(self, length: int) -> int:
-        """The current segment of a row with so many tokens."""
+        """The current segment of a row with `length` tokens."""
         return max(0, length - 1) // self.model.config.segment
 
     def inside(self, length: int) -> int:

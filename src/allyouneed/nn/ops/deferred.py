@@ -8,7 +8,7 @@ With h as of a token s, and the tokens since then kept as they are, the same y i
     y_t = e^{log_{s+1} + … + log_t} q_tᵀ h_s + Σ_{s < i ≤ t} e^{log_{i+1} + … + log_t} (q_t·k_i) v_i
 
 (Dao, Gu 2024, section 6: recurrent between chunks, quadratic within one). The token at position p has place p mod
-`RECENT`, and the last place folds all of them into the matrix: whoever runs a step knows its place from the position
+`RECENT`, and the last place folds all of them into the matrix: the caller of a step knows its place from the position
 alone. Rows that begin anywhere begin with places of zeros, which add nothing. `log` is at most 0, so no factor grows.
 """
 

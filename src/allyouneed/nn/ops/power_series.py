@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 @cache
 def fast_length(least: int) -> int:
-    """The next length with no prime factor above 5, of which transforms are fast."""
+    """The next length with no prime factor above 5, for fast transforms."""
     return next(n for n in count(least) if 60 ** n.bit_length() % n == 0)
 
 
@@ -60,8 +60,9 @@ def one_over(f: Tensor) -> Tensor:
 
 
 class _OneOver(torch.autograd.Function):
-    """By Newton's iteration, g ← g − g ((1 − z f) g − 1), which doubles the number of terms that are right. Products
-    are no longer than these: what exceeds them wraps around to terms that are known. The gradient is z / (1 − z f)²."""
+    """1 / (1 − z f) by Newton's iteration, g ← g − g ((1 − z f) g − 1), which doubles the number of terms that are
+    right. Products are no longer than these: what exceeds them wraps around to terms that are known. The gradient is z
+    / (1 − z f)²."""
 
     @staticmethod
     def forward(ctx: Any, f: Tensor) -> Tensor:

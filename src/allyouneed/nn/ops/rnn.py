@@ -18,7 +18,7 @@ Cell = Literal["lstm", "gru", "gru-reset-first"]
 
 
 class Maps(NamedTuple):
-    """Of one direction, with the gates one below the other: i, f, g, o of an LSTM, r, z, n of a GRU."""
+    """Weights of one direction, with the gates stacked: i, f, g, o of an LSTM, r, z, n of a GRU."""
 
     of_input: Tensor  # W (gates · hidden, width)
     of_state: Tensor  # U (gates · hidden, hidden)

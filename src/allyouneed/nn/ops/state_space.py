@@ -29,7 +29,7 @@ class System:
 
     def __init__(self, b: Tensor, c: Tensor) -> None:
         self.b, self.c = b, c
-        self.chunks: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # what chunks of so many tokens share
+        self.chunks: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # chunk length -> what all chunks of it share
 
     @abstractmethod
     def apply(self, x: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ class LowRankSystem(System):
         return found[:, :, :count]
 
     def kernel(self, length: int) -> Tensor:
-        """By power series in z, of which K is one: with Ā = diag(d) + u v* (Woodbury's identity again),
+        """The kernel K by power series in z: with Ā = diag(d) + u v* (Woodbury's identity again),
 
             C (I − zĀ)⁻¹ B̄ = C E B̄ + z (C E u) (v* E B̄) / (1 − z v* E u),    E = diag(1 / (1 − z d))
 

@@ -24,7 +24,7 @@ class UnpackedRows:
     `tokens` and `targets`: index of each real token in the flattened rows and in the flattened sentences; None: rows
     are not rearranged.
     `starts` (batch, time) int32: rows are still packed, and the sentence of each token begins at this index of its row.
-    Padding is a sentence of its own, of which nothing is read.
+    Padding is a sentence of its own, and nothing is read from it.
     """
 
     real: Tensor | None
@@ -76,7 +76,7 @@ def unpack_rows(context: Context, restarts: bool = False) -> UnpackedRows:
 
 
 def stays_packed(layout: TokenLayout) -> bool:
-    """On a CPU nothing waits, and short sentences of similar length are less work than rows."""
+    """Whether rows stay packed; not on a CPU, where short sentences of similar length are less work than rows."""
     return layout.device.type == "cuda"
 
 

@@ -41,7 +41,7 @@ Allowed = Callable[[TokenFields, TokenFields], Tensor]
 
 
 class BlockRange(Protocol):
-    """Ranges of tokens, of which the minimum and maximum `feature` of a pattern are known."""
+    """Ranges of tokens whose minimum and maximum `feature` of a pattern are known."""
 
     def bounds(self, pattern: Pattern) -> tuple[Tensor, Tensor]: ...
 

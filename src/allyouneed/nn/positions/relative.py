@@ -69,7 +69,7 @@ class RelativeModule(nn.Module):
     adds_key_bias: bool = False
     adds_values: bool = False
     bias_by_distance: bool = False  # the bias depends on the distance only, and has gradients
-    constant_from: int | None = None  # distances of at least so many tokens have the same bias, on each side
+    constant_from: int | None = None  # distance from which the bias is constant, on each side
     traceable: bool = True  # `apply_positions` has no side effects
 
     @property

@@ -23,7 +23,7 @@ class TimeGaps(Positions):
     buckets: Annotated[int, Field(gt=0)] = 32
     """Number of buckets; the last one has no end."""
     base: Annotated[float, Field(ge=1)] = 2.0
-    """Each bucket is so many times as long as the one before; 1: a bucket per unit of time."""
+    """Ratio of the length of a bucket to that of the one before; 1: a bucket per unit of time."""
 
     def build(self, width: int) -> nn.Module:
         return TimeGapsModule(self, width)

@@ -98,8 +98,8 @@ class TransformerXLModule(RelativeModule):
         return scores.gather(-1, (away - first).expand(*scores.shape[:3], -1))
 
     def score_one(self, query: Tensor, away: Tensor) -> Tensor:
-        """Of one query per row (batch, heads, 1, head_width), for each key: no range of distances is looked up on the
-        host."""
+        """Scores of one query per row (batch, heads, 1, head_width) for each key; the host looks up no range of
+        distances."""
         every = self.sinusoids(away[:, 0, 0]).to(self.biases.place.dtype)  # (batch or 1, keys, width)
         heads = query.shape[1]
         if type(self.far) is nn.Linear:

@@ -32,7 +32,7 @@ class KVCache(KVState):
     """A cache that grows with the text: keys and values (batch, heads, capacity, head_width)."""
 
     # On a CPU, rows are allocated ahead and buffers reused once requests join: copying all rows into new memory in
-    # every step would take as long as the model. Only a cache that nobody shares has either.
+    # every step would take as long as the model. Only a cache that is not shared has either.
     spare = 0  # rows allocated behind those in use
     scratch: Tensor | None = None  # memory for the next `select`
 
@@ -103,7 +103,8 @@ class KVCache(KVState):
 
     @property
     def _reuses(self) -> bool:
-        """On a CPU, where keys and values can take each other's memory; subclasses keep more than these."""
+        """Whether memory is reused: on a CPU, where keys and values can take each other's; subclasses keep more than
+        these."""
         if self.keys is None or self.values is None or type(self) not in (KVCache, CrossKVCache):
             return False
         same = self.keys.shape == self.values.shape and self.keys.dtype == self.values.dtype
@@ -140,7 +141,7 @@ def writable_cache(cache: Tensor, new: Tensor) -> Tensor:
 
 
 def grow(cache: Tensor, rows: int, capacity: int) -> Tensor:
-    """A copy of a cache (batch, heads, time, head_width), with so many rows allocated and this capacity."""
+    """A copy of a cache (batch, heads, time, head_width) with `rows` rows allocated and this capacity."""
     batch, heads, time, head_width = cache.shape
     found = cache.new_empty(rows, heads, capacity, head_width)[:batch]
     found[:, :, :time] = cache
@@ -149,7 +150,7 @@ def grow(cache: Tensor, rows: int, capacity: int) -> Tensor:
 
 
 def with_rows(cache: Tensor, rows: int) -> Tensor:
-    """The first so many allocated rows of a cache."""
+    """The first `rows` allocated rows of a cache."""
     return cache.as_strided((rows, *cache.shape[1:]), cache.stride(), cache.storage_offset())
 
 

@@ -191,7 +191,7 @@ class PagedStates(States):
         self.write_blocks = self.write_slots = self.block_table = torch.empty(0, dtype=torch.long)
 
     def append_marks(self, new: TokenLayout, end: int) -> None:
-        """Before new tokens are stored: allocate their blocks and find where they are written."""
+        """Allocate the blocks of new tokens before they are stored, and find where they are written."""
         rows, size = len(self.lengths), self.pool.size
         self.reserve([new.time] * rows if new.segments is None else new.segments.sum(1).tolist())
         super().append_marks(new, end)
@@ -219,7 +219,7 @@ class PagedStates(States):
             self.copies = []
 
     def reserve(self, counts: Sequence[int]) -> None:
-        """Allocate blocks for so many more tokens of each row, and copies of shared blocks. All or nothing."""
+        """Allocate blocks for `counts` more tokens of each row, and copies of shared blocks. All or nothing."""
         if not self.has_pages:
             return
         size, needs = self.pool.size, []

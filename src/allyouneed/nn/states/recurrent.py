@@ -33,8 +33,8 @@ Outputs = TypeVar("Outputs", Tensor, tuple[Tensor, Tensor])  # (batch, time, …
 
 
 def recurrent_cost(carry: int, features: int, wide: int = 0) -> Cost:
-    """Of a carry of so many elements whose inputs have so many features. `wide`: elements of the carry that are kept in
-    single precision also where inputs are in half precision."""
+    """The cost of a state of `carry` elements whose inputs have `features` features. `wide`: elements that stay in
+    single precision where inputs are in half precision."""
     kept = carry + TAIL * features  # the snapshot and the inputs since then
     return Cost(state_constant=carry + kept, wide_constant=2 * wide, trim=kept, trim_wide=wide)
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, Replay
+from allyouneed.nn.context import Context, ReplayedDecisions
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.dropout import Dropout
 from allyouneed.nn.init.depth import Depth
@@ -80,7 +80,7 @@ class ReversiblePass:
         return self.current[1]
 
     def step_back(self, number: int, output: Tensor) -> None:
-        """From the streams after a sub-layer, (b, a + f(b)), to those before it, (a, b), given f(b)."""
+        """The streams before a sub-layer, (a, b), from those after it, (b, a + f(b)), given f(b)."""
         assert self.current is not None and self.current[0] == number + 1
         _, b, c = self.current
         self.current = number, c - output.detach().to(c.dtype), b
@@ -115,7 +115,7 @@ class ReversibleModule(nn.Module):
     def make_half(self, output: Callable[[Tensor, Context], Tensor], context: Context, dtype: torch.dtype) -> Half:
         if not torch.is_grad_enabled():
             return lambda x, again: output(x.to(dtype), context)
-        replay, random_state = Replay(), SavedRandomState() if self.training else None
+        replay, random_state = ReplayedDecisions(), SavedRandomState() if self.training else None
         first = replace(context, replay=replay)
         # losses and recorded weights were collected in the first pass
         second = replace(first, record=None, losses=None if context.losses is None else [])

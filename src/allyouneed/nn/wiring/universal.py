@@ -90,7 +90,8 @@ class ACT(Halt):
     result: Literal["blend", "sum"] = "blend"
     """`blend`: as in the authors' code; `sum`: Graves' weighted sum."""
     per: Literal["token", "text"] = "token"
-    """Whether each token halts by itself, or all tokens of a text at once (`act_type: global` of the authors' code)."""
+    """Whether each token halts separately, or all tokens of a text at once (`act_type: global` of the authors'
+    code)."""
 
     def leak(self) -> str | None:
         return "it halts by the mean of all tokens of a text; set per: token" if self.per == "text" else None

@@ -33,7 +33,7 @@ AHEAD = 64  # positions whose masks are computed together, and tokens that recen
 
 
 class StateBinding:
-    """Of all states that a program reads; `supported`: they are of the kinds that it was written for."""
+    """Binds all states that a program reads; `supported`: they are of the kinds that it was written for."""
 
     def __init__(
         self, caches: Sequence[CacheSlot], memories: Sequence[MemorySlot], masks: Sequence[Pattern], states: States
@@ -66,7 +66,7 @@ class StateBinding:
             self.source_lengths = (ctypes.c_int32 * count)(*ends)
 
     def point(self, number: int) -> None:
-        """To the keys and values that a cache has now."""
+        """Point to the keys and values that a cache has now."""
         state = self.states[number]
         keys, values = state.keys, state.values
         if keys.dtype is not torch.float32 or keys.stride(3) != 1 or (values.shape[3] and values.stride(3) != 1):
@@ -90,13 +90,13 @@ class StateBinding:
         cache.value_row, cache.value_head, cache.value_time = values.stride()[:3]
 
     def prepare(self, rows: int, starts: Sequence[int], like: Tensor) -> bool:
-        """Before a pass of one token per row; False where a state has other rows. `like`: dtype of new carries."""
+        """Prepare a pass of one token per row; False where a state has other rows. `like`: dtype of new carries."""
         for mask, table in zip(self.masks, self.mask_tables, strict=False):
             table.point(mask, starts)
         return all(one.prepare(rows, like) for one in self.bound)
 
     def finish(self, end: int) -> None:
-        """After a pass; no row has more than `end` tokens."""
+        """Update the states after a pass; no row has more than `end` tokens."""
         for one in self.bound:
             one.finish(end)
         done: dict[int, tuple[Tensor, Tensor]] = {}  # layers share these tensors
@@ -141,7 +141,7 @@ def kind_of_cache(slot: CacheSlot, paged: bool) -> type:
 
 
 def grow_window(state: WindowKVCache, slot: CacheSlot, rows: int, end: int) -> None:
-    """Room for the tokens of a pass in a ring that is not full yet."""
+    """Make room for the tokens of a pass in a ring that is not full yet."""
     state.end = min(end, state.first + state.ring)
     if state.keys is None or state.end >= state.keys.shape[2]:
         state.keys = state._grow(state.keys, torch.empty(rows, slot.heads, 0, slot.head_width))
@@ -151,14 +151,14 @@ def grow_window(state: WindowKVCache, slot: CacheSlot, rows: int, end: int) -> N
 
 
 def replace_cache(state: Any, keys: Tensor, values: Tensor) -> None:
-    """By tensors of another type, which have no spare rows."""
+    """Replace a cache by tensors of another dtype, which have no spare rows."""
     state.keys, state.values = keys, values
     if isinstance(state, KVCache):
         state.drop_spare()
 
 
 def grow_cache(state: KVCache, slot: CacheSlot, rows: int, capacity: int) -> None:
-    """A cache that grows, with room for so many tokens."""
+    """Grow a cache to `rows` rows and `capacity` tokens."""
     sizes = {"keys": (slot.head_width, torch.float32), "values": (slot.value_width, torch.float32)}
     sizes |= {"buckets": (slot.rounds, torch.int32)} if slot.rounds else {}
     for name, (width, dtype) in sizes.items():

@@ -212,7 +212,7 @@ class CpuExecutor:
         return found
 
     def restore_dtype(self, states: States) -> States:
-        """States written in single precision, in the model's own."""
+        """Convert states written in single precision to the model's own."""
         if self.dtype is torch.float32:
             return states
         for layer in states.layers:
@@ -243,7 +243,7 @@ class CpuExecutor:
         )
 
     def supports_pages(self, states: States) -> bool:
-        """Blocks of 2^n tokens in single precision."""
+        """Whether the blocks hold 2^n tokens in single precision."""
         if type(states) is not PagedStates:
             return False
         return not states.has_pages or (states.pool.size.bit_count() == 1 and self.dtype is torch.float32)

@@ -41,7 +41,7 @@ def nested(state: StateSlot | None, name: str) -> StateSlot | None:
 
 class CacheSlot(NamedTuple):
     """A KV cache that an instruction reads: whose it is, and its sizes. `value_width` 0: the keys contain the values.
-    `window`: it is a ring (nn/states/window.py). `rounds`: it holds so many buckets of each key
+    `window`: it is a ring (nn/states/window.py). `rounds`: how many buckets of each key it holds
     (nn/mixers/attention/lsh.py)."""
 
     state: StateSlot
@@ -53,7 +53,7 @@ class CacheSlot(NamedTuple):
 
 
 class MemorySlot(NamedTuple):
-    """A state of constant size (Recurrent, RecentTokens, CompressiveMemory) whose inputs have so many features."""
+    """A state of constant size (Recurrent, RecentTokens, CompressiveMemory). `features`: of its inputs."""
 
     state: StateSlot
     features: int
@@ -143,7 +143,7 @@ class Instructions:
         return out
 
     def memory(self, state: StateSlot, features: int) -> int:
-        """The number of a state whose inputs have so many features."""
+        """The number of a state whose inputs have `features` features."""
         self.memories.append(MemorySlot(state, features))
         return len(self.memories) - 1
 

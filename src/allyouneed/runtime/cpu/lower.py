@@ -185,7 +185,7 @@ def _rms_norm(part: RMSNormModule | ScaleNormModule, x: Register, code: Instruct
 
 @lower.register(BatchNormModule)
 def _batch_norm(part: BatchNormModule, x: Register, code: Instructions, state: None = None) -> Register:
-    """Of moving averages: a factor and a summand of each feature."""
+    """Moving averages give a factor and a summand per feature."""
     if part.training:
         raise Unsupported("batch norm in training has no native instruction")
     assert part.weight is not None and part.bias is not None

@@ -73,7 +73,7 @@ def distance_vectors(relative: TransformerXLModule, count: int) -> Tensor:
 
 
 def window_arguments(kept: KVWindow | None) -> dict[str, Any]:
-    """Of a cache that keeps some keys only."""
+    """Arguments of an instruction whose cache keeps some keys only."""
     if kept is None:
         return {}
     if not kept.recent:
@@ -162,7 +162,7 @@ def emit_rotation(
     segment: int | None = None,
 ) -> None:
     """Rotate heads of queries, then of keys, which are also multiplied by `scale`, in place. `segment`: positions are
-    counted from the start of segments of so many tokens."""
+    counted from the start of segments of this length."""
     if rotary.config.values:
         raise Unsupported("rotary positions of values have no native instruction")
     interleaved = rotary.config.order == "interleaved"
@@ -206,7 +206,7 @@ def emit_heads(
 
 @lower.register(SelfAttention)
 def _self_attention(part: SelfAttention, x: Register, code: Instructions, state: StateSlot | None) -> Register:
-    """With a state each token sees those before it in the cache; without one, the tokens of the pass."""
+    """Each token sees those before it in the cache; without a state, those of the pass."""
     if state is None and type(part.relative) is TransformerXLModule:
         raise Unsupported("Transformer-XL positions of later tokens have no native instruction")
     return emit_self_attention(part, x, code, state, part.pattern)

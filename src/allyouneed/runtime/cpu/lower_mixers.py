@@ -199,7 +199,7 @@ def _synthesizer(part: SynthesizerModule, x: Register, code: Instructions, state
     else:
         assert isinstance(synthesis, RandomSynthesis)
         if synthesis.factorised and heads * length**2 > MAX_PRODUCT:
-            raise Unsupported("factorised scores of so many positions have no native instruction")
+            raise Unsupported("factorised scores of this many positions have no native instruction")
         table = synthesis.left @ synthesis.right.mT if synthesis.factorised else synthesis.table
         arguments |= {"place_bias": share_of(table), "place_head": length**2, "place_query": length}
     dense, dot = part.hidden is not None, mixture is not None
@@ -248,7 +248,7 @@ def _tensorized(part: TensorizedModule, x: Register, code: Instructions, state: 
     core = cores[0] if cores.is_meta else cores.float().mean(0)
     code.emit(Kind.SCALE, rank, query, into=query, factors=core)
     arguments = PLAIN | pattern_arguments(part.pattern, RelativeModule(), 1, 1.0, code, True)
-    arguments.pop("ring", None)  # its cache has all keys, of which a window sees the recent ones
+    arguments.pop("ring", None)  # its cache has all keys, and a window sees the recent ones
     arguments |= {"heads": 1, "kv_heads": 1, "head_width": rank, "value_width": rank, "scale": 1.0}
     arguments |= {"keys": Keys.CACHED, "cache": len(code.caches), "pairs": 1, "length": part.length}
     code.caches.append(CacheSlot(slot, 1, rank, rank))

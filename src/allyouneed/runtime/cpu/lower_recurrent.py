@@ -163,7 +163,7 @@ def _gru_reset_before(part: ResetBeforeModule, x: Register, code: Instructions, 
 
 
 def push(x: Register, state: StateSlot, back: int, code: Instructions) -> int:
-    """Append a token to the recent ones, of which `back` before it are needed; the number of the memory."""
+    """Append a token to the recent ones, `back` of them needed before it; the number of the memory."""
     memory = code.memory(state, x.width)
     code.emit(Kind.PUSH, x.width, x, into=x, memory=memory, size=back + MAX_TRIM)
     return memory

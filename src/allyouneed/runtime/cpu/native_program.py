@@ -122,7 +122,7 @@ class NativeProgram:
         self.positions = self.tokens = self.keys = self.threads = 0
         self.inputs = max((step.linear.inputs for step in instructions if is_packed(step)), default=0)
         seen = (step.attention.branches for step in instructions if step.kind == Kind.ATTENTION)
-        self.branches = max(seen, default=0) or 1  # in each of which a key may be seen
+        self.branches = max(seen, default=0) or 1  # a key may be seen in each of them
         rows = (max(step.linear.top, step.linear.digits) for step in instructions if is_packed(step))
         self.top = max(rows, default=0) or 1  # rows of a token
         self.given = Pass(
@@ -216,7 +216,7 @@ class NativeProgram:
         return self.buffers[number][: batch.rows * batch.time * width].view(batch.rows, batch.time, width)
 
     def thread_count(self, tokens: int) -> ThreadCount:
-        """For passes over about that many tokens."""
+        """The number of threads for passes over about this many tokens."""
         size = tokens.bit_length()
         if size not in self.thread_counts or self.thread_counts[size].most != self.threads:
             self.thread_counts[size] = ThreadCount(self.threads)

@@ -22,14 +22,14 @@ class ThreadCount:
         self.measure(TRIES)
 
     def measure(self, passes: int) -> None:
-        """So many passes on one thread before all are tried."""
+        """Measure this many passes on one thread before all are tried."""
         self.left = passes
         self.tries = 0  # passes on all threads since then
         self.total = self.slowest = 0.0  # their seconds
 
     @property
     def current(self) -> int:
-        """For the next pass."""
+        """The number of threads of the next pass."""
         return 1 if self.left or self.most == 1 else self.most
 
     def record(self, threads: int, seconds: float) -> None:

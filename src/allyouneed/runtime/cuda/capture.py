@@ -82,7 +82,7 @@ def _untraceable(stack: Stack) -> str | None:
 
 
 def check_capture_of(part: Any) -> None:
-    """Of a part and all that is in it."""
+    """Raise `Unsupported` if the state of a part, or of one inside it, cannot be captured."""
     for state in _nested(plain_state(part)):
         if make_static_state.get(state) is None:
             raise Unsupported(f"{type(state).__name__} has no {make_static_state.purpose}")

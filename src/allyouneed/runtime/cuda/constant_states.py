@@ -2,7 +2,7 @@
 
 Plain states also keep recent inputs, so that tokens can be trimmed; these need not, for `load` fills a slot anew. Their
 tensors are allocated by the first step, before a graph is captured (`GraphRunner`), as rows that have seen no token:
-`Fixed.fresh` remembers them for requests that start with an empty past.
+`StaticTensors.fresh` remembers them for requests that start with an empty past.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from allyouneed.runtime.cuda.static_cache import (
 )
 
 
-class Fixed:
+class StaticTensors:
     """Tensors (rows, …) that are only written in place, and what they hold for a row that has seen no token."""
 
     def __init__(self, fresh: Sequence[Tensor]) -> None:
@@ -85,11 +85,11 @@ def by_columns(x: Tensor) -> Tensor:
 class StaticRecurrent(Recurrent):
     """The carry of a recurrence."""
 
-    fixed: Fixed | None = None
+    fixed: StaticTensors | None = None
 
     def carry(self, batch: int, like: Tensor) -> Carry:
         if self.fixed is None:
-            self.fixed = Fixed([x.contiguous() for x in self.begin(batch, like)])
+            self.fixed = StaticTensors([x.contiguous() for x in self.begin(batch, like)])
         return self.fixed.tensors
 
     def update(self, inputs: Tensor, carry: Carry, context: Context, between: Carry | None = None) -> None:
@@ -122,7 +122,7 @@ class DeferredRecurrent(StaticRecurrent):
         if self.fixed is None:
             carry = self.begin(batch, like)
             stored = [by_columns(x) if x.dim() == 4 else x.contiguous() for x in carry]
-            self.fixed = Fixed([*stored, *self.part.begin_recent(carry)])
+            self.fixed = StaticTensors([*stored, *self.part.begin_recent(carry)])
         keys, values, logs = self.fixed.tensors[-3:]
         return self.fixed.tensors[:-3], (keys, values, logs)
 
@@ -141,7 +141,7 @@ class DeferredRecurrent(StaticRecurrent):
 class StaticRecentTokens(RecentTokens):
     """The last `back` inputs (rows, back, width)."""
 
-    fixed: Fixed | None = None
+    fixed: StaticTensors | None = None
 
     def append(self, x: Tensor, context: Context) -> Tensor:
         tokens = self.buffer(x)
@@ -152,7 +152,7 @@ class StaticRecentTokens(RecentTokens):
     def buffer(self, like: Tensor) -> Tensor:
         """The stored inputs, for tokens like these (rows, 1, width)."""
         if self.fixed is None:
-            self.fixed = Fixed([like.new_zeros(len(like), self.back, like.shape[2])])
+            self.fixed = StaticTensors([like.new_zeros(len(like), self.back, like.shape[2])])
         return self.fixed.tensors[0]
 
     def load(self, given: Prefilled, past: State) -> None:
@@ -213,7 +213,7 @@ class StaticCompressiveMemory(CompressiveMemory):
     the memory is constant, so that each token is added once (eq. 4, 5).
     """
 
-    fixed: Fixed | None = None  # memory, following, keys, values
+    fixed: StaticTensors | None = None  # memory, following, keys, values
 
     def __init__(self, module: InfiniModule, capacity: int) -> None:
         super().__init__(module)
@@ -236,7 +236,7 @@ class StaticCompressiveMemory(CompressiveMemory):
         """All tensors, for keys like these (rows, heads, 1, head_width)."""
         if self.fixed is None:
             empty, kept = self.module.initial_memory(k), k.new_zeros(*k.shape[:2], self.slots, k.shape[3])
-            self.fixed = Fixed([by_columns(empty), by_columns(empty), kept, kept])
+            self.fixed = StaticTensors([by_columns(empty), by_columns(empty), kept, kept])
         return self.fixed.tensors
 
     def load(self, given: Prefilled, past: State) -> None:
@@ -341,7 +341,7 @@ class StaticRetrievedKeyValues(RetrievedKeyValues):
 OWN_SOURCE.add(SourceFeatureSums)
 
 
-def fixed_in(states: Any) -> Iterator[Fixed]:
+def fixed_in(states: Any) -> Iterator[StaticTensors]:
     """The tensors of constant size in these states; they exist after the first step."""
     if isinstance(states, dict):
         states = list(states.values())
@@ -352,7 +352,7 @@ def fixed_in(states: Any) -> Iterator[Fixed]:
         yield from fixed_in(states.parts)
     elif isinstance(states, AttentiveGRUState):
         yield from fixed_in(states.recent)
-    elif isinstance(fixed := getattr(states, "fixed", None), Fixed):
+    elif isinstance(fixed := getattr(states, "fixed", None), StaticTensors):
         yield fixed
 
 

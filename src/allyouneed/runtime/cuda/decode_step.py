@@ -119,5 +119,5 @@ def _call(op: Call, run: Kernel, values: Values, positions: Tensor, context: Con
 
 
 def _apply(op: Op, values: Values, positions: Tensor, context: Context) -> None:
-    """As torch has it, on tensors (rows, 1, width)."""
+    """Apply an operation as torch does, on tensors (rows, 1, width)."""
     values[op.output] = apply(op, [values[number][:, None] for number in op.inputs], context)[:, 0]

@@ -247,7 +247,7 @@ def linear_split(x: Tensor, module: Any, sizes: Sequence[int], head_width: int) 
 
 
 def attend_qkv(x: Tensor, module: Any, heads: list[int], rows: ShortRows, scale: float) -> Tensor:
-    """Attention within sentences to queries, keys and values module(x), of so many heads each."""
+    """Attention within sentences with queries, keys and values module(x). `heads`: how many of each."""
     qkv, (segments, _, positions, _) = linear(x, module, module.bias.detach()), rows.tokens
     out: Tensor = _AttendQKV.apply(qkv, module.bias, heads, segments, positions, rows.causal, scale)
     return out

@@ -27,7 +27,7 @@ from allyouneed.runtime.program import Unsupported
 
 
 def gated_parts(part: GAUModule | MixedChunkModule, setup: StepSetup, distances: int) -> Any:
-    """What the kernels make queries and keys of, for keys less than so many tokens away; rotations are of every
+    """What the kernels make queries and keys from, for keys less than `distances` tokens away; rotations cover every
     position."""
     from allyouneed.kernels.triton.mixer_steps.gated import GatedParts
 

@@ -194,7 +194,7 @@ def add_rotation(relative: RelativeModule, setup: StepSetup) -> None:
 
 
 def row_rotation(relative: RotaryModule, setup: StepSetup, positions: Tensor, context: Context) -> Tensor:
-    """Of each row's position (rows, head_width), looked up once for all layers."""
+    """The rotation at each row's position (rows, head_width), looked up once for all layers."""
     key = relative.key
     return context.memoize(StepSetup, ("rotation", key), lambda: embedding(positions, setup.rotations[key]))
 
@@ -264,7 +264,7 @@ def _cross_attention(part: CrossAttention, setup: StepSetup, state: Any, partial
 
 
 def check_attention(part: SelfAttention | CrossAttention | SharedAttention, capacity: int) -> None:
-    """Only softmax(q·k) over all keys, rotated by halves or not at all."""
+    """Raise `Unsupported` unless it is softmax(q·k) over all keys, rotated by halves or not at all."""
     check_heads(part)
     if not part.score_mod().plain or not sees_all(part.pattern, capacity):
         raise Unsupported("the attention kernel computes softmax(q·k) over all keys")
@@ -273,7 +273,7 @@ def check_attention(part: SelfAttention | CrossAttention | SharedAttention, capa
 
 
 def check_heads(part: SelfAttention | CrossAttention | SharedAttention) -> None:
-    """Heads as the attention kernel reads them."""
+    """Raise `Unsupported` unless the attention kernel can read the heads."""
     if getattr(part, "caches_hidden", False):
         raise Unsupported("a cache of hidden states has no fused kernel")
     if part.sub_norm is not None or part.q_norm is not None:

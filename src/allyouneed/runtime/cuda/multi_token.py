@@ -1,5 +1,5 @@
-"""Several new tokens of every row in one captured pass, of which as many as the caller accepts stay: a model verifies
-draft tokens in one pass (infer/cuda_graph/speculation.py).
+"""Several new tokens of every row in one captured pass; those that the caller accepts stay: a model verifies draft
+tokens in one pass (infer/cuda_graph/speculation.py).
 
 All tokens together run through whatever treats each token alone (feed-forward layers, norms, the head), and through
 attention to a cache, where all are stored before they attend (`PARALLEL`). Other parts with a state run token after
@@ -64,7 +64,7 @@ class MultiTokenStep(DecodeStep):
         return self.head(x, positions, context)
 
     def context(self, positions: Tensor, inputs: Tensor) -> Context:
-        """Of one token in each of some rows: positions (n,), embeddings (n, 1, width)."""
+        """The context of one token in each of some rows: positions (n,), embeddings (n, 1, width)."""
         states = self.states
         return Context(TokenLayout(positions[:, None]), states.static_layout, states.memory, inputs, static=True)
 
@@ -105,8 +105,8 @@ def keep(states: Any, token: int, tokens: int) -> None:
 
 
 def accept(states: StaticStates, before: Tensor, counts: Tensor) -> None:
-    """Of the tokens that were read behind the lengths `before` (rows,), the first `counts` (rows,) stay, at least one;
-    the states are as if no other had been read."""
+    """Keep the first `counts` (rows,) tokens, at least one, of those read after the lengths `before` (rows,), as if no
+    other had been read."""
     states.device_lengths.copy_(before + counts)
     for fixed in fixed_in(states.layers):
         fixed.restore(counts - 1)

@@ -16,7 +16,7 @@ from allyouneed.runtime.cuda.kernels import NORMS, Kernel, StepSetup, add_norm, 
 
 
 def inner_kernel(part: Any, name: str, setup: StepSetup, state: Any, partial: bool = False) -> Kernel:
-    """Of the part that has this name in the nested states."""
+    """The kernel of the part with this name in the nested states."""
     states: dict[str, Any] = {**state.parts} if isinstance(state, NestedStates) else {}
     return kernel(part, setup, states.get(name), partial)
 

@@ -15,8 +15,8 @@ from allyouneed.runtime.program import Unsupported
 
 
 def relative_tables(part: SelfAttention, states: StaticStates) -> RelativeTables | None:
-    """Of positions whose scores depend on the query: Shaw's vectors, and Transformer-XL's, projected for all distances
-    of a row."""
+    """Tables of positions whose scores depend on the query: Shaw's vectors and Transformer-XL's, projected for all
+    distances of a row."""
     relative = part.relative
     if isinstance(relative, ShawModule):
         return _shaw(relative, states)
@@ -32,7 +32,7 @@ def _shaw(relative: ShawModule, states: StaticStates) -> RelativeTables:
         raise Unsupported("the attention kernel multiplies vectors of distances with queries only")
 
     def past(table: nn.Embedding) -> Tensor:
-        """From distance 0 on: no key is ahead."""
+        """The table from distance 0 on: no key is ahead."""
         return derive(states, lambda: table.weight[: relative.distance + 1].flip(0))
 
     values = None if relative.values_table is None else past(relative.values_table)

@@ -148,7 +148,7 @@ class StaticKVCache(KVState):
         return self.states.capacity
 
     def slot_layout(self, context: Context) -> TokenLayout:
-        """Of what is stored once the new tokens are."""
+        """The layout of all stored tokens, the new ones included."""
         return self.states.static_layout
 
     def load(self, given: Prefilled, past: State) -> None:
@@ -205,7 +205,7 @@ PLAIN = (RelativeModule, RotaryModule)  # positions that add no features to keys
 
 @make_static_state.register(KVCache)
 def static_kv_cache(state: State, part: Any, states: StaticStates) -> StaticKVCache:
-    """Of attention at once, since its kernels write into it; elsewhere when a token is first stored."""
+    """For attention, allocated at once, since its kernels write into it; otherwise when a token is first stored."""
     if type(part) is not SelfAttention or part.caches_hidden or type(part.relative) not in PLAIN:
         return StaticKVCache(states)
     sizes = (2, states.rows, part.kv_heads, states.capacity, part.head_width)
@@ -235,7 +235,7 @@ def step_layers(owner: Any) -> list[dict[str, Any]]:
 
 
 def _reads_context(part: Any) -> bool:
-    """Attention to the sentences before the source."""
+    """Whether a part attends to the sentences before the source."""
     return getattr(part, "reads_context", False)
 
 
@@ -306,7 +306,7 @@ class StaticStates(States):
         ]
 
     def rows_of(self, queries: int) -> Tensor:
-        """The row of each query, of which a row has one or `tokens`."""
+        """The row of each query; a row has one query or `tokens`."""
         return self.row_ids if queries == self.rows else self.token_rows
 
     def table_of(self, queries: int) -> BlockTable:
@@ -315,7 +315,7 @@ class StaticStates(States):
         return self.table._replace(blocks=self.token_blocks, rows_per_block=self.tokens if self.group == 1 else None)
 
     def _empty_memory(self, width: int, device: torch.device) -> Memory:
-        """Of sources that are one token long; of no `width` if nothing reads them."""
+        """A memory of sources that are one token long; `width` 0 if nothing reads them."""
         sizes = (self.slot_count, self.source_capacity)
         real = torch.zeros(sizes, dtype=torch.long, device=device)
         real[:, 0] = 1
@@ -327,7 +327,7 @@ class StaticStates(States):
 
     @property
     def lengths(self) -> list[int]:
-        """Read from the device: a synchronisation, not for a decode step."""
+        """The lengths, read from the device: a synchronisation, not for a decode step."""
         found: list[int] = self.device_lengths.tolist()
         return found
 
@@ -359,12 +359,12 @@ class StaticStates(States):
                 state.load(given, others[name])
 
     def refresh(self) -> None:
-        """Weights may have changed since the last requests. Not part of a captured graph."""
+        """Recompute what was derived from weights, which may have changed. Not part of a captured graph."""
         for update in self.derived:
             update()
 
     def reset_rows(self, slots: Tensor, counts: Tensor) -> Tensor:
-        """The rows (slots, group) of these slots, which have so many tokens now; those of a prompt are in the first."""
+        """The rows (slots, group) of these slots, which now have `counts` tokens; a prompt's are in the first."""
         rows = slots[:, None] * self.group + torch.arange(self.group, device=self.device)
         self.device_lengths[rows] = counts[:, None].expand_as(rows)
         if self.group > 1:

@@ -73,7 +73,7 @@ class Preference(ComparisonTask):
 
 
 def widen_half(x: Tensor) -> Tensor:
-    """In single precision at least: the loss of a half-precision forward pass."""
+    """At least single precision, for the loss of a half-precision forward pass."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 

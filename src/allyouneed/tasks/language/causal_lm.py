@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from allyouneed.config import ConfigError, parse
-from allyouneed.data.batches.documents import Pieces
+from allyouneed.data.batches.documents import DocumentPieces
 from allyouneed.data.batches.encoding import Encoding, TextEncoding
 from allyouneed.data.batches.items import StoredItems
 from allyouneed.data.batches.packing import Batches, FlatBatch, FlatSide, Ints, Items
@@ -80,7 +80,7 @@ class DocumentItems(StoredItems):
 
     def __init__(self, store: Store, vocabularies: Vocabularies, max_length: int) -> None:
         super().__init__(store, vocabularies.target)
-        self.pieces = Pieces.split(store["text"].lengths.astype(np.int64) + 1, max_length)
+        self.pieces = DocumentPieces.split(store["text"].lengths.astype(np.int64) + 1, max_length)
 
     def __len__(self) -> int:
         return len(self.pieces)

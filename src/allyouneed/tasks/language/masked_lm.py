@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from allyouneed.data.batches.documents import Pieces
+from allyouneed.data.batches.documents import DocumentPieces
 from allyouneed.data.batches.encoding import Encoding, TextEncoding
 from allyouneed.data.batches.items import StoredItems
 from allyouneed.data.batches.packing import FlatBatch, FlatSide, Ints, Items, generator
@@ -27,7 +27,7 @@ MASKED, REPLACED = 0.8, 0.1  # of the chosen tokens; the rest are unchanged (Dev
 
 class MaskedLM(Task):
     """A `share` of the tokens is chosen and predicted; 80 % of them become `<mask>`, 10 % a random token, 10 % stay
-    (Devlin et al. 2019, 3.1, Task #1). They are rerandom_ids every epoch (Liu et al. 2019, 4.1).
+    (Devlin et al. 2019, 3.1, Task #1). They are redrawn every epoch (Liu et al. 2019, 4.1).
 
     `whole_word`: choose words, not tokens (the BERT authors' whole word masking). A word is a piece that no token
     crosses: a word with the space before it, or a digit; in Chinese and Japanese a token, or a character of several.
@@ -64,7 +64,7 @@ class MaskedItems(StoredItems):
     def __init__(self, store: Store, tokenizer: Tokenizer, max_length: int, share: float, seed: int) -> None:
         super().__init__(store, tokenizer)
         self.share, self.seed = share, seed
-        self.pieces = Pieces.split(store["text"].lengths.astype(np.int64), max_length)
+        self.pieces = DocumentPieces.split(store["text"].lengths.astype(np.int64), max_length)
         self.mask = tokenizer.mask
         self.replacements = np.setdiff1d(np.arange(tokenizer.size), tokenizer.specials)
 

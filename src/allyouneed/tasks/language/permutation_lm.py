@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from allyouneed.config import ConfigError, parse
-from allyouneed.data.batches.documents import Pieces
+from allyouneed.data.batches.documents import DocumentPieces
 from allyouneed.data.batches.encoding import Encoding, TextEncoding
 from allyouneed.data.batches.items import StoredItems
 from allyouneed.data.batches.packing import Batches, FlatBatch, FlatSide, Ints, Items, generator
@@ -113,7 +113,7 @@ class PermutedItems(StoredItems):
         self.one_in, self.run, self.seed = one_in, run, seed
         sizes = np.arange(1, max_length)
         fitting = sizes[sizes + tokenizer.template.count() + self.target_count(sizes) <= max_length]
-        self.pieces = Pieces.split(store["text"].lengths.astype(np.int64), int(fitting.max()))
+        self.pieces = DocumentPieces.split(store["text"].lengths.astype(np.int64), int(fitting.max()))
 
     def target_count(self, lengths: Ints) -> Ints:
         """Number of targets among this many tokens."""

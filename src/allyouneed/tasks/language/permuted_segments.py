@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from allyouneed.data.batches.documents import Pieces
+from allyouneed.data.batches.documents import DocumentPieces
 from allyouneed.data.batches.items import StoredItems
 from allyouneed.data.batches.packing import FlatBatch, FlatSide, Ints, Items, generator
 from allyouneed.data.batches.segments import SegmentBatches
@@ -31,7 +31,9 @@ class FramedDocuments(StoredItems):
     def __init__(self, store: Store, tokenizer: Tokenizer, max_length: int, seed: int) -> None:
         super().__init__(store, tokenizer)
         self.seed = seed
-        self.pieces = Pieces.split(store["text"].lengths.astype(np.int64) + tokenizer.template.count(), max_length)
+        self.pieces = DocumentPieces.split(
+            store["text"].lengths.astype(np.int64) + tokenizer.template.count(), max_length
+        )
 
     def __len__(self) -> int:
         return len(self.pieces)

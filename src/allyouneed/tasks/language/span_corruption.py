@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from allyouneed.data.batches.documents import Pieces
+from allyouneed.data.batches.documents import DocumentPieces
 from allyouneed.data.batches.encoding import Encoding, TextEncoding
 from allyouneed.data.batches.packing import FlatBatch, FlatSide, Ints, Items, generator
 from allyouneed.data.batches.store import Store
@@ -86,7 +86,7 @@ class SpanItems(Items):
         store.check(text=self.tokenizer)
         self.pads = vocabularies.source.pad, vocabularies.target.pad
         self.sentinels = [self.tokenizer.special(name) for name in task.specials()]
-        self.pieces = Pieces.split(store["text"].lengths.astype(np.int64), self._longest_piece(capacities))
+        self.pieces = DocumentPieces.split(store["text"].lengths.astype(np.int64), self._longest_piece(capacities))
         sizes = {n: noise_sizes(n, task.density, task.span) for n in set(self.pieces.lengths.tolist())}
         cut = np.array([sizes[n] for n in self.pieces.lengths.tolist()], dtype=np.int64).reshape(-1, 2)
         self.noise, self.span_count = cut[:, 0], cut[:, 1]

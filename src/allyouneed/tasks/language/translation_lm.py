@@ -29,14 +29,13 @@ class TranslationLM(MaskedLM):
     (token type 0: source, 1: target) is added to every token. To predict a masked word, the model may attend to the
     other language.
 
-    A pair is instead read as one of its sentences by itself with probability `alone` (3.2, MLM, which the paper
-    alternates with TLM).
+    With probability `alone`, only one sentence of a pair is read (3.2, MLM, which the paper alternates with TLM).
     """
 
     files: ClassVar[type[Files]] = PairFiles
     kind: Literal["translation-lm"] = "translation-lm"  # type: ignore[assignment]
     alone: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """Share of the pairs of which only one sentence is read."""
+    """Share of the pairs that are read as a single sentence."""
     whole_word: Literal[False] = False
     """Not supported here."""
 

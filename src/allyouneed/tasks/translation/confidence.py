@@ -40,7 +40,7 @@ class Evidence:
         return math.log((self.target + 5) / (self.source + 5))
 
     def features(self, usual_ratio: float) -> list[float]:
-        """In the order of `FEATURES`."""
+        """The features, in the order of `FEATURES`."""
         count = max(1, len(self.log_probs))
         return [
             sum(self.log_probs) / count,
@@ -70,7 +70,7 @@ class Confidence(Config):
         return round(_sigmoid(logit), 4)
 
     def text(self, sentences: Sequence[Evidence], direction: str) -> float:
-        """Of several sentences: the mean, weighted by their lengths."""
+        """The confidence of several sentences: the mean, weighted by their lengths."""
         sizes = [one.target + 1 for one in sentences]
         found = (size * self.sentence(one, direction) for size, one in zip(sizes, sentences, strict=True))
         return round(sum(found) / sum(sizes), 4)

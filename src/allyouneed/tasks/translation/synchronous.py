@@ -46,7 +46,7 @@ class SynchronousTranslation(PairTask):
         correct = torch.cat([hidden[:count], hidden[3 * count :]])
         layout = model.embed.layout(ahead)
         found = self.objective(model, correct, layout, torch.cat([labels, back_labels]))
-        # per token of the target, of which there are two predictions
+        # per token of the target, which is predicted twice
         return Loss(found.total / 2, found.plain / 2, found.tokens // 2).with_auxiliary(losses)
 
     def _guess(self, model: Any, rows: Rows, memory: Memory) -> Tensor:

@@ -211,7 +211,7 @@ def _tensors(batch: Batch, like: bool = False) -> list[Any]:
 
 @contextmanager
 def _side_stream() -> Iterator[None]:
-    """On a side stream, as during capture."""
+    """Run on a side stream, as during capture."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

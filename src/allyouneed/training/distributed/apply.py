@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
-from allyouneed.nn.context import Context, Replay
+from allyouneed.nn.context import Context, ReplayedDecisions
 from allyouneed.nn.models.block import Block
 from allyouneed.nn.states.base import State
 from allyouneed.training.distributed.config import ParallelConfig
@@ -40,7 +40,7 @@ def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
     def run(stream: Any, context: Context, states: dict[str, State] | None = None) -> Any:
         if states or context.replay is not None or not torch.is_grad_enabled():
             return forward(stream, context, states)
-        replay, before = Replay(), dict(context.memo)
+        replay, before = ReplayedDecisions(), dict(context.memo)
         times = 0
 
         def compute(stream: Any) -> Any:

@@ -24,7 +24,7 @@ STACKS = ("context", "encoder", "decoder", "first", "second")
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes."""
+    """Estimated bytes of a run."""
 
     weights: int  # and their gradients
     optimiser: int

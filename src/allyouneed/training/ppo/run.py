@@ -107,7 +107,7 @@ class PPORun:
         return saved
 
     def train(self) -> None:
-        """To the last round, or raise Interrupted."""
+        """Train to the last round, or raise Interrupted."""
         saved = time.monotonic()
         printed = 0.0
         if not self.resumed:
@@ -135,7 +135,7 @@ class PPORun:
                     raise Interrupted(found.step)
 
     def _due(self, seconds: float) -> bool:
-        """Whether a checkpoint is due, so many seconds after the last."""
+        """Whether a checkpoint is due `seconds` after the last."""
         minutes = self.recipe.save.minutes
         return self._on_schedule or (minutes is not None and seconds >= 60 * minutes)
 

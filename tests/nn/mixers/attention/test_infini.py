@@ -28,7 +28,7 @@ def text(rows, length, seed=0):
 @pytest.mark.parametrize("update", ["linear", "delta"])
 @pytest.mark.parametrize("segment", [1, 16, 31, 50])
 @pytest.mark.parametrize("cuts", [[130], [1] * 40 + [90], [50, 31, 1, 1, 47], [7, 90, 33]])
-def test_any_chunks_equal_the_whole_pass(update, segment, cuts):
+def test_chunks_of_any_size_equal_the_whole_pass(update, segment, cuts):
     model, tokens = build(decoder(update=update, segment=segment, positions="rotary")), text(2, 130)
     states = model.start(2)
     with torch.no_grad():
@@ -36,7 +36,7 @@ def test_any_chunks_equal_the_whole_pass(update, segment, cuts):
         torch.testing.assert_close(torch.cat(found, 1), model.logits(Batch(Rows(tokens))), atol=1e-8, rtol=0)
 
 
-def test_8000_tokens_in_constant_memory():
+def test_memory_stays_constant_over_8000_tokens():
     model, tokens = build(decoder(segment=128)), text(1, 8192)
     states, sizes, ends = model.start(1), [], []
     with torch.no_grad():

@@ -53,7 +53,7 @@ def test_a_packed_row_may_be_longer_than_any_sentence():
             torch.testing.assert_close(found[line, span], alone, atol=1e-9, rtol=0)
 
 
-def test_a_decoder_refuses_it():
+def test_a_linformer_decoder_is_refused():
     tree = encoder() | {"kind": "decoder", "decoder": encoder()["encoder"]}
     del tree["encoder"]
     with pytest.raises(ConfigError, match="every linformer key mixes all tokens"):

@@ -65,7 +65,7 @@ def test_weights_do_not_depend_on_other_tokens(synthesis):
     assert (same[1] < 1e-12) == ("random" in synthesis)
 
 
-def test_it_decodes_up_to_its_length():
+def test_a_synthesizer_decodes_up_to_its_length():
     model = build(decoder(synthesis="factorised-dense", columns=6, dot=True))
     tokens = torch.randint(1, 11, (2, 20), generator=torch.Generator().manual_seed(0))
     states, found = model.start(2), []

@@ -115,7 +115,7 @@ def test_equal_rows_and_grouped_query_heads(score_mod, kv_heads):
 
 
 @pytest.mark.parametrize("score_mod", ["plain", "bias"])
-def test_cross_attention(score_mod):
+def test_block_sparse_cross_attention_matches_the_dense_mask(score_mod):
     queries = TokenLayout.of(Rows(torch.zeros(2, 50, dtype=torch.long), torch.tensor([50, 20]), side="left"))
     keys = TokenLayout.of(Rows(torch.zeros(2, 75, dtype=torch.long), torch.tensor([33, 75])))
     pattern = Pattern.from_text("window(6) | strided(5)")

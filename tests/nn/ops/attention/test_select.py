@@ -128,13 +128,13 @@ def eager_flex(monkeypatch):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_full(size):
+def test_full_attention_matches_the_definition(size):
     compare(attend.full, Full(), whole_row(size), whole_row(7), batch=2)
     assert planned(Full(), whole_row(size), whole_row(7)) is attend.full
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_causal(size):
+def test_causal_attention_matches_the_definition(size):
     layout = whole_row(size)
     assert planned(Causal(), layout, layout) is attend.causal
     compare(attend.causal, Causal(), layout, layout, batch=2)
@@ -149,7 +149,7 @@ def test_causal_needs_no_mask_for_padding_on_the_right(size):
 @pytest.mark.parametrize("pattern", SOME_PATTERNS, ids=str)
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("size", SIZES)
-def test_dense(pattern, side, size):
+def test_dense_masks_match_the_definition(pattern, side, size):
     layout = padded([size, (size + 1) // 2, 1], side)
     compare(dense(pattern, layout, layout), pattern, layout, layout, batch=3)
 
@@ -157,14 +157,14 @@ def test_dense(pattern, side, size):
 @pytest.mark.parametrize("pattern", SOME_PATTERNS, ids=str)
 @pytest.mark.parametrize("rows", [[[1]], [[3], [1, 1]], [[20, 1, 42], [63]], [[1] * 40 + [7] * 5 + [25], [50, 50]]])
 @pytest.mark.parametrize("way", ["grouped", "dense", "flex"])
-def test_packed_rows(way, pattern, rows, monkeypatch):
+def test_packed_rows_match_the_definition(way, pattern, rows, monkeypatch):
     eager_flex(monkeypatch)
     layout = packed(rows, tail=3)
     compare(path(way, pattern, layout, layout), pattern, layout, layout, len(rows), gradients=way != "flex")
 
 
 @pytest.mark.parametrize("way", ["grouped", "dense", "flex"])
-def test_packed_rows_in_cross_attention(way, monkeypatch):
+def test_packed_rows_in_cross_attention_match_the_definition(way, monkeypatch):
     """Each target sentence attends to its own source sentence of another length."""
     eager_flex(monkeypatch)
     queries, keys = packed([[5, 1, 30], [2, 61]], tail=2), packed([[1, 9, 20], [70, 3]], tail=1)

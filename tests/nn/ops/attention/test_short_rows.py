@@ -26,7 +26,7 @@ def run(function, q, k, v, seen):
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("pattern", [Causal(), Full()], ids=str)
-def test_it_equals_the_dense_mask(pattern, compiled):
+def test_a_tile_of_short_rows_equals_the_dense_mask(pattern, compiled):
     torch.manual_seed(1)
     causal = isinstance(pattern, Causal)
     queries = layout(QUERIES)
@@ -49,7 +49,7 @@ def test_it_equals_the_dense_mask(pattern, compiled):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-11)
 
 
-def test_what_the_kernel_cannot_do_takes_the_other_plan():
+def test_unsupported_inputs_use_the_fallback():
     queries = layout(QUERIES)
     plan = ShortRows(queries, queries, True, lambda: lambda *given: given)
     wide, odd = torch.ones(2, 2, 7, 16), torch.ones(2, 2, 7, 12).half()

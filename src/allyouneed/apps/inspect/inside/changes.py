@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allyouneed.apps.inspect.inside.reading import Answer, Reading
-from allyouneed.apps.inspect.inside.recorder import Edit
+from allyouneed.apps.inspect.inside.reading import Prediction, Reading
+from allyouneed.apps.inspect.inside.recorder import SiteEdit
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import Batch, Rows, Signal
 
@@ -29,8 +29,8 @@ class Change:
     change: Callable[[Tensor], Tensor]
     skip: bool = False
 
-    def edit(self) -> Edit:
-        return Edit(self.site, self.change, self.skip)
+    def edit(self) -> SiteEdit:
+        return SiteEdit(self.site, self.change, self.skip)
 
 
 def ablation(site: str) -> Change:
@@ -155,7 +155,7 @@ def leave_out(model: Any, reading: Reading, stack: str, tokens: Sequence[int]) -
     if side == "target":
         now = {old: new for new, old in enumerate(kept)}
         asked = [answer for answer in reading.answers if answer.position is None or answer.position in now]
-        answers = [one if one.position is None else Answer(now[one.position], one.id) for one in asked]
+        answers = [one if one.position is None else Prediction(now[one.position], one.id) for one in asked]
         before = {n: n for n in range(count)} if reading.moved is None else reading.moved
         moved = {first: now[then] for first, then in before.items() if then in now}
         reading = replace(reading, answers=answers, moved=moved)

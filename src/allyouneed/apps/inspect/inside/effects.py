@@ -18,7 +18,7 @@ from allyouneed.apps.inspect.inside.changes import (
     stack_rows,
     without_tokens,
 )
-from allyouneed.apps.inspect.inside.recorder import Change, Edit, run_recorded
+from allyouneed.apps.inspect.inside.recorder import Change, SiteEdit, run_recorded
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import Rows, Signal
 
@@ -138,14 +138,14 @@ def _without(rows: list[int]) -> Change:
 
 
 def _row_effects(run: Any, changes: list[tuple[str, Change]]) -> list[Tensor]:
-    """With each change alone: one row of a batch each."""
+    """The effects of each change alone: one row of a batch each."""
     found: list[Tensor] = []
     longest = max(len(tokens) for tokens in run.tokens.values())
     for some in _chunks(run, changes, longest):
         by_site: dict[str, list[int]] = {}
         for row, (site, _) in enumerate(some):
             by_site.setdefault(site, []).append(row)
-        edits = [Edit(site, _in_rows({row: some[row][1] for row in rows})) for site, rows in by_site.items()]
+        edits = [SiteEdit(site, _in_rows({row: some[row][1] for row in rows})) for site, rows in by_site.items()]
         logits = run_recorded(run.model, repeat_rows(run.batch, len(some)), edits, keep=_nothing)[0]
         found += [_log_probs(run, row, []) for row in _rows(run, logits)]
     return found
@@ -176,7 +176,7 @@ def _rows(run: Any, logits: Tensor) -> Tensor:
 
 
 def _log_probs(run: Any, logits: Tensor, gone: Sequence[int]) -> Tensor:
-    """Of all answers, in the output of one row from which tokens are gone."""
+    """Log-probabilities of all answers in the output of one row without the tokens `gone`."""
     found = torch.full((len(run.answers),), MISSING)
     for number, answer in enumerate(run.answers):
         position: int | None = answer.position

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.apps.inspect.inside.execute import forward_pass
-from allyouneed.apps.inspect.inside.recorder import Call, Change, Edit, Recorder, Values, quiet
+from allyouneed.apps.inspect.inside.recorder import Change, RecordedCall, Recorder, SiteEdit, Values, quiet
 from allyouneed.errors import UserError
 from allyouneed.nn.observe import probing
 from allyouneed.nn.ops.attention.dense import repeat_kv
@@ -57,7 +57,7 @@ class Mixing:
         return self.weights.mean(0) if self.how == "attention" else self.weights.abs().mean(0)
 
 
-def mixing_sites(values: Values, calls: dict[str, Call]) -> list[str]:
+def mixing_sites(values: Values, calls: dict[str, RecordedCall]) -> list[str]:
     """Token mixers of a run that have a matrix, in order: whole sub-layers, or the mixers inside them."""
     inner = [name.rpartition(".")[0] for name in values if name.endswith((".weights", ".heads"))]
     found = dict.fromkeys(site for site in inner if not site.endswith(".router"))
@@ -100,7 +100,7 @@ def mixing(model: Any, recorder: Recorder, site: str, heads: Sequence[int] | Non
 
 
 def _weights(
-    model: Any, recorder: Recorder, site: str, part: Any, call: Call, chosen: list[int]
+    model: Any, recorder: Recorder, site: str, part: Any, call: RecordedCall, chosen: list[int]
 ) -> tuple[Tensor, How, Tensor | None]:
     """(heads, queries, keys) or (chosen channels, queries, keys), how they were found, and the output for v = 0 if that
     was measured."""
@@ -126,7 +126,7 @@ def _part(recorder: Recorder, site: str) -> Any:
     return None
 
 
-def _call(recorder: Recorder, site: str) -> Call:
+def _call(recorder: Recorder, site: str) -> RecordedCall:
     """The call of the sub-layer that the site is in."""
     while site not in recorder.calls:
         site, _, last = site.rpartition(".")
@@ -155,16 +155,16 @@ def _relative(found: Tensor, wanted: Tensor) -> float:
 
 
 @forward_pass
-def run_part(model: Any, call: Call, site: str, change: Any, wanted: str) -> Tensor:
+def run_part(model: Any, call: RecordedCall, site: str, change: Any, wanted: str) -> Tensor:
     """Call a part again with one value changed; the value at `wanted`."""
-    recorder = Recorder(model, [Edit(site, change)], keep=lambda name: name == wanted)
+    recorder = Recorder(model, [SiteEdit(site, change)], keep=lambda name: name == wanted)
     recorder.names.scope = list(call.scope)
     with quiet(model), torch.no_grad(), probing(recorder):
         call.part(call.x, context=call.context)
     return recorder.values[wanted]
 
 
-def unit_matrix(model: Any, call: Call, site: str, v: Tensor, base: Tensor, chosen: list[int]) -> Tensor:
+def unit_matrix(model: Any, call: RecordedCall, site: str, v: Tensor, base: Tensor, chosen: list[int]) -> Tensor:
     """(heads, queries, keys): column j is the output for v = 1 at token j and 0 elsewhere, less that for v = 0.
     Features of a head are mixed alike, so each of them carries the unit of another token."""
     _, _, time, width = v.shape
@@ -178,7 +178,7 @@ def unit_matrix(model: Any, call: Call, site: str, v: Tensor, base: Tensor, chos
     return torch.cat(columns, -1)
 
 
-def unit_channels(model: Any, call: Call, site: str, v: Tensor, base: Tensor, chosen: list[int]) -> Tensor:
+def unit_channels(model: Any, call: RecordedCall, site: str, v: Tensor, base: Tensor, chosen: list[int]) -> Tensor:
     """(chosen, queries, keys) of a mixer whose channels are mixed each in its own way: a run for each token, whose unit
     is in all channels."""
     columns = []
@@ -195,7 +195,7 @@ def _always(new: Tensor) -> Change:
 
 
 @forward_pass
-def jacobian_norms(model: Any, call: Call) -> tuple[Tensor, bool]:
+def jacobian_norms(model: Any, call: RecordedCall) -> tuple[Tensor, bool]:
     """‖∂out_i / ∂in_j‖ in float64, by central differences: along every feature of token j, or along random directions,
     whose mean square is that of the norm (true: sampled). Of a cross mixer: `in` is its own input."""
     if len(call.x) != 1:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.apps.inspect.inside.reading import (
-    Answer,
+    Prediction,
     Reading,
     frame_media,
     next_tokens,
@@ -108,10 +108,10 @@ def _read_masked(predictor: Any, rows: Rows, positions: Sequence[int] | None = N
     if positions is None:
         positions = (rows.tokens[0] == predictor.mask).nonzero().flatten().tolist()
 
-    def replies(logits: Tensor) -> list[Answer]:
+    def replies(logits: Tensor) -> list[Prediction]:
         text = logits[0].clone()
         text[:, [*predictor.tokenizer.specials, *range(predictor.tokenizer.size, text.shape[1])]] = float("-inf")
-        return [Answer(position, int(text[position].argmax())) for position in positions]
+        return [Prediction(position, int(text[position].argmax())) for position in positions]
 
     more: dict[str, Any] = {"output": "mask", "name": output_name(predictor.tokenizer), "replies": replies}
     return read_text(predictor.tokenizer, rows, **more)
@@ -225,7 +225,7 @@ def read_image_matcher(predictor: Any, given: Any, target: Any = None, **options
     signal = Signal(pixels.to(predictor.device, next(predictor.model.parameters()).dtype))
     tokens, media = patch_media(predictor.model.config.image.embed, pixels[0])
     both = {"image.encoder": tokens, "text.encoder": tokens_of(predictor.tokenizer, rows.tokens[0].tolist())}
-    answers = [Answer(None, 0)]
+    answers = [Prediction(None, 0)]
     media_of = {"image.encoder": media}
     return Reading(Batch(rows, signal), both, answers, "similarity", name=lambda _: target, media=media_of)
 

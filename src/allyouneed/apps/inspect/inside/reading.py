@@ -15,14 +15,14 @@ from allyouneed.nn.batch import Batch, Rows
 
 
 class Token(NamedTuple):
-    """`group`: tokens of one group belong to one character as a reader sees it and must not be torn apart."""
+    """`group`: tokens of one group belong to one visible character and must not be separated."""
 
     id: int
     text: str
     group: int
 
 
-class Answer(NamedTuple):
+class Prediction(NamedTuple):
     """An output that the model chose. `position`: of the row of logits; None: one output for the whole input."""
 
     position: int | None
@@ -30,7 +30,7 @@ class Answer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Media:
+class MediaInput:
     """The image or sound behind the tokens of a stack. Image: `values` (channels, height, width) as the model reads
     them; tokens from `first` on are patches of a grid of `rows` × `columns`. Sound: log-mel frames (mels, time); each
     token covers `step` frames."""
@@ -51,22 +51,22 @@ class Reading:
 
     batch: Batch
     tokens: dict[str, list[Token]]
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[Prediction] = field(default_factory=list)
     output: str = "tokens"
     given: int = 1
     name: Callable[[int], str] = str
-    media: dict[str, Media] = field(default_factory=dict)
+    media: dict[str, MediaInput] = field(default_factory=dict)
     python: str = ""
-    replies: Callable[[Tensor], list[Answer]] | None = None  # logits -> answers, where they follow from the logits
+    replies: Callable[[Tensor], list[Prediction]] | None = None  # logits -> answers, where they follow from the logits
     never: tuple[int, ...] = ()  # tokens that decoding does not choose
     ends: tuple[int, ...] = ()  # tokens that end an answer
     moved: dict[int, int] | None = None  # positions of the target before and after tokens were left out
 
 
-def next_tokens(inputs: Sequence[int], last: int | None, given: int) -> list[Answer]:
-    """The answers of a decoder that read `inputs`, of which the first `given` were not chosen; `last` follows them."""
+def next_tokens(inputs: Sequence[int], last: int | None, given: int) -> list[Prediction]:
+    """The answers of a decoder that read `inputs`, whose first `given` were not chosen; `last` follows them."""
     following = [*inputs[1:], *([] if last is None else [last])]
-    return [Answer(position, number) for position, number in enumerate(following) if position >= given - 1]
+    return [Prediction(position, number) for position, number in enumerate(following) if position >= given - 1]
 
 
 def tokens_of(tokenizer: Tokenizer, ids: Sequence[int]) -> list[Token]:
@@ -99,23 +99,27 @@ def read_text(tokenizer: Tokenizer, rows: Rows, stack: str = "encoder", **more: 
 def read_labels(reading: Reading, labels: Sequence[str], output: str) -> Reading:
     """The outputs are classes or tags: the likeliest is the answer."""
 
-    def replies(logits: Tensor) -> list[Answer]:
+    def replies(logits: Tensor) -> list[Prediction]:
         best = logits[0].argmax(-1)
-        return [Answer(None, int(best))] if best.dim() == 0 else [Answer(n, i) for n, i in enumerate(best.tolist())]
+        return (
+            [Prediction(None, int(best))]
+            if best.dim() == 0
+            else [Prediction(n, i) for n, i in enumerate(best.tolist())]
+        )
 
     return replace(reading, output=output, name=lambda number: labels[number], replies=replies)
 
 
-def patch_media(embed: Any, pixels: Tensor) -> tuple[list[Token], Media]:
+def patch_media(embed: Any, pixels: Tensor) -> tuple[list[Token], MediaInput]:
     """Tokens of an image (channels, height, width), and where they lie in it."""
     rows, columns = embed.grid
     names = [name for name in ("class_token", "distillation_token") if getattr(embed, name)]
     tokens = [Token(-1, f"<{name.removesuffix('_token')}>", n) for n, name in enumerate(names)]
     tokens += [Token(-1, f"patch {n // columns},{n % columns}", len(names) + n) for n in range(rows * columns)]
-    return tokens, Media("image", pixels, len(names), rows, columns)
+    return tokens, MediaInput("image", pixels, len(names), rows, columns)
 
 
-def frame_media(frames: Tensor, count: int) -> tuple[list[Token], Media]:
+def frame_media(frames: Tensor, count: int) -> tuple[list[Token], MediaInput]:
     """Tokens of a sound, log-mel frames (mels, time), each of `step` frames."""
     step = -(-frames.shape[-1] // count)
-    return plain_tokens(count, "frame"), Media("sound", frames, step=step)
+    return plain_tokens(count, "frame"), MediaInput("sound", frames, step=step)

@@ -22,7 +22,7 @@ KEPT = 1 << 26  # bytes of values computed on request that are kept, besides the
 
 
 @dataclass
-class Edit:
+class SiteEdit:
     """A change of the value at a site. `skip`: a block that is left out passes its input on."""
 
     site: str
@@ -41,7 +41,7 @@ class Edit:
         return new
 
 
-class Call(NamedTuple):
+class RecordedCall(NamedTuple):
     """How a part was called, so that it can be called again. `scope`: the blocks that were running."""
 
     part: Any
@@ -89,7 +89,7 @@ class Values(Mapping[str, Tensor]):
 
     @property
     def bytes(self) -> int:
-        """Of what is stored; tensors that share memory count once."""
+        """Bytes of the stored values; tensors that share memory count once."""
         stored = {value.data_ptr(): value.nbytes for value in self._values.values() if isinstance(value, Tensor)}
         return sum(stored.values()) + sum(value.nbytes for value in self._made.values())
 
@@ -101,14 +101,16 @@ class Values(Mapping[str, Tensor]):
 class Recorder:
     """Records values whose name `keep` accepts (default: all), and applies `edits`."""
 
-    def __init__(self, model: nn.Module, edits: Iterable[Edit] = (), keep: Callable[[str], bool] | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, edits: Iterable[SiteEdit] = (), keep: Callable[[str], bool] | None = None
+    ) -> None:
         self.names = SiteNames(model)
-        self.edits: dict[str, list[Edit]] = {}
+        self.edits: dict[str, list[SiteEdit]] = {}
         for edit in edits:
             self.edits.setdefault(edit.site, []).append(edit)
         self.keep, self.values = keep, Values()
         self.parts: dict[str, nn.Module] = {}  # the module that offered a value
-        self.calls: dict[str, Call] = {}
+        self.calls: dict[str, RecordedCall] = {}
         self.streams: dict[str, Any] = {}  # before the first block of a stack and after every block
         self.inputs: list[list[Tensor]] = []  # streams before the running blocks, for blocks that are left out
 
@@ -142,7 +144,7 @@ class Recorder:
 
     def call(self, part: Any, x: Any, context: Any) -> None:
         if self.keep is None and (site := self.names.site_of(part)) is not None:
-            self.calls.setdefault(site, Call(part, x, context, list(self.names.scope)))
+            self.calls.setdefault(site, RecordedCall(part, x, context, list(self.names.scope)))
 
     def enter_block(self, stack: Any, number: int, stream: Any) -> Any:
         block = self.names.block(stack, number)
@@ -194,7 +196,7 @@ class Recorder:
 
 @contextmanager
 def quiet(model: nn.Module) -> Iterator[None]:
-    """Without dropout; the model is left as it was."""
+    """Run without dropout; the mode of the model is restored."""
     refuse_after_fork()
     was_training = model.training
     model.eval()
@@ -206,7 +208,7 @@ def quiet(model: nn.Module) -> Iterator[None]:
 
 @forward_pass
 def run_recorded(
-    model: Any, batch: Batch, edits: Iterable[Edit] = (), keep: Callable[[str], bool] | None = None
+    model: Any, batch: Batch, edits: Iterable[SiteEdit] = (), keep: Callable[[str], bool] | None = None
 ) -> tuple[Tensor, Recorder]:
     """The output of the head, and what was recorded on the way."""
     recorder = Recorder(model, edits, keep)

@@ -22,7 +22,7 @@ from allyouneed.apps.inspect.inside.changes import (
 from allyouneed.apps.inspect.inside.effects import Effect, measure
 from allyouneed.apps.inspect.inside.lens import lens_logits
 from allyouneed.apps.inspect.inside.mixing import Mixing, mixing, mixing_sites, rollout
-from allyouneed.apps.inspect.inside.reading import Answer, Reading, Token, next_tokens, plain_tokens
+from allyouneed.apps.inspect.inside.reading import Prediction, Reading, Token, next_tokens, plain_tokens
 from allyouneed.apps.inspect.inside.recorder import Recorder, Values, run_recorded
 from allyouneed.apps.inspect.inside.steps import Step, decode_steps
 from allyouneed.apps.inspect.inside.truth import differences, double_run
@@ -34,7 +34,7 @@ MATRICES = 8  # kept
 MOST_BYTES = 1 << 26  # of a matrix that is kept beside others
 
 
-class Candidate(NamedTuple):
+class ScoredOutput(NamedTuple):
     """An output, its text and its log-probability."""
 
     id: int
@@ -82,7 +82,7 @@ class Run:
         return {name: self._shape(name) for name in self.values}
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        """Without computing scores and weights: (batch, heads, queries, keys)."""
+        """The shape of a value; scores and weights (batch, heads, queries, keys) are not computed for it."""
         part, _, inner = name.rpartition(".")
         if inner in ("scores", "weights") and f"{part}.q" in self.values and f"{part}.k" in self.values:
             return (*self.values[f"{part}.q"].shape[:3], self.values[f"{part}.k"].shape[2])
@@ -142,17 +142,17 @@ class Run:
         row = row if row.dtype == torch.float64 else row.float()
         return row if self.reading.output == "similarity" else row.log_softmax(-1)
 
-    def candidates(self, position: int | None = None, top: int = 5) -> list[Candidate]:
+    def candidates(self, position: int | None = None, top: int = 5) -> list[ScoredOutput]:
         """The likeliest outputs at a position, best first."""
         return self._best(self.scores(position), top)
 
-    def _best(self, scores: Tensor, top: int) -> list[Candidate]:
+    def _best(self, scores: Tensor, top: int) -> list[ScoredOutput]:
         log_probs = scores.float().log_softmax(-1)  # of log-probabilities, these are themselves
         best = log_probs.topk(min(top, len(log_probs)))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return [Candidate(number, self.name(number), value) for number, value in pairs]
+        return [ScoredOutput(number, self.name(number), value) for number, value in pairs]
 
-    def log_prob(self, answer: Answer) -> float:
+    def log_prob(self, answer: Prediction) -> float:
         return float(self.scores(answer.position)[answer.id])
 
     # --- mixing -----------------------------------------------------------------------------------------------------
@@ -191,12 +191,12 @@ class Run:
             self._effects[unit] = measure(self, unit)
         return self._effects[unit]
 
-    def lens(self, answer: int = 0, top: int = 5) -> dict[str, list[Candidate]]:
+    def lens(self, answer: int = 0, top: int = 5) -> dict[str, list[ScoredOutput]]:
         """Logit lens: the `top` likeliest outputs after the embedding and after each block, by site."""
         found = lens_logits(self, self._answer(answer).position)
         return {site: self._best(row, top) for site, row in found.items()}
 
-    def _answer(self, number: int) -> Answer:
+    def _answer(self, number: int) -> Prediction:
         if not self.answers:
             raise UserError("this run has no answer: the model chose nothing")
         if not -len(self.answers) <= number < len(self.answers):
@@ -252,14 +252,14 @@ class Run:
         position, moved = self.original.answers[answer].position, self.reading.moved
         return position if position is None or moved is None else moved.get(position)
 
-    def rewrite(self, most: int | None = None) -> list[Candidate]:
+    def rewrite(self, most: int | None = None) -> list[ScoredOutput]:
         """Greedy decoding under the changes, without caches: the tokens that the changed model would choose. `most`:
         tokens; default: 16 more than the answers."""
         if not self.decodes or input_side(self.model, "decoder") != "target":
             raise UserError("this model does not answer token by token")
         rows, begin = self.batch.rows, self.reading.given
         kept = set(range(begin)) if self.reading.moved is None else {n for n in self.reading.moved if n < begin}
-        prompt, found = len(kept), list[Candidate]()
+        prompt, found = len(kept), list[ScoredOutput]()
         if not prompt or rows.positions is not None or rows.prompt is not None:
             raise UserError("the target was moved or masked; it cannot be continued")
         tokens = rows.tokens[:1, :prompt]
@@ -343,7 +343,7 @@ def bare_reading(model: Any, batch: Batch) -> Reading:
         embed = getattr(config, "source_embed", None) or getattr(config, "embed", None)
         tokens = {"encoder": _tokens(batch.source, embed)} if batch.source is not None else {}
         tokens["decoder"] = _tokens(batch.target)
-    answers: list[Answer] = []
+    answers: list[Prediction] = []
     generates = getattr(config, "generates", False)
     if generates and isinstance(batch.target, Rows):
         row = batch.target.tokens[0]

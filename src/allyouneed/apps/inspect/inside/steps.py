@@ -38,7 +38,7 @@ class StateSize(NamedTuple):
 
 
 class Step(NamedTuple):
-    """After the model has read tokens up to `position` (inclusive). `read`: how many in this step."""
+    """A decoding step: the model has read tokens up to `position` (inclusive), `read` of them in this step."""
 
     position: int
     read: int

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.apps.inspect.inside.effects import UNITS, split_site
-from allyouneed.apps.inspect.inside.reading import Answer
+from allyouneed.apps.inspect.inside.reading import Prediction
 from allyouneed.errors import UserError
 from allyouneed.nn.heads.vocabulary import VocabularyHeadModule
 from allyouneed.nn.linear.dense import MergedLinear
@@ -27,8 +27,9 @@ from allyouneed.nn.wiring.residual import FinalNorm
 METHODS = ("causal", "attention", "rollout", "logits")
 
 
-class Unit(NamedTuple):
-    """What was left out. `tokens`: positions in the stack, for tokens; `name`: the site, or the stack of the tokens."""
+class Contribution(NamedTuple):
+    """What one unit contributes. `tokens`: positions in the stack, for tokens; `name`: the site, or the stack of the
+    tokens."""
 
     name: str
     tokens: tuple[int, ...]
@@ -41,15 +42,15 @@ class Why:
     """`units` with their values: for `causal`, log p of the answer minus log p without the unit; for `logits`, shares
     that sum to `total`, the logit; else shares of attention. `residual`: |sum − logit| / largest |logit|."""
 
-    answer: Answer
+    answer: Prediction
     method: str
     unit: str
-    units: list[Unit]
+    units: list[Contribution]
     total: float
     residual: float | None = None
 
 
-def explain(run: Any, answer: Answer, method: str, unit: str) -> Why:
+def explain(run: Any, answer: Prediction, method: str, unit: str) -> Why:
     if method not in METHODS:
         raise UserError(f"unknown method {method!r} (allowed: {', '.join(METHODS)})")
     if unit not in UNITS:
@@ -61,7 +62,7 @@ def explain(run: Any, answer: Answer, method: str, unit: str) -> Why:
     if method == "causal":
         base, number = run.log_prob(answer), run.answers.index(answer)
         units = [
-            Unit(effect.name, effect.tokens, effect.label, base - float(effect.log_probs[number]))
+            Contribution(effect.name, effect.tokens, effect.label, base - float(effect.log_probs[number]))
             for effect in run.effects(unit)
         ]
         return Why(answer, method, unit, [one for one in units if not math.isnan(one.value)], base)
@@ -69,7 +70,7 @@ def explain(run: Any, answer: Answer, method: str, unit: str) -> Why:
         raise UserError(f"method {method!r} gives shares of tokens; set unit='token' or method='causal'")
     shares = _attention(run, answer) if method == "attention" else _rollout(run, answer)
     units = [
-        Unit(stack, (n,), token.text, float(row[n]))
+        Contribution(stack, (n,), token.text, float(row[n]))
         for stack, row in shares.items()
         for n, token in enumerate(run.tokens.get(stack, ()))
         if n < len(row)
@@ -80,7 +81,7 @@ def explain(run: Any, answer: Answer, method: str, unit: str) -> Why:
 # --- attention --------------------------------------------------------------------------------------------------------
 
 
-def _row(run: Any, answer: Answer, stack: str) -> int | slice:
+def _row(run: Any, answer: Prediction, stack: str) -> int | slice:
     """The row of a stack's last tokens that the answer is read from: all of them for an answer of the whole input."""
     return slice(None) if answer.position is None else answer.position
 
@@ -90,7 +91,7 @@ def final_stack(run: Any) -> str:
     return next(stack for stack in reversed(run.stacks) if stack in ("second", "decoder") or stack.endswith("encoder"))
 
 
-def _attention(run: Any, answer: Answer) -> dict[str, Tensor]:
+def _attention(run: Any, answer: Prediction) -> dict[str, Tensor]:
     found: dict[str, list[Tensor]] = {}
     top = final_stack(run)
     for site in run.mixers:
@@ -105,7 +106,7 @@ def _attention(run: Any, answer: Answer) -> dict[str, Tensor]:
     return {stack: torch.stack(rows).mean(0) for stack, rows in same.items()}
 
 
-def _rollout(run: Any, answer: Answer) -> dict[str, Tensor]:
+def _rollout(run: Any, answer: Prediction) -> dict[str, Tensor]:
     shares = run.rollout.get(final_stack(run))
     if shares is None:
         raise UserError("this model has no token mixer that could be followed")
@@ -116,7 +117,7 @@ def _rollout(run: Any, answer: Answer) -> dict[str, Tensor]:
 # --- direct logit attribution -----------------------------------------------------------------------------------------
 
 
-def logit_attribution(run: Any, answer: Answer, unit: str) -> Why:
+def logit_attribution(run: Any, answer: Prediction, unit: str) -> Why:
     """The logit as a sum: the stream is the sum of the embedding and all sub-layers, and the final norm, with its
     statistics as they were, and the head are linear."""
     model, stack = run.model, final_stack(run)
@@ -132,8 +133,8 @@ def logit_attribution(run: Any, answer: Answer, unit: str) -> Why:
     units = []
     for name, value in parts:
         centre = value - value.mean() if centred else value
-        units.append(Unit(name, (), name, float((centre * scale) @ vector)))
-    units.append(Unit("bias", (), "bias", float(bias @ vector) + constant))
+        units.append(Contribution(name, (), name, float((centre * scale) @ vector)))
+    units.append(Contribution("bias", (), "bias", float(bias @ vector) + constant))
     logit = float(run.logits[0, answer.position, answer.id])
     size = float(run.logits[0, answer.position].abs().max())
     residual = abs(sum(one.value for one in units) - logit) / max(size, 1e-30)

@@ -42,7 +42,7 @@ class Panel:
 
 
 def draw(panels: Sequence[Panel], width: int) -> Text:
-    """Side by side as far as they fit, then in further rows."""
+    """Draw panels side by side where they fit, then in further rows."""
     rendered = [_render(panel, min(COLUMNS, width)) for panel in panels]
     groups: list[list[list[str]]] = []
     for lines in rendered:

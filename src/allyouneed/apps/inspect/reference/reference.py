@@ -46,7 +46,7 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Entry:
+class ReferenceEntry:
     """A part, or a group of keys that is no part (`keys` of a recipe, of a layer, of a router)."""
 
     name: str
@@ -54,7 +54,7 @@ class Entry:
     text: str
     file: str  # relative to src/
     keys: tuple[Key, ...]
-    groups: tuple[Entry, ...] = ()  # configs that its keys hold
+    groups: tuple[ReferenceEntry, ...] = ()  # configs that its keys hold
 
     def tree(self) -> dict[str, Any]:
         return asdict(self)
@@ -64,7 +64,7 @@ class Entry:
 class Slot:
     name: str
     text: str
-    entries: tuple[Entry, ...]
+    entries: tuple[ReferenceEntry, ...]
 
     @property
     def page(self) -> str:
@@ -116,11 +116,11 @@ def slots(own: bool = False) -> list[Slot]:
     return [recipe, *found[:models], layer, *found[models:]]
 
 
-def entry(cls: type[Config], slot: str, name: str = "") -> Entry:
+def entry(cls: type[Config], slot: str, name: str = "") -> ReferenceEntry:
     kind = cls.model_fields["kind"].default if "kind" in cls.model_fields and issubclass(cls, Part) else ""
     fields = {key: field for key, field in cls.model_fields.items() if key != "kind" or not kind}
     inner = {field.alias or key: config for key, field in fields.items() for config in _configs(field.annotation)}
-    return Entry(
+    return ReferenceEntry(
         name or kind or slot,
         slot,
         part_text(cls),
@@ -219,7 +219,7 @@ def _bounds(annotation: Any, metadata: Sequence[Any] = ()) -> Iterator[Any]:
 
 
 def _default(field: FieldInfo) -> str:
-    """As in YAML; `required` if there is none."""
+    """The default as in YAML; `required` if there is none."""
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True)

@@ -6,7 +6,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-from allyouneed.apps.inspect.reference.reference import Entry, Slot, slot_classes, slots
+from allyouneed.apps.inspect.reference.reference import ReferenceEntry, Slot, slot_classes, slots
 
 INDEX = """# Reference
 
@@ -34,7 +34,7 @@ def _page(slot: Slot) -> str:
     return "\n".join(lines)
 
 
-def _entry_lines(one: Entry, level: str, titled: bool = True) -> list[str]:
+def _entry_lines(one: ReferenceEntry, level: str, titled: bool = True) -> list[str]:
     lines = [f"{level} `{one.name}`\n"] if titled else []
     if one.text:
         lines.append(_markdown(one.text) + "\n")
@@ -89,7 +89,7 @@ def terminal(found: Sequence[Slot], width: int = 100) -> str:
     return "\n".join(lines).rstrip()
 
 
-def _terminal_entry(one: Entry, width: int, path: str) -> list[str]:
+def _terminal_entry(one: ReferenceEntry, width: int, path: str) -> list[str]:
     where = f"{one.slot}, {one.file}" if not path else f"keys of {path}{one.name}"
     lines = [f"{one.name}  ({where})", *textwrap.indent(one.text, "  ").splitlines(), ""]
     wide = max((len(key.name) for key in one.keys), default=0)

@@ -317,7 +317,7 @@ def _empty(value: Any) -> bool:
 
 
 def _patterns(configs: Sequence[Model], request: AnatomyRequest) -> list[Document]:
-    """Those of the models' mixers, each once, and those that were asked for."""
+    """The patterns of the models' mixers, each once, and those that were asked for."""
     used: dict[str, list[str]] = {}
     found: dict[str, Pattern] = {}
     for number, config in enumerate(configs):

@@ -14,7 +14,7 @@ from allyouneed.apps.inspect.views.tokens import token_list, token_text
 from allyouneed.data.tokenizers.base import EAST_ASIAN_CHARACTER, Tokenizer
 from allyouneed.infer.decoding.alignment import cross_attention
 from allyouneed.infer.decoding.base import DecodingSpec
-from allyouneed.infer.decoding.observe import Decoded
+from allyouneed.infer.decoding.observe import DecodedRequest
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.decoding.rules import choose_tokens
 from allyouneed.infer.decoding.sampling import filter_logits, token_probs, uniform_stream
@@ -24,7 +24,7 @@ CONTEXT = 4  # tokens on which the text of the next one may depend
 WORD_TOKENS = 8  # tokens decoded to complete a word
 
 
-def answer_part(decoded: Decoded, source: Tokenizer, target: Tokenizer, top: int) -> Document:
+def answer_part(decoded: DecodedRequest, source: Tokenizer, target: Tokenizer, top: int) -> Document:
     """One request of the engine: what was read, the best answer token by token, and how it was found."""
     best, request = decoded.hypotheses[0], decoded.request
     read = request.prompt if request.source is None else request.source
@@ -72,7 +72,7 @@ def begins_word(tokenizer: Tokenizer, before: Sequence[int], token: int) -> bool
     return not within or not whole[-1].isalnum() or EAST_ASIAN_CHARACTER.match(whole[-1]) is not None
 
 
-def _alternatives(decoded: Decoded, target: Tokenizer, top: int) -> list[list[Document]]:
+def _alternatives(decoded: DecodedRequest, target: Tokenizer, top: int) -> list[list[Document]]:
     """For each token of the answer, and for its end mark, the likeliest tokens at that step of the engine."""
 
     def best(step: int, logits: Tensor) -> tuple[list[int], list[float]]:
@@ -96,7 +96,7 @@ def _choice(target: Tokenizer, spec: DecodingSpec, token: int, log_prob: float) 
 # --- the beam search ------------------------------------------------------------------------------------------------
 
 
-def _tree(decoded: Decoded, target: Tokenizer) -> Document | None:
+def _tree(decoded: DecodedRequest, target: Tokenizer) -> Document | None:
     """Nodes as columns. `winner`: the node at which the answer ended; `path`: the nodes that lead to it."""
     record = decoded.beams
     if record is None or not record.nodes:
@@ -129,7 +129,7 @@ def _tree(decoded: Decoded, target: Tokenizer) -> Document | None:
 # --- alignment ------------------------------------------------------------------------------------------------------
 
 
-def _alignment(decoded: Decoded) -> Document | None:
+def _alignment(decoded: DecodedRequest) -> Document | None:
     """Cross-attention of each token of the answer (rows) to what was read (columns); None for other models."""
     engine, request = decoded.engine, decoded.request
     model = engine.model
@@ -151,7 +151,7 @@ def _alignment(decoded: Decoded) -> Document | None:
 # --- the next token -------------------------------------------------------------------------------------------------
 
 
-def cut(decoded: Decoded, prefix: Sequence[int], decoding: Decoding, target: Tokenizer) -> Document:
+def cut(decoded: DecodedRequest, prefix: Sequence[int], decoding: Decoding, target: Tokenizer) -> Document:
     """The distribution of the token after `prefix`, likeliest first, and what sampling by these options leaves of it.
 
     `probs`: after the temperature; `kept`: those that top-k, top-p and min-p leave, `sampled`: their probabilities
@@ -178,7 +178,7 @@ def cut(decoded: Decoded, prefix: Sequence[int], decoding: Decoding, target: Tok
     }
 
 
-def choices(decoded: Decoded, prefix: Sequence[int], target: Tokenizer, top: int) -> list[Document]:
+def choices(decoded: DecodedRequest, prefix: Sequence[int], target: Tokenizer, top: int) -> list[Document]:
     """The likeliest next words: each begins with one of the likeliest next tokens and is completed greedily."""
     log_probs = decoded.logits_after(prefix).log_softmax(-1)
     best, ids = log_probs.topk(min(top, len(log_probs)))

@@ -17,7 +17,7 @@ from allyouneed.data.languages import EAST_ASIAN
 from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.errors import UserError
 from allyouneed.infer.decoding.alignment import target_spans
-from allyouneed.infer.decoding.observe import Decoded
+from allyouneed.infer.decoding.observe import DecodedRequest
 from allyouneed.infer.predictors.generating import GeneratingPredictor
 
 # a word with the punctuation before it is easier to read than apart from it; text without spaces by characters
@@ -71,7 +71,7 @@ def _own(answer: Document) -> tuple[str, list[int]]:
     return ("", []) if part is None else (part["text"].strip(), [one["id"] for one in part["tokens"]])
 
 
-def _request(model: ViewModel, request: DecodingRequest) -> Decoded | None:
+def _request(model: ViewModel, request: DecodingRequest) -> DecodedRequest | None:
     """What the model's engine is asked for the input; None if that is not one request."""
     predictor: Any = model.predictor
     _, seen = observed(predictor, request, {"method": "greedy", "loops": None, "max_length": 1}, {})
@@ -79,7 +79,7 @@ def _request(model: ViewModel, request: DecodingRequest) -> Decoded | None:
 
 
 def _by_word(
-    target: Tokenizer, decoded: Decoded, text: str, tokens: Sequence[int], words: Sequence[tuple[int, int]]
+    target: Tokenizer, decoded: DecodedRequest, text: str, tokens: Sequence[int], words: Sequence[tuple[int, int]]
 ) -> Document:
     """A word has the tokens that begin in it or in the space before it. `end`: of the end mark."""
     scored = decoded.log_probs([*tokens, decoded.spec.eos])  # fewer where the model has too few positions

@@ -102,7 +102,7 @@ class Formula(NamedTuple):
 
 
 def formula_of(part: Part | type[Part] | None, inner: str = "") -> Formula:
-    """Of a part, or of a value inside it."""
+    """The formula of a part, or of a value inside it."""
     if part is None:
         return Formula(_inner(inner), "", "")
     cls: Any = part if isinstance(part, type) else type(part)

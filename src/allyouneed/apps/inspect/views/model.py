@@ -34,7 +34,7 @@ class ViewRequest(BaseModel):
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
-        """From JSON or keyword arguments; one error names every field at fault."""
+        """Parse JSON or keyword arguments; one error names every field at fault."""
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:

@@ -157,7 +157,7 @@ def _task(checkpoint: Checkpoint) -> str:
 
 
 def _evenly(items: Sequence[Checkpoint], most: int) -> list[Checkpoint]:
-    """At most so many, the first and the last among them."""
+    """At most `most` items, evenly spaced, with the first and the last."""
     if len(items) <= most:
         return list(items)
     return [items[round(n * (len(items) - 1) / (most - 1))] for n in range(most)]

@@ -1,6 +1,6 @@
 """Tokens as the page shows them: [{"id", "text", "group"}]. Tokens that share a character, or one visible sign made of
-several characters (combining marks, emoji), share a `group`, so that the page never tears it. `text` of a token that is
-only a part of a character is its bytes: `<E6>`."""
+several characters (combining marks, emoji), share a `group`, so that the page never splits it. `text` of a token that
+is only a part of a character is its bytes: `<E6>`."""
 
 from __future__ import annotations
 

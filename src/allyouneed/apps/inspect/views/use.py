@@ -31,7 +31,7 @@ from allyouneed.infer.predictors.registry import translates
 from allyouneed.runtime.process import ignore_warnings
 
 MOST_TOKENS = 2048  # of a text
-MOST_PARTS = 16  # sentences of which every word is shown
+MOST_PARTS = 16  # sentences whose words are all shown
 NEW_TOKENS = 60  # of a continuation, by default
 FLAGS = ("method", "beam", "length_penalty", "temperature", "top_k", "top_p", "min_p", "seed")
 

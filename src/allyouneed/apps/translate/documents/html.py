@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import unescape
 
 from allyouneed.apps.translate.documents.parts import Builder, Document, Part, free_symbols
-from allyouneed.apps.translate.documents.tokens import Token, tokens
+from allyouneed.apps.translate.documents.tokens import MarkupToken, tokens
 
 
 def names(text: str) -> frozenset[str]:
@@ -96,7 +96,7 @@ class _Reader:
         self.builder.end()
         return self.builder.parts
 
-    def _tag(self, token: Token) -> None:
+    def _tag(self, token: MarkupToken) -> None:
         opens = token.kind == "start" and token.name not in VOID
         if opens and (token.name in self.copies or _is_marked_copied(token)):
             self.open, self.counts, self.copied = [token.name], Counter([token.name]), [token.raw]
@@ -114,7 +114,7 @@ class _Reader:
         else:
             self.builder.noun(raw)  # a placeholder: <x id="7"/>
 
-    def _copy(self, token: Token) -> None:
+    def _copy(self, token: MarkupToken) -> None:
         """A token in an element that is copied, up to its end tag, or the next element that ends it."""
         if token.kind == "start" and token.name in CLOSES_ITSELF and self.open == [token.name]:
             self._end_copy()
@@ -143,7 +143,7 @@ class _Reader:
         else:
             self.builder.noun([raw])
 
-    def _translated(self, token: Token) -> Iterator[Part]:
+    def _translated(self, token: MarkupToken) -> Iterator[Part]:
         """A tag, with units for the attributes that are read by people."""
         at = 0
         if token.kind != "end" and not _is_marked_copied(token):
@@ -172,6 +172,6 @@ class _Reader:
         yield from (quote, *builder.parts, quote)
 
 
-def _is_marked_copied(token: Token) -> bool:
+def _is_marked_copied(token: MarkupToken) -> bool:
     named = unescape(token.attribute("class")).lower().split()
     return unescape(token.attribute("translate")).lower() == "no" or "notranslate" in named

@@ -28,10 +28,10 @@ FRONT = re.compile(r"\ufeff?(---|\+\+\+)[ \t]*\r?\n.*?^(?:\1|\.\.\.)[ \t]*(?:\r?
 
 
 def read_markdown(text: str) -> Document:
-    return _Reader(text).read()
+    return _MarkdownReader(text).read()
 
 
-class _Reader:
+class _MarkdownReader:
     def __init__(self, text: str) -> None:
         front = FRONT.match(text)
         self.front = "" if front is None else front[0]

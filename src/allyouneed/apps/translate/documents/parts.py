@@ -12,15 +12,15 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from allyouneed.apps.translate.spans.spans import Kind, Passage, Span
+from allyouneed.apps.translate.spans.spans import Passage, Span, SpanKind
 
 INVALID = "\ufffd"
 MOST_MARKS = 1000  # of a passage; a longer one is divided
 PRIVATE = range(0xE000, 0xF900)
 SPACES = " \t\r\n\f"
 SPACE = re.compile(f"[{SPACES}]+")
-MARK = Kind("tag", "mark", "")
-NOUN = Kind("code", "noun", "")
+MARK = SpanKind("tag", "mark", "")
+NOUN = SpanKind("code", "noun", "")
 Pair = tuple[str, bool]  # the name of a tag, and whether it closes
 
 
@@ -145,7 +145,7 @@ class Builder:
         """Something that is copied and stands for a thing in its sentence, such as code."""
         self._span(tuple(raw), NOUN, None)
 
-    def _span(self, raw: tuple[Part, ...], kind: Kind, pair: Pair | None) -> str:
+    def _span(self, raw: tuple[Part, ...], kind: SpanKind, pair: Pair | None) -> str:
         if self._marks == len(self.symbols):
             self.end()
         symbol = self.symbols[self._marks]

@@ -29,7 +29,7 @@ class Attribute(NamedTuple):
     end: int
 
 
-class Token(NamedTuple):
+class MarkupToken(NamedTuple):
     """`name`: of a tag, in lower case; `kind`: `empty` is `<x/>`, `other` a comment, a declaration, an instruction."""
 
     kind: Literal["start", "end", "empty", "text", "other"]
@@ -59,9 +59,9 @@ class Ends:
         return self.text.find(end, at) + len(end) if self.has(end, at) else 0
 
 
-def tokens(text: str, xml: bool = False) -> list[Token]:
+def tokens(text: str, xml: bool = False) -> list[MarkupToken]:
     """The tokens of a document. `xml`: scripts and styles are elements like others."""
-    found: list[Token] = []
+    found: list[MarkupToken] = []
     ends, size = Ends(text), len(text)
     begin = at = 0  # of the text that is being read, and where the next tag may begin
     while (opens := text.find("<", at)) >= 0:
@@ -70,30 +70,30 @@ def tokens(text: str, xml: bool = False) -> list[Token]:
             at = opens + 1
             continue
         if begin < opens:
-            found.append(Token("text", text[begin:opens]))
+            found.append(MarkupToken("text", text[begin:opens]))
         found.append(token)
         begin = at = opens + len(token.raw)
         if token.kind == "start" and token.name in RAW and not xml:
             close = re.compile(rf"</{token.name}(?=[\s/>])", re.IGNORECASE).search(text, at)
             at = size if close is None else close.start()
     if begin < size:
-        found.append(Token("text", text[begin:]))
+        found.append(MarkupToken("text", text[begin:]))
     return found
 
 
-def _markup(text: str, at: int, ends: Ends, xml: bool) -> Token | None:
+def _markup(text: str, at: int, ends: Ends, xml: bool) -> MarkupToken | None:
     """What begins with `<` at this offset; None if that is text."""
     following = text[at + 1 : at + 2]
     if following == "!":
-        return Token("other", text[at : _declaration_end(text, at, ends, xml) or len(text)])
+        return MarkupToken("other", text[at : _declaration_end(text, at, ends, xml) or len(text)])
     if following == "?":
-        return Token("other", text[at : (xml and ends.find("?>", at)) or ends.find(">", at) or len(text)])
+        return MarkupToken("other", text[at : (xml and ends.find("?>", at)) or ends.find(">", at) or len(text)])
     if not ends.has(">", at):
         return None
     tag = (XML_TAG if xml else TAG).match(text, at)
     if tag is not None:
         return _tag(text, at, tag, ends)
-    return Token("other", text[at : ends.find(">", at)]) if following == "/" else None
+    return MarkupToken("other", text[at : ends.find(">", at)]) if following == "/" else None
 
 
 def _declaration_end(text: str, at: int, ends: Ends, xml: bool) -> int:
@@ -108,7 +108,7 @@ def _declaration_end(text: str, at: int, ends: Ends, xml: bool) -> int:
     return (subset >= 0 and ends.find("]>", subset)) or end
 
 
-def _tag(text: str, at: int, tag: re.Match[str], ends: Ends) -> Token:
+def _tag(text: str, at: int, tag: re.Match[str], ends: Ends) -> MarkupToken:
     attributes: list[Attribute] = []
     place = tag.end()
     while (found := ATTRIBUTE.match(text, place)) is not None:
@@ -116,11 +116,11 @@ def _tag(text: str, at: int, tag: re.Match[str], ends: Ends) -> Token:
         if found["close"]:
             kind: Literal["start", "end", "empty"] = "end" if text[at + 1] == "/" else "start"
             kind = "empty" if kind == "start" and found[0].endswith("/>") else kind
-            return Token(kind, text[at:place], tag["name"].lower(), tuple(attributes))
+            return MarkupToken(kind, text[at:place], tag["name"].lower(), tuple(attributes))
         value = found["value"] or ""
         if found["equals"] and not value and text[place : place + 1] in ("'", '"'):  # a quote that is never closed
-            return Token("other", text[at : ends.find(">", place) or len(text)])
+            return MarkupToken("other", text[at : ends.find(">", place) or len(text)])
         plain = value[1:-1] if value[:1] in ("'", '"') else value
         start, end = found.span("value") if value else (place, place)
         attributes.append(Attribute(found["name"].lower(), plain, start - at, end - at))
-    return Token("other", text[at:])
+    return MarkupToken("other", text[at:])

@@ -9,7 +9,7 @@ from html import unescape
 
 from allyouneed.apps.translate.documents.html import ENTITY, lower_names
 from allyouneed.apps.translate.documents.parts import Builder, Document, free_symbols
-from allyouneed.apps.translate.documents.tokens import Token, tokens
+from allyouneed.apps.translate.documents.tokens import MarkupToken, tokens
 from allyouneed.errors import UserError
 
 NEWLINE = re.compile(r"(\r\n|\n|\r)")
@@ -84,7 +84,7 @@ def _add_text(builder: Builder, raw: str, newlines: bool) -> None:
                 builder.text(part, part)
 
 
-def _beside_words(found: list[Token]) -> list[bool]:
+def _beside_words(found: list[MarkupToken]) -> list[bool]:
     """For each token, whether it stands beside words, or in an element that does."""
     parents: list[int | None] = []  # the start tag of the element that each token is in
     words: set[int | None] = set()  # elements that contain words themselves

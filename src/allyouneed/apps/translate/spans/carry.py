@@ -53,7 +53,7 @@ END = re.compile(r"[.。!！?？]$")
 
 
 @dataclass(frozen=True)
-class Reading:
+class PreparedTemplate:
     """A template as the model reads it: `text`. `edits` turn it into the source again; `forms`: of the stand-in of each
     span; `kept`: numbers that are read as they are; `marks`: what was taken out; `terms`: those that are read with
     their translation; `forced`: the answer must contain it."""
@@ -67,30 +67,30 @@ class Reading:
     forced: bool = False
 
     def translations(self, spans: Mapping[str, Span]) -> Counter[str]:
-        """Of the marked terms, and how often each must be there."""
+        """The translations of the marked terms, and how often each must be there."""
         return Counter(spans[symbol].written for symbol in self.terms)
 
 
-class Decoded(NamedTuple):
+class DecodedPart(NamedTuple):
     """One text that the model read, and its answer. `source`, `target`: where their first characters are in the chunk
     and in its translation; the edits: how they got there from what was read and generated."""
 
-    reading: Reading
+    reading: PreparedTemplate
     hypothesis: Hypothesis
     source: int
     target: int
     edits: list[Edit]
 
 
-class Answer(NamedTuple):
+class ChunkTranslation(NamedTuple):
     """A translation of a chunk; `parts`: one, or several if it was translated in pieces."""
 
     text: str
     score: float
-    parts: list[Decoded]
+    parts: list[DecodedPart]
 
 
-class Attention(NamedTuple):
+class AttentionMap(NamedTuple):
     """Cross-attention of an answer (target tokens, source tokens), and the (begin, end) characters of the tokens."""
 
     weights: Tensor
@@ -107,15 +107,15 @@ class Carrier:
 
     decode: Callable[[list[str], list[tuple[int, ...]]], list[list[Hypothesis]]]
     text_of: Callable[[str, Hypothesis], str]
-    attention: Callable[[Sequence[tuple[str, Hypothesis]]], list[Attention]] | None
+    attention: Callable[[Sequence[tuple[str, Hypothesis]]], list[AttentionMap]] | None
     force: Force | None = None
 
     def translate(
         self, templates: Sequence[str], spans: Sequence[Mapping[str, Span]], keys: Sequence[tuple[int, ...]]
-    ) -> list[list[Answer]]:
+    ) -> list[list[ChunkTranslation]]:
         """The answers for each template, best first. A template without spans is decoded once, as it is."""
-        found: dict[int, list[Answer]] = {}
-        inexact: dict[int, list[Answer]] = {}  # all spans are there but the value of a plain number
+        found: dict[int, list[ChunkTranslation]] = {}
+        inexact: dict[int, list[ChunkTranslation]] = {}  # all spans are there but the value of a plain number
         waiting = list(range(len(templates)))
         for attempt in range(ATTEMPTS + MARKED_ATTEMPTS * (self.force is not None)):
             readings = {n: r for n in waiting if (r := self._read(templates[n], spans[n], attempt)) is not None}
@@ -135,10 +135,10 @@ class Carrier:
         waiting = [n for n in waiting if n not in found]
         return self._with_pieces(found, waiting, templates, spans, keys)
 
-    def _read(self, template: str, spans: Mapping[str, Span], attempt: int) -> Reading | None:
+    def _read(self, template: str, spans: Mapping[str, Span], attempt: int) -> PreparedTemplate | None:
         """What the model reads in this attempt; None: there is nothing left to try."""
         if not spans or not SYMBOL.search(template):
-            return Reading(template, []) if attempt == 0 else None
+            return PreparedTemplate(template, []) if attempt == 0 else None
         if self.attention is None and re.search(MARK, template):
             return None
         terms = [spans[char] for char in template if char in spans and spans[char].kind is TERM]
@@ -150,7 +150,10 @@ class Carrier:
         return read(template, spans, attempt) if attempt < ATTEMPTS else None
 
     def _decode(
-        self, readings: Mapping[int, Reading], spans: Sequence[Mapping[str, Span]], keys: Sequence[tuple[int, ...]]
+        self,
+        readings: Mapping[int, PreparedTemplate],
+        spans: Sequence[Mapping[str, Span]],
+        keys: Sequence[tuple[int, ...]],
     ) -> dict[int, list[Hypothesis]]:
         """The hypotheses of each reading, by its number."""
         free = [n for n, reading in readings.items() if not reading.forced]
@@ -162,17 +165,17 @@ class Carrier:
         return dict(zip(free + bound, decoded, strict=True))
 
     def _answers(
-        self, decoded: Sequence[tuple[Reading, Hypothesis, Mapping[str, Span]]]
-    ) -> list[tuple[Answer, bool] | None]:
+        self, decoded: Sequence[tuple[PreparedTemplate, Hypothesis, Mapping[str, Span]]]
+    ) -> list[tuple[ChunkTranslation, bool] | None]:
         """Each answer with its spans, and whether all plain numbers are right; None if a span is lost or doubled."""
         checked = [self._check(*one) for one in decoded]
         marked = [n for n, (reading, *_) in enumerate(decoded) if reading.marks and checked[n] is not None]
-        places: dict[int, Attention] = {}
+        places: dict[int, AttentionMap] = {}
         if marked:
             assert self.attention is not None
             pairs = [(reading.text, found) for reading, found, _ in (decoded[n] for n in marked)]
             places = dict(zip(marked, self.attention(pairs), strict=True))
-        answers: list[tuple[Answer, bool] | None] = []
+        answers: list[tuple[ChunkTranslation, bool] | None] = []
         for n, ((reading, found, spans), one) in enumerate(zip(decoded, checked, strict=True)):
             if one is None:
                 answers.append(None)
@@ -182,11 +185,13 @@ class Carrier:
                 attention = _aligned(places[n], reading, text, spans) if reading.terms else places[n]
                 edits += _outside(place(text, reading.marks, spans, *attention), edits)
             edits = in_order(edits)
-            answers.append((Answer(apply(text, edits), found.score, [Decoded(reading, found, 0, 0, edits)]), exact))
+            answers.append(
+                (ChunkTranslation(apply(text, edits), found.score, [DecodedPart(reading, found, 0, 0, edits)]), exact)
+            )
         return answers
 
     def _check(
-        self, reading: Reading, found: Hypothesis, spans: Mapping[str, Span]
+        self, reading: PreparedTemplate, found: Hypothesis, spans: Mapping[str, Span]
     ) -> tuple[str, list[Edit], bool] | None:
         """The text of an answer, the edits that put its spans in the place of their stand-ins, and whether all plain
         numbers are right; None if a span is lost or doubled."""
@@ -212,18 +217,18 @@ class Carrier:
 
     def _with_pieces(
         self,
-        found: dict[int, list[Answer]],
+        found: dict[int, list[ChunkTranslation]],
         waiting: Sequence[int],
         templates: Sequence[str],
         spans: Sequence[Mapping[str, Span]],
         keys: Sequence[tuple[int, ...]],
-    ) -> list[list[Answer]]:
+    ) -> list[list[ChunkTranslation]]:
         """Translate what is between the spans of these templates, and join it."""
         whole = {n: _pieces(templates[n], spans[n], self.attention is not None) for n in waiting}
         jobs = [(n, k, piece) for n in waiting for k, piece in enumerate(whole[n][0])]
         readings = [_kept(read(piece.template, spans[n], 0)) for n, _, piece in jobs]
         decoded = self.decode([one.text for one in readings], [(*keys[n], k) for n, k, _ in jobs])
-        texts, parts = dict.fromkeys(waiting, ""), {n: list[Decoded]() for n in waiting}
+        texts, parts = dict.fromkeys(waiting, ""), {n: list[DecodedPart]() for n in waiting}
         firsts = [(one, some[0], spans[n]) for (n, *_), one, some in zip(jobs, readings, decoded, strict=True)]
         for (n, _, piece), found_answer in zip(jobs, self._answers(firsts), strict=True):
             answer, _ = _kept(found_answer)
@@ -234,16 +239,16 @@ class Carrier:
         for n in waiting:
             scores = [part.hypothesis.score for part in parts[n]]
             text = _join(texts[n], whole[n][1], EAST_ASIAN.search(templates[n]) is not None)
-            found[n] = [Answer(text, sum(scores) / max(1, len(scores)), parts[n])]
+            found[n] = [ChunkTranslation(text, sum(scores) / max(1, len(scores)), parts[n])]
         return [found[n] for n in range(len(templates))]
 
 
-def read(template: str, spans: Mapping[str, Span], attempt: int = 0, marked: bool = False) -> Reading | None:
+def read(template: str, spans: Mapping[str, Span], attempt: int = 0, marked: bool = False) -> PreparedTemplate | None:
     """What the model reads for a template: stand-ins for nouns, numbers as they are (at first), no marks. `marked`:
     terms with their translations. None: there are not enough stand-ins that the text itself does not contain."""
     words = SYMBOL.sub(lambda one: _words_read(spans[one[0]], marked), template)
     free = {group: _free(group, words.casefold(), attempt) for group in (THINGS, PEOPLE, FIGURES)}
-    made = Reading("", [])
+    made = PreparedTemplate("", [])
     text, swallow = "", False
     parts = re.split(f"({SYMBOL.pattern})", template)
     for number, part in enumerate(parts):
@@ -290,7 +295,7 @@ def _free(group: tuple[tuple[str, ...], ...], words: str, attempt: int) -> list[
     return free[attempt:] + free[:attempt]
 
 
-def _mark_term(made: Reading, text: str, symbol: str, span: Span) -> str:
+def _mark_term(made: PreparedTemplate, text: str, symbol: str, span: Span) -> str:
     """`text` with a marked term after it. The space before a term moves into its mark, unless another mark was taken
     out after the space."""
     fixed = bool(made.marks) and made.marks[-1].offset == len(text)
@@ -301,7 +306,7 @@ def _mark_term(made: Reading, text: str, symbol: str, span: Span) -> str:
     return whole
 
 
-def _take_out(made: Reading, text: str, symbol: str, mark: str, after: str) -> tuple[str, bool]:
+def _take_out(made: PreparedTemplate, text: str, symbol: str, mark: str, after: str) -> tuple[str, bool]:
     """Leave a mark out after `text`, with the space that it would leave doubled or before punctuation; the text, and
     whether the space after the mark is left out."""
     left, right = text[-1:].isspace(), after.isspace()
@@ -316,27 +321,27 @@ def _take_out(made: Reading, text: str, symbol: str, mark: str, after: str) -> t
     return text, left and right
 
 
-class Piece(NamedTuple):
-    """A part of a template that is translated by itself. `before`: the spans and spaces before it; `source`: its offset
-    in the text."""
+class TemplatePiece(NamedTuple):
+    """A part of a template that is translated separately. `before`: the spans and spaces before it; `source`: its
+    offset in the text."""
 
     before: str
     template: str
     source: int
 
 
-def _pieces(template: str, spans: Mapping[str, Span], with_marks: bool) -> tuple[list[Piece], str]:
+def _pieces(template: str, spans: Mapping[str, Span], with_marks: bool) -> tuple[list[TemplatePiece], str]:
     """The pieces between spans, and what follows the last one. Marks stay inside if they can be placed; plain numbers
     always do."""
     cuts = re.compile(f"{NOUN}|{NUMBER_SPAN}" if with_marks else f"{NOUN}|{NUMBER_SPAN}|{MARK}")
-    pieces, before, piece, at = list[Piece](), "", "", 0
+    pieces, before, piece, at = list[TemplatePiece](), "", "", 0
 
     def add(part: str) -> None:
         nonlocal before, at
         core = part.strip()
         if any(char.isalpha() for char in core):
             lead = part[: part.index(core)]
-            pieces.append(Piece(before + written(lead, spans), core, at + len(restore(lead, spans))))
+            pieces.append(TemplatePiece(before + written(lead, spans), core, at + len(restore(lead, spans))))
             before = part[part.index(core) + len(core) :]
         else:
             before += written(part, spans)
@@ -375,7 +380,7 @@ def _is_wide(char: str) -> bool:
     return char.isalpha() and EAST_ASIAN.match(char) is not None
 
 
-def _aligned(attention: Attention, reading: Reading, text: str, spans: Mapping[str, Span]) -> Attention:
+def _aligned(attention: AttentionMap, reading: PreparedTemplate, text: str, spans: Mapping[str, Span]) -> AttentionMap:
     """Attention with the marked terms where we know them to be: each is attended to by its translation and by nothing
     else. (Without it, the word after a term attends to the end of the mark.)"""
     weights = attention.weights.clone()

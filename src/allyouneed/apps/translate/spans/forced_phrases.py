@@ -29,7 +29,7 @@ def force_phrases(
     keys: Sequence[tuple[int, ...]],
     phrases: Sequence[Mapping[str, int]],
 ) -> list[list[Hypothesis]]:
-    """As `generate_targets`, but each target contains its phrases, as often as given."""
+    """`generate_targets`, with each target containing its phrases, as often as given."""
     decoding = frame.without_forced(decoding)
     spec, given = engine.spec(decoding, len(frame.forced)), list[tuple[Request, DecodingSpec]]()
     for source, key, some in zip(sources, keys, phrases, strict=True):

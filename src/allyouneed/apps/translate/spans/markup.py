@@ -217,7 +217,7 @@ def _joined(text: str, offset: int) -> bool:
 
 
 def _single(text: str, offset: int, mark: Mark, spans: Mapping[str, Span]) -> Edit:
-    """With the spaces it had, unless there are some already or the script has none."""
+    """The insertion of a single mark with its spaces, unless there are some already or the script has none."""
     before, after = text[:offset][-1:], text[offset:][:1]
     left = " " if mark.left and before and not before.isspace() and not EAST_ASIAN.match(before) else ""
     right = " " if mark.right and after and after.isalnum() and not EAST_ASIAN.match(after) else ""

@@ -58,7 +58,7 @@ EMOJI = (
 )
 
 
-class Kind(NamedTuple):
+class SpanKind(NamedTuple):
     """A line of the table. Where several match, the first does."""
 
     name: str
@@ -67,64 +67,65 @@ class Kind(NamedTuple):
 
 
 TABLE = (
-    Kind("code", "noun", r"(?P<ticks>`{1,3})(?!`).{1,400}?(?<!`)(?P=ticks)(?!`)"),
-    Kind("comment", "mark", r"<!--.{0,500}?-->|<!\[CDATA\[.{0,500}?\]\]>|<[?%].{1,400}?[?%]>|<![A-Za-z][^<>]*>"),
-    Kind("code", "noun", rf"<(?P<raw>code|kbd|samp|var|script|style){ATTRIBUTES}>[^<>]{{0,400}}</(?P=raw)\s*>"),
-    Kind("block tag", "break", rf"</?(?i:{BLOCKS})(?![A-Za-z0-9_:.-]){ATTRIBUTES}/?>"),
-    Kind("tag", "mark", rf"<(?i:img|wbr|input|embed|source|area|col|link|meta)(?![A-Za-z0-9_:.-]){ATTRIBUTES}/?>"),
-    Kind("placeholder", "noun", rf"<{TAG_NAME}{ATTRIBUTES}/>"),  # <x id="7"/>
-    Kind("tag", "mark", rf"</?{TAG_NAME}{ATTRIBUTES}>"),
-    Kind("entity", "mark", r"&(?:[A-Za-z][A-Za-z0-9]{1,30}|#\d{1,7}|#[xX][0-9A-Fa-f]{1,6});"),
-    Kind("link", "mark",
+    SpanKind("code", "noun", r"(?P<ticks>`{1,3})(?!`).{1,400}?(?<!`)(?P=ticks)(?!`)"),
+    SpanKind("comment", "mark", r"<!--.{0,500}?-->|<!\[CDATA\[.{0,500}?\]\]>|<[?%].{1,400}?[?%]>|<![A-Za-z][^<>]*>"),
+    SpanKind("code", "noun", rf"<(?P<raw>code|kbd|samp|var|script|style){ATTRIBUTES}>[^<>]{{0,400}}</(?P=raw)\s*>"),
+    SpanKind("block tag", "break", rf"</?(?i:{BLOCKS})(?![A-Za-z0-9_:.-]){ATTRIBUTES}/?>"),
+    SpanKind("tag", "mark", rf"<(?i:img|wbr|input|embed|source|area|col|link|meta)(?![A-Za-z0-9_:.-]){ATTRIBUTES}/?>"),
+    SpanKind("placeholder", "noun", rf"<{TAG_NAME}{ATTRIBUTES}/>"),  # <x id="7"/>
+    SpanKind("tag", "mark", rf"</?{TAG_NAME}{ATTRIBUTES}>"),
+    SpanKind("entity", "mark", r"&(?:[A-Za-z][A-Za-z0-9]{1,30}|#\d{1,7}|#[xX][0-9A-Fa-f]{1,6});"),
+    SpanKind("link", "mark",
          r"!?\[(?=[^\[\]\n]{1,300}\]\()|\]\([^()\s]*(?:\([^()\s]*\)[^()\s]*)?\)"),
-    Kind("code", "noun",
+    SpanKind("code", "noun",
          r"(?<![A-Za-z0-9_.])[A-Za-z_][A-Za-z0-9_.]*\(\)|(?<![A-Za-z0-9_])_*[A-Za-z0-9]+(?:_+[A-Za-z0-9]+)+_*(?![A-Za-z0-9_])"
          r"|(?<![A-Za-z0-9_])__[a-z]+__(?![A-Za-z0-9_])"),
-    Kind("emphasis", "mark",
+    SpanKind("emphasis", "mark",
          r"(?P<em>\*\*|__|~~|==)(?=[^\s*_~=])(?=.{0,400}?[^\s](?P=em))|(?<=[^\s*_~=])(?:\*\*|__|~~|==)"),
-    Kind("emphasis", "mark", r"(?<![A-Za-z0-9_*])\*(?=[^\s*][^*\n]{0,300}\*)|(?<=[^\s*])\*(?![A-Za-z0-9_*])"),
-    Kind("placeholder", "noun", r"\$\{[^{}\n]{1,100}\}|\{[{%#][^\n]{0,200}?[}%#]\}|\[\[[^\[\]\n]{1,100}\]\]"),
-    Kind("placeholder", "noun",
+    SpanKind("emphasis", "mark", r"(?<![A-Za-z0-9_*])\*(?=[^\s*][^*\n]{0,300}\*)|(?<=[^\s*])\*(?![A-Za-z0-9_*])"),
+    SpanKind("placeholder", "noun", r"\$\{[^{}\n]{1,100}\}|\{[{%#][^\n]{0,200}?[}%#]\}|\[\[[^\[\]\n]{1,100}\]\]"),
+    SpanKind("placeholder", "noun",
          r"\{[A-Za-z0-9_.:,<>^+*\-$@\[\] ]{0,60}\}|%\([\w.]{1,60}\)[sdifrgxeu]|%\{[^{}\n]{1,60}\}"),
-    Kind("count", "number",
+    SpanKind("count", "number",
          r"(?<![A-Za-z0-9_%])%(?:\d+\$)?[-+#0]*\d*(?:\.\d+)?(?:hh?|ll?|[Lzjt])?[diufFeEgGxXo](?![A-Za-z])"),
-    Kind("placeholder", "noun", r"(?<![A-Za-z0-9_%])%(?:\d+\$)?-?\d*(?:[scr@](?![A-Za-z])|\d(?!\d))"),
-    Kind("placeholder", "noun", r"(?<![A-Za-z0-9_$])\$[A-Za-z_]\w*"),
-    Kind("e-mail", "noun",
+    SpanKind("placeholder", "noun", r"(?<![A-Za-z0-9_%])%(?:\d+\$)?-?\d*(?:[scr@](?![A-Za-z])|\d(?!\d))"),
+    SpanKind("placeholder", "noun", r"(?<![A-Za-z0-9_$])\$[A-Za-z_]\w*"),
+    SpanKind("e-mail", "noun",
          r"(?<![A-Za-z0-9_.+-])(?:mailto:)?[A-Za-z0-9][\w.+-]*@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}"),
-    Kind("URL", "noun", rf"(?<![A-Za-z0-9])[A-Za-z][A-Za-z0-9+.-]{{1,15}}://{URL_REST}|(?<![A-Za-z0-9_@./-])www\.{URL_REST}"),
-    Kind("URL", "noun",
+    SpanKind("URL", "noun", rf"(?<![A-Za-z0-9])[A-Za-z][A-Za-z0-9+.-]{{1,15}}://{URL_REST}|(?<![A-Za-z0-9_@./-])www\.{URL_REST}"),
+    SpanKind("URL", "noun",
          rf"(?<![A-Za-z0-9_@./-])(?:[A-Za-z0-9-]{{1,63}}\.){{1,8}}(?:{DOMAINS})(?![A-Za-z0-9_-]"
          rf"|\.\w)(?::\d+)?(?:/(?:{URL_REST})?|[?#]{URL_REST})?"),
-    Kind("path", "noun", r"(?<![A-Za-z0-9_])(?:[A-Za-z]:|\\\\[\w.-]+)\\[\w.\\+$-]*[\w\\$]"),
-    Kind("path", "noun", r"(?<![A-Za-z0-9_/.\\<])(?:~|\.{1,2})?/[\w.+@-]*[A-Za-z][\w.+@-]*(?:/[\w.+@-]+)*/?(?<![.])"),
-    Kind("path", "noun",
+    SpanKind("path", "noun", r"(?<![A-Za-z0-9_])(?:[A-Za-z]:|\\\\[\w.-]+)\\[\w.\\+$-]*[\w\\$]"),
+    SpanKind("path", "noun",
+         r"(?<![A-Za-z0-9_/.\\<])(?:~|\.{1,2})?/[\w.+@-]*[A-Za-z][\w.+@-]*(?:/[\w.+@-]+)*/?(?<![.])"),
+    SpanKind("path", "noun",
          rf"(?<![A-Za-z0-9_/.-])(?:[A-Za-z0-9_.-]+/)+[A-Za-z0-9_-][\w-]*\.(?:{EXTENSIONS})(?![A-Za-z0-9_-])"),
-    Kind("path", "noun", rf"(?<![A-Za-z0-9_/.-])[A-Za-z0-9_][A-Za-z0-9_.-]*\.(?:{EXTENSIONS})(?![A-Za-z0-9_/-])"),
-    Kind("mention", "noun",
+    SpanKind("path", "noun", rf"(?<![A-Za-z0-9_/.-])[A-Za-z0-9_][A-Za-z0-9_.-]*\.(?:{EXTENSIONS})(?![A-Za-z0-9_/-])"),
+    SpanKind("mention", "noun",
          r"(?<![A-Za-z0-9_@])@[A-Za-z0-9_](?:[A-Za-z0-9_-]|\.(?=\w))*|(?<![A-Za-z0-9_@])@[\u4e00-\u9fff]{1,10}(?=[\s，：:])"),
-    Kind("tag word", "noun",
+    SpanKind("tag word", "noun",
          r"(?<![A-Za-z0-9_#&])#(?:[^\s#]{1,30}#(?![A-Za-z0-9_#])|[A-Za-z_](?:[A-Za-z0-9_]|-(?=\w))*|\d+(?![A-Za-z0-9_])"
          r"|[\u4e00-\u9fff]+(?=\s|$))"),
-    Kind("option", "noun", r"(?<![A-Za-z0-9_-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)*(?:=[^\s,;]*[\w/])?"),
-    Kind("date", "number",
+    SpanKind("option", "noun", r"(?<![A-Za-z0-9_-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)*(?:=[^\s,;]*[\w/])?"),
+    SpanKind("date", "number",
          r"(?<![A-Za-z0-9_.-])\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z"
          r"|[+-]\d{2}:?\d{2})?)?(?![A-Za-z0-9_-])"),
-    Kind("version", "number",
+    SpanKind("version", "number",
          r"(?<![A-Za-z0-9_.,])(?!\d{1,3}(?:\.\d{3}){2}(?![.\d]))v?\d+(?:\.\d+){2,}(?![A-Za-z0-9_])"
          r"|(?<![A-Za-z0-9_.])v\d+(?:\.\d+)+(?![A-Za-z0-9_])"),
-    Kind("number with unit", "number",
+    SpanKind("number with unit", "number",
          rf"(?<![A-Za-z0-9_.,])(?:(?:[$€£¥₹]|USD|EUR|US\$)[ \u00a0\u202f]?{NUMBER}"
          rf"|{NUMBER}[ \u00a0\u202f]?(?:{UNITS})(?![A-Za-zÀ-ɏ0-9_]| \d{{2}}(?!\d)))"),
-    Kind("number", "number",
+    SpanKind("number", "number",
          r"(?<![A-Za-z0-9_.,])\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![A-Za-z0-9_]|,\d)|(?<![A-Za-z0-9_.,])(?:\d{1,3}(?:\.\d{3}){2,}"
          r"|\d{4,})(?:[.,]\d+)?(?![A-Za-z0-9_]|,\d)"),
-    Kind("emoji", "mark", rf"{EMOJI}(?:[ \t]*{EMOJI})*"),
-    Kind("emoji", "mark",
+    SpanKind("emoji", "mark", rf"{EMOJI}(?:[ \t]*{EMOJI})*"),
+    SpanKind("emoji", "mark",
          r"(?<!\S)(?:[:;=8][-o^']?[)(DPpO/\\|*\]\[]|[:;=][-o^']?3|<3|\^_?\^|:[a-z0-9_+-]{2,30}:)(?![^\s.,!?。！？])"
          r"|(?<![A-Za-z0-9_]):[a-z][a-z0-9_+-]{1,30}:(?![A-Za-z0-9_])"),
-    Kind("escape", "mark", r"\\[nrtabfv0\"'\\]"),
-    Kind("control", "mark",
+    SpanKind("escape", "mark", r"\\[nrtabfv0\"'\\]"),
+    SpanKind("control", "mark",
          "[\x00-\x08\x0e-\x1b\x7f\u200b\u200e\u200f\u2060\ufeff\ue000-\uf8ff\U000f0000-\U0010ffff]+"),
 )  # fmt: skip
 _PATTERN = re.compile("|".join(f"(?P<k{number}>{kind.pattern})" for number, kind in enumerate(TABLE)))
@@ -144,7 +145,7 @@ class Span:
     opens or closes, and whether it closes; for marks whose text does not say so (`markup.py`)."""
 
     text: str
-    kind: Kind
+    kind: SpanKind
     target: str | None = None
     pair: tuple[str, bool] | None = None
 
@@ -169,7 +170,7 @@ def same_spans(text: str, source: str) -> str:
     return Passage(text, source.spans) if isinstance(source, Passage) else text
 
 
-TERM = Kind("term", "noun", "")
+TERM = SpanKind("term", "noun", "")
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,7 @@ def _join(compound: str, spans: Mapping[str, Span]) -> str:
     return whole
 
 
-def _kind(found: re.Match[str]) -> Kind:
+def _kind(found: re.Match[str]) -> SpanKind:
     return TABLE[int(str(found.lastgroup)[1:])]
 
 

@@ -14,7 +14,7 @@ from allyouneed.apps.translate.context import Contexts
 from allyouneed.apps.translate.glossary import Glossary
 from allyouneed.apps.translate.numbers.numbers import localized_text
 from allyouneed.apps.translate.result import AlignmentLink, Candidate, Translation
-from allyouneed.apps.translate.spans.carry import VALUED, Answer
+from allyouneed.apps.translate.spans.carry import VALUED, ChunkTranslation
 from allyouneed.apps.translate.spans.spans import Span, restore
 from allyouneed.apps.translate.spans.spans import protect as protect_spans
 from allyouneed.apps.translate.splitting.split import Chunk, SplitText
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Settings:
+class TranslationSettings:
     """How the texts of a call are translated. `protect`: keep URLs, code and other spans. `write`: converts the answers
     to another script. `direction`: of the calibration (`en-de`)."""
 
@@ -45,7 +45,11 @@ class Settings:
 
 
 def assemble(
-    folder: Folder, split: SplitText, answers: list[list[Answer]], settings: Settings, aligner: Aligner
+    folder: Folder,
+    split: SplitText,
+    answers: list[list[ChunkTranslation]],
+    settings: TranslationSettings,
+    aligner: Aligner,
 ) -> Translation:
     """The translation of a text from the answers for its chunks, best first."""
     tokenizer = folder.tokenizers.target
@@ -94,7 +98,7 @@ def assemble(
     )
 
 
-def _chunk_notes(folder: Folder, chunk: Chunk, answer: Answer, natural: bool) -> list[str]:
+def _chunk_notes(folder: Folder, chunk: Chunk, answer: ChunkTranslation, natural: bool) -> list[str]:
     """What the reader of a translation should know or doubt. `natural`: the texts are in natural languages."""
     found = [part.hypothesis for part in answer.parts]
     notes = [_unfinished_note(chunk, one) for one in found if not one.finished]
@@ -108,7 +112,7 @@ def _chunk_notes(folder: Folder, chunk: Chunk, answer: Answer, natural: bool) ->
 
 
 def localized_spans(spans: Mapping[str, Span], here: str, there: str) -> Mapping[str, Span]:
-    """With numbers as the target language writes them."""
+    """The spans, with numbers as the target language writes them."""
     if not any(span.kind.name in VALUED for span in spans.values()):
         return spans
     return {
@@ -117,7 +121,7 @@ def localized_spans(spans: Mapping[str, Span], here: str, there: str) -> Mapping
     }
 
 
-def untranslated(text: str, route: list[str], language: str | None, settings: Settings) -> Translation:
+def untranslated(text: str, route: list[str], language: str | None, settings: TranslationSettings) -> Translation:
     """A text that is in the target language already, in the script that was asked for."""
     written = text
     if settings.write is not None:
@@ -146,7 +150,7 @@ def _unfinished_note(chunk: Chunk, answer: Hypothesis) -> str:
 
 
 def ends_in_loop(tokens: Sequence[int], times: int = 4, longest: int = 10) -> bool:
-    """Whether it ends with the same few tokens, repeated `times` times."""
+    """Whether a text ends with the same few tokens, repeated `times` times."""
     return any(
         len(tokens) >= times * size and list(tokens[-size:]) * times == list(tokens[-size * times :])
         for size in range(1, longest + 1)

@@ -15,12 +15,12 @@ class Edit(NamedTuple):
 
 
 def in_order(edits: Sequence[Edit]) -> list[Edit]:
-    """By position; insertions at the same place keep their order and precede what is replaced there."""
+    """Edits by position; insertions at the same place keep their order and precede what is replaced there."""
     return sorted(edits, key=lambda edit: (edit.start, edit.end > edit.start))
 
 
 def apply(text: str, edits: Sequence[Edit]) -> str:
-    """`edits`: in order, not overlapping."""
+    """The text after `edits`, which are in order and do not overlap."""
     parts, at = [], 0
     for edit in edits:
         parts += [text[at : edit.start], edit.text]

@@ -57,7 +57,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Segment:
+class LinePart:
     """A line, or a part of it between block tags, before it is split into sentences."""
 
     template: str
@@ -133,7 +133,7 @@ class Splitter:
             found.append(SplitText(text, chunks, between + after, notes))
         return found
 
-    def _split_segment(self, segment: Segment, tokens: int, notes: list[str]) -> tuple[list[Chunk], str]:
+    def _split_segment(self, segment: LinePart, tokens: int, notes: list[str]) -> tuple[list[Chunk], str]:
         """Its chunks, and what follows the last of them."""
         template, spans, at, before = segment.template, segment.spans, segment.start, segment.before
         parts = [SentencePart(template, "end")]
@@ -159,7 +159,7 @@ class Splitter:
         return chunks, before
 
 
-def _without_capitals(segment: Segment) -> Segment:
+def _without_capitals(segment: LinePart) -> LinePart:
     """A segment all in capitals, in lower case but for the first letter of each sentence: models have seen little
     text in capitals. Its translation gets capitals again (`in_capitals`)."""
     text = segment.template
@@ -201,15 +201,15 @@ class CodeFences:
         return inside or found is not None
 
 
-def lines(text: str) -> tuple[list[Segment], str]:
+def lines(text: str) -> tuple[list[LinePart], str]:
     """The lines of a text that are not blank, and what follows the last."""
-    segments: list[Segment] = []
+    segments: list[LinePart] = []
     between, at = "", 0
     for line in NEWLINE.split(text):
         core = line.strip()
         lead = line[: line.index(core)]
         if core:
-            segments.append(Segment(core, {}, at + len(lead), between + lead))
+            segments.append(LinePart(core, {}, at + len(lead), between + lead))
             between = line[len(lead) + len(core) :]
         else:
             between += line
@@ -217,10 +217,10 @@ def lines(text: str) -> tuple[list[Segment], str]:
     return segments, between
 
 
-def frame(text: str, glossary: Glossary | None = None) -> tuple[list[Segment], str]:
+def frame(text: str, glossary: Glossary | None = None) -> tuple[list[LinePart], str]:
     """The segments of a text that have something to translate, and what follows the last. Code between fences, list
     marks and block tags are between segments."""
-    segments: list[Segment] = []
+    segments: list[LinePart] = []
     between, at, fences = "", 0, CodeFences()
     given = text.spans if isinstance(text, Passage) else None
     lines = NEWLINE.split(text)
@@ -237,7 +237,7 @@ def frame(text: str, glossary: Glossary | None = None) -> tuple[list[Segment], s
             core = part.strip()
             if any(char.isalpha() for char in core):
                 before = part[: part.index(core)]
-                segments.append(Segment(core, found.spans, at + len(before), between + before))
+                segments.append(LinePart(core, found.spans, at + len(before), between + before))
                 between = part[len(before) + len(core) :]
             else:
                 between += written(part, found.spans)

@@ -33,8 +33,8 @@ def load_recent(
 
 @triton.jit
 def recent_weights(products, logs, log, RECENT: tl.constexpr):
-    """Of the recent tokens before one with this log decay, given the products of its query with their keys; and what
-    the matrix is multiplied by."""
+    """Weights of the recent tokens before one with this log decay, given its query times their keys; and the factor of
+    the matrix."""
     place = tl.arange(0, RECENT)
     later = tl.sum(tl.where(place[None, :] > place[:, None], logs[None, :], 0.0), 1)
     return products * tl.exp(later + log), tl.exp(tl.sum(logs, 0) + log)

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import overlaps
+from allyouneed.kernels import has_pdl
 from allyouneed.kernels.triton.decode_attention import _slot_of, _sum_parts
 
 
@@ -204,7 +204,7 @@ def dilated_attention(
     count = q.shape[0] if q.dim() == 4 else 1
     assert count == 1 or q.stride(0) == k.stride(0) == v.stride(0)
     assert ring[1] == 0 or (every == 0 and new is not None)
-    cut, overlap = cut or dilated_tile(rows, heads, most), overlaps(q.device)
+    cut, overlap = cut or dilated_tile(rows, heads, most), has_pdl(q.device)
     out = torch.empty(rows, heads, width, dtype=keys.dtype, device=q.device)
     splits = number * cut.shares
     tops, sums = torch.empty(2, rows, heads, splits, device=q.device)

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import overlaps
+from allyouneed.kernels import has_pdl
 from allyouneed.kernels.triton.mixer_steps.deferred import recent_weights
 
 LANES = 128  # numbers of fp32 that a warp reads at once
@@ -188,7 +188,7 @@ def performer_step(
     floor; None: positive features. `arrived`: zeroed counters per row and head, zero again afterwards. The result:
     (rows, heads · width)."""
     rows, heads, count, wide = sums.shape
-    width, vectors, early = wide - 1, 2 * rows * heads, overlaps(qkv.device)
+    width, vectors, early = wide - 1, 2 * rows * heads, has_pdl(qkv.device)
     sums = sums.mT  # (rows, heads, width + 1, m)
     assert all(part.is_contiguous() for part in (sums, tops, features, *recent)) and qkv.stride(1) == 1
     out = torch.empty(rows, heads * width, dtype=qkv.dtype, device=qkv.device)

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import overlaps
+from allyouneed.kernels import has_pdl
 from allyouneed.kernels.triton.decode_attention import _slot_of, keys_of_share
 
 
@@ -304,7 +304,7 @@ def block_size(rows: int, values: int, keys: int) -> int:
 
 
 def lines_at_once(block: int, kind: torch.dtype, warps: int) -> int:
-    """Lines of so many values that a program loads at once, 16 bytes by each thread."""
+    """How many lines of `block` values a program loads at once, 16 bytes per thread."""
     return max(1, 32 * warps * 16 // (block * kind.itemsize))
 
 
@@ -330,16 +330,16 @@ def gau_step(
         uvz.stride(0), table.stride(0), slots, gated.length, KEYS=width, VALUES=count,
         HALF=max(16, triton.next_power_of_2(width // 2)), BLOCK=block, BLOCKS=blocks, EVERY=every,
         TURNS=gated.turns is not None, BIAS=gated.biases is not None, SHARES=shares,
-        TILE=max(lines, 64 if rows < 16 else 32), LINES=lines, OVERLAP=overlaps(uvz.device),
-        launch_pdl=overlaps(uvz.device), num_warps=warps, num_stages=2,
+        TILE=max(lines, 64 if rows < 16 else 32), LINES=lines, OVERLAP=has_pdl(uvz.device),
+        launch_pdl=has_pdl(uvz.device), num_warps=warps, num_stages=2,
         maxnreg=80 if warps == 8 and values.itemsize == 2 else None,  # three programs on a multiprocessor
     )  # fmt: skip
     return out
 
 
 class ChunkScores(NamedTuple):
-    """Of a new token: `weights` of the chunk's tokens (rows, chunk), the rotated query of the sums (rows, s), and at
-    the end of a chunk the keys that join them (rows, chunk, s)."""
+    """Scores of a new token: `weights` of the chunk's tokens (rows, chunk), the rotated query of the sums (rows, s),
+    and at the end of a chunk the keys that join them (rows, chunk, s)."""
 
     weights: Tensor
     queries: Tensor
@@ -358,7 +358,7 @@ def chunk_scores(z: Tensor, gated: GatedParts, counts: Tensor, current: Tensor) 
         z, gated.gains, gated.offsets, turns, numbers, biases, counts, current, weights, queries, keys, z.stride(0),
         0 if gated.turns is None else len(gated.turns) - 1, gated.length, CHUNK=chunk, KEYS=width,
         VALUES=both - width, HALF=triton.next_power_of_2(width // 2), TURNS=gated.turns is not None,
-        BIAS=gated.biases is not None, TILE=16, OVERLAP=overlaps(z.device), launch_pdl=overlaps(z.device), num_warps=4,
+        BIAS=gated.biases is not None, TILE=16, OVERLAP=has_pdl(z.device), launch_pdl=has_pdl(z.device), num_warps=4,
     )  # fmt: skip
     return ChunkScores(weights, queries, keys)
 
@@ -379,7 +379,7 @@ def mixed_chunk_step(
     _mixed_chunk_step[(rows, blocks)](
         u, v, *scores, counts, current, sums, out, arrived, u.stride(0), length, CHUNK=chunk, KEYS=width, VALUES=count,
         WIDE=wide, BLOCK=block, BLOCKS=blocks, SOME=16, TILE=lines * (4 if rows < 16 else 8), LINES=lines,
-        SUMS=min(wide, 8 * sum_lines), SUM_LINES=sum_lines, TOKENS=16, OVERLAP=overlaps(u.device),
-        launch_pdl=overlaps(u.device), num_warps=warps, num_stages=2,
+        SUMS=min(wide, 8 * sum_lines), SUM_LINES=sum_lines, TOKENS=16, OVERLAP=has_pdl(u.device),
+        launch_pdl=has_pdl(u.device), num_warps=warps, num_stages=2,
     )  # fmt: skip
     return out

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import overlaps
+from allyouneed.kernels import has_pdl
 
 
 @triton.jit
@@ -68,6 +68,6 @@ def head_linear(x: Tensor, weight: Tensor) -> Tensor:
         tile = {"OUTPUTS": max(1, min(32, 2048 // wide)), "INPUTS": wide, "num_warps": 2}
     _head_linear[(heads, triton.cdiv(outputs, tile["OUTPUTS"]), triton.cdiv(rows, among))](
         x, weight, out, rows, x.stride(0), x.stride(1), HEADS=heads, IN=inputs, OUT=outputs, LAST=last, ROWS=among,
-        OVERLAP=overlaps(x.device), launch_pdl=overlaps(x.device), num_stages=2, **tile,
+        OVERLAP=has_pdl(x.device), launch_pdl=has_pdl(x.device), num_stages=2, **tile,
     )  # fmt: skip
     return out

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import overlaps
+from allyouneed.kernels import has_pdl
 from allyouneed.kernels.triton.decode_attention import _rotate, _slot_of, keys_of_share
 from allyouneed.kernels.triton.recurrent_step import HeadNorm
 
@@ -157,7 +157,7 @@ def latent_attention(
         0.0 if norm is None else norm.eps, 0.0 if norm is None else norm.offset, HEADS=heads, RANK=rank, ROPE=rope,
         WIDE=max(16, triton.next_power_of_2(rank)), HALF=max(16, triton.next_power_of_2(rope // 2)), QUERIES=QUERIES,
         STEP=2 if interleaved else 1, EVERY=every, TURNS=rotation is not None, NORM=norm is not None,
-        WEIGHT=norm is not None and norm.weight is not None, SHARES=shares, TILE=32, OVERLAP=overlaps(out.device),
-        launch_pdl=overlaps(out.device), num_warps=4, num_stages=2,
+        WEIGHT=norm is not None and norm.weight is not None, SHARES=shares, TILE=32, OVERLAP=has_pdl(out.device),
+        launch_pdl=has_pdl(out.device), num_warps=4, num_stages=2,
     )  # fmt: skip
     return out

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import overlaps
+from allyouneed.kernels import has_pdl
 from allyouneed.kernels.triton.decode_attention import _slot_of, keys_of_share, split_config
 
 
@@ -139,7 +139,7 @@ def lsh_attention(
         q, v, directions, keys, values, buckets, table, seen, out, tops, sums, pieces, arrived, q.stride(0),
         v.stride(0), table.stride(0), slots, whole, HEADS=heads, WIDTH=width, WIDE=triton.next_power_of_2(width),
         ROUNDS=rounds, TURNS=triton.next_power_of_2(rounds), HALF=half, MANY=triton.next_power_of_2(max(1, half)),
-        EVERY=every, SHARES=shares, TILE=cut.tile, OVERLAP=overlaps(q.device), launch_pdl=overlaps(q.device),
+        EVERY=every, SHARES=shares, TILE=cut.tile, OVERLAP=has_pdl(q.device), launch_pdl=has_pdl(q.device),
         num_warps=min(8, max(2, drawn // 2048)), num_stages=2,
     )  # fmt: skip
     return out

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import overlaps
+from allyouneed.kernels import has_pdl
 from allyouneed.kernels.triton.mixer_steps.deferred import fold_recent, load_recent, read_deferred, tiles
 
 
@@ -58,7 +58,7 @@ def convolution_step(x: Tensor, before: Tensor, taps: Tensor, shift: Tensor | No
     out, block = torch.empty(rows, features, dtype=x.dtype, device=x.device), 256
     _convolution_step[(rows, triton.cdiv(features, block))](
         x, before, taps, x if shift is None else shift, out, x.stride(0), features, SIZE=size,
-        SHIFT=shift is not None, BLOCK=block, OVERLAP=overlaps(x.device), launch_pdl=overlaps(x.device), num_warps=2,
+        SHIFT=shift is not None, BLOCK=block, OVERLAP=has_pdl(x.device), launch_pdl=has_pdl(x.device), num_warps=2,
     )  # fmt: skip
     return out
 
@@ -105,7 +105,7 @@ def mamba_step(
     out, block = torch.empty_like(x), 128
     _mamba_step[(rows, triton.cdiv(hidden, block))](
         x, steps, bias, a_log, b, c, skip, z, h, out, b.stride(0), c.stride(0), z.stride(0), hidden, STATES=states,
-        MANY=triton.next_power_of_2(states), BLOCK=block, OVERLAP=overlaps(x.device), launch_pdl=overlaps(x.device),
+        MANY=triton.next_power_of_2(states), BLOCK=block, OVERLAP=has_pdl(x.device), launch_pdl=has_pdl(x.device),
         num_warps=4,
     )  # fmt: skip
     return out
@@ -173,7 +173,7 @@ def mamba2_step(
     _mamba2_step[(triton.cdiv(width, sizes["BLOCK"]), heads, rows)](
         x, steps, bias, a_log, b, c, skip, z, h, *recent, positions, out, x.stride(0), steps.stride(0), z.stride(0),
         HEADS=heads, GROUPS=b.shape[1] // states, STATES=states, WIDTH=width, RECENT=kept, MANY=many,
-        OVERLAP=overlaps(x.device), launch_pdl=overlaps(x.device), num_warps=4, **sizes,
+        OVERLAP=has_pdl(x.device), launch_pdl=has_pdl(x.device), num_warps=4, **sizes,
     )  # fmt: skip
     return out
 
@@ -237,6 +237,6 @@ def s4_step(u: Tensor, weights: Tensor, skip: Tensor, x: Tensor) -> Tensor:
     _s4_step[(triton.cdiv(width, block), triton.cdiv(rows, each))](
         u, weights, skip, x, out, u.stride(0), rows, width, STATES=states,
         PAIRS=triton.next_power_of_2(states // 2), LOW_RANK=weights.shape[1] == 5, BLOCK=block, EACH=each,
-        OVERLAP=overlaps(u.device), launch_pdl=overlaps(u.device), num_warps=warps,
+        OVERLAP=has_pdl(u.device), launch_pdl=has_pdl(u.device), num_warps=warps,
     )  # fmt: skip
     return out

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import overlaps
+from allyouneed.kernels import has_pdl
 from allyouneed.kernels.triton.decode_attention import _slot_of
 
 PARTS = 8  # splits of the pairs, which the next kernel adds up
@@ -116,8 +116,8 @@ def pairs(
     _pairs[(rows, triton.cdiv(length, tile), triton.cdiv(length, tile))](
         q, k, v, cores, keys, values, table, seen, out, qkv.stride(0), table.stride(0), slots, RANK=rank,
         WIDE=triton.next_power_of_2(rank), BLOCKS=len(cores), MANY=triton.next_power_of_2(len(cores)), LENGTH=length,
-        EVERY=every, TILE=tile, FEATURES=256 if rows < 16 and keys.itemsize == 2 else 64, OVERLAP=overlaps(qkv.device),
-        launch_pdl=overlaps(qkv.device), num_warps=8, num_stages=4 if rows >= 16 and keys.itemsize == 2 else 2,
+        EVERY=every, TILE=tile, FEATURES=256 if rows < 16 and keys.itemsize == 2 else 64, OVERLAP=has_pdl(qkv.device),
+        launch_pdl=has_pdl(qkv.device), num_warps=8, num_stages=4 if rows >= 16 and keys.itemsize == 2 else 2,
     )  # fmt: skip
     return out
 
@@ -134,6 +134,6 @@ def pair_linear(x: Tensor, weight: Tensor, seen: Tensor, length: int) -> Tensor:
         tile = {"OUTPUTS": 64, "INPUTS": 64, "num_warps": 4, "num_stages": 4}
     _pair_linear[(triton.cdiv(outputs, tile["OUTPUTS"]), PARTS, triton.cdiv(rows, among))](
         x, weight, seen, out, rows, outputs, LENGTH=length, EACH_ROW=triton.next_power_of_2(rows), PARTS=PARTS,
-        ROWS=among, ALIGN=math.gcd(8, length), OVERLAP=overlaps(x.device), launch_pdl=overlaps(x.device), **tile,
+        ROWS=among, ALIGN=math.gcd(8, length), OVERLAP=has_pdl(x.device), launch_pdl=has_pdl(x.device), **tile,
     )  # fmt: skip
     return out

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from allyouneed.kernels import overlaps
+from allyouneed.kernels import has_pdl
 
 BLOCK = 128  # features of a program
 
@@ -101,7 +101,7 @@ def gate_inputs(x: Tensor) -> Tensor:
     assert x.stride(1) == 1
     out = torch.empty(rows, features, dtype=x.dtype, device=x.device)
     _gate[(rows, triton.cdiv(features, BLOCK))](
-        x, out, x.stride(0), features, BLOCK=BLOCK, OVERLAP=overlaps(x.device), launch_pdl=overlaps(x.device),
+        x, out, x.stride(0), features, BLOCK=BLOCK, OVERLAP=has_pdl(x.device), launch_pdl=has_pdl(x.device),
         num_warps=2,
     )  # fmt: skip
     return out
@@ -117,7 +117,7 @@ def window_step(x: Tensor, before: Tensor, taps: Tensor, gated: bool = False, so
     _window_step[(rows, triton.cdiv(features, BLOCK))](
         x, before, taps, out, x.stride(0), features, taps.stride(0) if taps.dim() == 3 else 0, taps.stride(-2),
         SHARE=features // taps.shape[-2], SIZE=taps.shape[-1], GATED=gated, SOFTMAX=softmax, BLOCK=BLOCK,
-        OVERLAP=overlaps(x.device), launch_pdl=overlaps(x.device), num_warps=2,
+        OVERLAP=has_pdl(x.device), launch_pdl=has_pdl(x.device), num_warps=2,
     )  # fmt: skip
     return out
 
@@ -129,7 +129,7 @@ def gather_window(x: Tensor, before: Tensor) -> Tensor:
     assert before.is_contiguous() and x.stride(1) == 1
     out = torch.empty(rows, features * (back + 1), dtype=x.dtype, device=x.device)
     _gather_window[(rows, triton.cdiv(features, BLOCK))](
-        x, before, out, x.stride(0), features, SIZE=back + 1, BLOCK=BLOCK, OVERLAP=overlaps(x.device),
-        launch_pdl=overlaps(x.device), num_warps=2,
+        x, before, out, x.stride(0), features, SIZE=back + 1, BLOCK=BLOCK, OVERLAP=has_pdl(x.device),
+        launch_pdl=has_pdl(x.device), num_warps=2,
     )  # fmt: skip
     return out

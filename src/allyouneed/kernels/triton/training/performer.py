@@ -217,7 +217,7 @@ def _omega_tile(omega, i, M: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr, 
 
 
 @triton.jit
-def _slopes_q(
+def _grad_q(
     x, q, k, v, omega, fades, starts, near, rows, h, e, dx,
     x_row, x_head, x_time, v_row, v_head, v_time, h_row, h_head, h_time, d_row, d_head, d_time,
     heads, time, chunks, scale, floor,
@@ -244,16 +244,16 @@ def _slopes_q(
     for i in range(0, M, TILE):
         a, b = _load_tile(q, start, time, M, i, M, CHUNK, TILE), _load_tile(k, start, time, M, i, M, CHUNK, TILE)
         s, z = _state(near + place * (M * V), i, M, V, TILE, VALUES), _row(rows + place * M, i, M, TILE)
-        slope = tl.dot(g, tl.trans(s), input_precision=PRECISION) + extra[:, None] * z[None, :]
-        slope = _only(slope, begin < 0, PACKED)
-        slope = tl.dot(weights, b, slope, input_precision=PRECISION)
+        grad = tl.dot(g, tl.trans(s), input_precision=PRECISION) + extra[:, None] * z[None, :]
+        grad = _only(grad, begin < 0, PACKED)
+        grad = tl.dot(weights, b, grad, input_precision=PRECISION)
         if RELU:
-            slope = tl.where(a.to(tl.float32) > floor, slope, 0.0)
+            grad = tl.where(a.to(tl.float32) > floor, grad, 0.0)
         else:
-            slope *= a.to(tl.float32)
-            total += tl.sum(slope, 1)
+            grad *= a.to(tl.float32)
+            total += tl.sum(grad, 1)
         w = _omega_tile(omega, i, M, D, TILE, WIDTH).to(a.dtype)
-        found = tl.dot(slope.to(a.dtype), w, found, input_precision=PRECISION)
+        found = tl.dot(grad.to(a.dtype), w, found, input_precision=PRECISION)
     found *= scale
     if not RELU:
         own = _load_tile(x + row * x_row + head * x_head, start, time, x_time, 0, D, CHUNK, WIDTH).to(tl.float32)
@@ -262,7 +262,7 @@ def _slopes_q(
 
 
 @triton.jit
-def _slopes_kv(
+def _grad_kv(
     x, q, k, v, omega, fades, starts, d_near, d_rows, h, e, dx, dv,
     x_row, x_head, x_time, v_row, v_head, v_time, h_row, h_head, h_time, d_row, d_head, d_time,
     dv_row, dv_head, dv_time, heads, time, chunks, scale, floor,
@@ -293,16 +293,16 @@ def _slopes_kv(
         s, z = _state(d_near + place * (M * V), i, M, V, TILE, VALUES), _row(d_rows + place * M, i, M, TILE)
         scores = tl.dot(b, tl.trans(a), scores, input_precision=PRECISION)
         for_v = tl.dot(b, s, for_v, input_precision=PRECISION)
-        slope = tl.dot(c, tl.trans(s), input_precision=PRECISION) + z[None, :]
-        slope = _only(slope, step >= last, PACKED)
-        slope = tl.dot(weights, a, slope, input_precision=PRECISION) * fade
+        grad = tl.dot(c, tl.trans(s), input_precision=PRECISION) + z[None, :]
+        grad = _only(grad, step >= last, PACKED)
+        grad = tl.dot(weights, a, grad, input_precision=PRECISION) * fade
         if RELU:
-            slope = tl.where(b.to(tl.float32) > floor, slope, 0.0)
+            grad = tl.where(b.to(tl.float32) > floor, grad, 0.0)
         else:
-            slope *= b.to(tl.float32)
-            total += tl.sum(slope, 1)
+            grad *= b.to(tl.float32)
+            total += tl.sum(grad, 1)
         w = _omega_tile(omega, i, M, D, TILE, WIDTH).to(a.dtype)
-        found = tl.dot(slope.to(a.dtype), w, found, input_precision=PRECISION)
+        found = tl.dot(grad.to(a.dtype), w, found, input_precision=PRECISION)
     found *= scale
     if not RELU:
         own = _load_tile(x + row * x_row + head * x_head, start, time, x_time, 0, D, CHUNK, WIDTH).to(tl.float32)
@@ -414,13 +414,13 @@ def _backward(
         "num_stages": 2,
     }  # fmt: skip
     near, rows = _walked(phi_k, v, r, fades, starts, plan, False)
-    _slopes_q[(lines * plan.chunks,)](
+    _grad_q[(lines * plan.chunks,)](
         q, phi_q, phi_k, v, omega, fades, _or(starts, r), near, rows, h, e, dq,
         *q.stride()[:3], *v.stride()[:3], *h.stride()[:3], *dq.stride()[:3], heads, time, plan.chunks, scale, floor,
         **sizes,
     )  # fmt: skip
     near, rows = _walked(phi_q, h, e, fades, starts, plan, True)
-    _slopes_kv[(lines * plan.chunks,)](
+    _grad_kv[(lines * plan.chunks,)](
         k, phi_q, phi_k, v, omega, fades, _or(starts, r), near, rows, h, e, dk, dv,
         *k.stride()[:3], *v.stride()[:3], *h.stride()[:3], *dk.stride()[:3], *dv.stride()[:3],
         heads, time, plan.chunks, scale, floor, **sizes,

@@ -11,14 +11,14 @@ import triton.language as tl
 from torch import Tensor
 
 
-class Tile(NamedTuple):
+class QueryTile(NamedTuple):
     """Queries at a time, so that scores and gradients stay in registers and several programs fit; warps per program."""
 
     queries: int
     warps: int
 
 
-FORWARD, BACK = Tile(64, 4), Tile(32, 4)
+FORWARD, BACK = QueryTile(64, 4), QueryTile(32, 4)
 
 
 @triton.jit
@@ -98,11 +98,11 @@ def _backward(
         scores = tl.dot(left, tl.trans(right)) * scale
         weights = tl.where(seen, tl.exp(scores - logs[:, None]), 0.0)
         of_values += tl.dot(tl.trans(weights.to(above.dtype)), above)
-        slopes = tl.dot(above, tl.trans(value))
-        slopes = weights * (slopes - tl.sum(weights * slopes, 1)[:, None]) * scale
-        slopes = slopes.to(left.dtype)
-        of_keys += tl.dot(tl.trans(slopes), left)
-        found = tl.dot(slopes, right)
+        grads = tl.dot(above, tl.trans(value))
+        grads = weights * (grads - tl.sum(weights * grads, 1)[:, None]) * scale
+        grads = grads.to(left.dtype)
+        of_keys += tl.dot(tl.trans(grads), left)
+        found = tl.dot(grads, right)
         at = dq + (row * queries + i)[:, None] * dq_time + head * WIDTH + f[None, :]
         tl.store(at, found.to(dq.dtype.element_ty), mask=here[:, None])
         if SUMS:

@@ -68,7 +68,7 @@ def _features(q: Tensor, v: Tensor) -> tuple[int, int, int, int]:
 
 
 def _narrow(bias: Tensor, q: Tensor) -> Tensor:
-    """In two bytes for half precision: a table of four is copied to shared memory ahead, element by element."""
+    """The table in two bytes for half precision: one of four is copied to shared memory ahead, element by element."""
     return bias.to(torch.float16) if q.itemsize == 2 else bias
 
 
@@ -148,13 +148,13 @@ def _backward(
             "PRECISION": run.precision, "num_warps": run.warps, "num_stages": 2,
         }  # fmt: skip
         rows, blocks, many = k_entries.shape[1:]
-        kernels.slopes_q[(batch * heads * blocks * (table // run.m),)](
+        kernels.grad_q[(batch * heads * blocks * (table // run.m),)](
             q, k, v, bias, segments, order, k_counts, k_entries, masks, do, lse, delta, dq, rests, *given,
             *dq.stride()[:3], lines, heads, time, blocks, many, k_entries.stride(0), near, base, scale,
             ROWS=rows, **both,
         )  # fmt: skip
         rows, blocks, many = q_entries.shape[1:]
-        kernels.slopes_kv[(batch * kv_heads * blocks * (table // run.m),)](
+        kernels.grad_kv[(batch * kv_heads * blocks * (table // run.m),)](
             q, k, v, bias, segments, order, q_counts, q_entries, masks, do, lse, delta, dk, dv, *given,
             *dk.stride()[:3], *dv.stride()[:3], kv_heads, time, blocks, many,
             q_entries.stride(0), base, scale, ROWS=rows, **both,
@@ -166,7 +166,7 @@ def _backward(
     ahead = 0 if causal else behind - 1
     splits = max(1, min(batch, PROGRAMS // (heads * (behind + ahead))))
     d_tiles = torch.empty(splits, heads, behind + ahead, m, m, dtype=torch.float32, device=q.device)
-    kernels.slopes_bias[(heads * (behind + ahead) * splits,)](
+    kernels.grad_bias[(heads * (behind + ahead) * splits,)](
         q, k, v, bias, segments, do, lse, delta, d_tiles, *given, batch, heads, time, blocks, behind + ahead, ahead,
         near, base, SPLITS=splits, GROUP=group, **widths, TABLE=table, M=m, CAUSAL=causal, SEGMENTS=masked_by,
         PRECISION=run.precision, num_warps=4, num_stages=2,
@@ -209,8 +209,8 @@ def tiled_attention(
     """q (batch, heads, time, width), k and v with as many or fewer heads, to (batch, heads, time, width of v).
 
     `bias` (heads, 2 · time − 1): added to the scores, by distance from 1 − time to time − 1. `segments` (batch or 1,
-    time) int32. `plan`: FIELDS tensors of each part; `table`: tokens of a block. `near`: blocks that are so many
-    apart or more share one bias on each side.
+    time) int32. `plan`: FIELDS tensors of each part; `table`: tokens of a block. `near`: blocks that are this far apart
+    or farther share one bias on each side.
     """
     cast = torch.get_autocast_dtype("cuda") if q.is_cuda and torch.is_autocast_enabled("cuda") else v.dtype
     q, k, v = (_contiguous_features(x.to(cast)) for x in (q, k, v))

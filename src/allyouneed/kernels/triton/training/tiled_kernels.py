@@ -206,19 +206,19 @@ def _span_q(
             scores, slot[:, None], k_slot[None, :], begin, start, bias, segments, tile, time,
             MASKED, TILES, CAUSAL, SEGMENTS, BIAS, TABLE,
         )  # fmt: skip
-        slope = tl.exp2(scores - low[:, None]) * (tl.dot(g, tl.trans(c), input_precision=PRECISION) - mean[:, None])
+        grad = tl.exp2(scores - low[:, None]) * (tl.dot(g, tl.trans(c), input_precision=PRECISION) - mean[:, None])
         if BIAS > 0:  # noqa: SIM102  # near full blocks have none
             if MASKED or BIAS == 2:
-                sums = tl.sum(slope, 1)
+                sums = tl.sum(grad, 1)
                 away = begin // TABLE - start // TABLE
                 behind += tl.where(away >= near, sums, 0.0)
                 ahead += tl.where(-away >= near, sums, 0.0)
-        dq = tl.dot(slope.to(b.dtype), b, dq, input_precision=PRECISION)
+        dq = tl.dot(grad.to(b.dtype), b, dq, input_precision=PRECISION)
     return dq, behind, ahead
 
 
 @triton.jit
-def slopes_q(
+def grad_q(
     q, k, v, bias, segments, order, counts, entries, masks, do, lse, delta, dq, rests,
     q_row, q_head, q_time, k_row, k_head, k_time, v_row, v_head, v_time, g_row, g_head, g_time,
     dq_row, dq_head, dq_time, lines, heads, time, blocks, many, apart, near, scale, factor,
@@ -298,13 +298,13 @@ def _span_kv(
         )  # fmt: skip
         weights = tl.exp2(scores - low[None, :])
         dv = tl.dot(weights.to(g.dtype), g, dv, input_precision=PRECISION)
-        slope = weights * (tl.dot(c, tl.trans(g), input_precision=PRECISION) - mean[None, :])
-        dk = tl.dot(slope.to(a.dtype), a, dk, input_precision=PRECISION)
+        grad = weights * (tl.dot(c, tl.trans(g), input_precision=PRECISION) - mean[None, :])
+        dk = tl.dot(grad.to(a.dtype), a, dk, input_precision=PRECISION)
     return dk, dv
 
 
 @triton.jit
-def slopes_kv(
+def grad_kv(
     q, k, v, bias, segments, order, counts, entries, masks, do, lse, delta, dk, dv,
     q_row, q_head, q_time, k_row, k_head, k_time, v_row, v_head, v_time, g_row, g_head, g_time,
     dk_row, dk_head, dk_time, dv_row, dv_head, dv_time, heads, time, blocks, many, apart, scale, factor,
@@ -356,7 +356,7 @@ def slopes_kv(
 
 
 @triton.jit
-def slopes_bias(
+def grad_bias(
     q, k, v, bias, segments, do, lse, delta, d_tiles,
     q_row, q_head, q_time, k_row, k_head, k_time, v_row, v_head, v_time, g_row, g_head, g_time,
     rows, heads, time, blocks, diagonals, ahead, near, scale,
@@ -392,7 +392,7 @@ def slopes_bias(
             scores, q_slot[:, None], k_slot[None, :], 0, 0, table, segments + row * time, segments, time,
             True, False, CAUSAL, SEGMENTS, 0, M,
         )  # fmt: skip
-        slope = tl.exp2(scores - low[:, None]) * (tl.dot(g, tl.trans(c), input_precision=PRECISION) - mean[:, None])
-        total += tl.where(tl.abs(i * M // TABLE - (i - behind) * M // TABLE) < near, slope, 0.0)
+        grad = tl.exp2(scores - low[:, None]) * (tl.dot(g, tl.trans(c), input_precision=PRECISION) - mean[:, None])
+        total += tl.where(tl.abs(i * M // TABLE - (i - behind) * M // TABLE) < near, grad, 0.0)
     there = d_tiles + (split * heads + head).to(tl.int64) * diagonals * (M * M) + diagonal.to(tl.int64) * (M * M)
     tl.store(there + steps[:, None] * M + steps[None, :], total)

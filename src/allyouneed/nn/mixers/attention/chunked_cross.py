@@ -108,7 +108,7 @@ class ChunkedCross(Mixer):
         return ChunkedCrossAttention(self, common)
 
     def cost(self, common: Common, length: int, cross: bool = False) -> Cost:
-        """As a translation cross: each token attends to one source chunk."""
+        """The cost in a translation model: each token attends to one source chunk."""
         seen = self.attention.cost(common, min(self.chunk, length), cross=True)
         kept = replace(seen, state_constant=self.attention.cost(common, length, cross=True).state_constant)
         return kept + self.null_cost(common)
@@ -119,7 +119,7 @@ class ChunkedCross(Mixer):
         return Cost(parameters=size, flops=4 * sizes.inner) if self.null else Cost()
 
     def retrieval_cost(self, common: Common, block: int) -> Cost:
-        """With `block` tokens retrieved per chunk, whose keys and values are projected and cached."""
+        """The cost with `block` tokens retrieved per chunk, whose keys and values are projected and cached."""
         seen = self.attention.cost(common, block, cross=True) + self.null_cost(common)
         flops = seen.flops + self.source_flops(common) * block / self.chunk
         return Cost(seen.parameters, flops, state_per_token=seen.state_constant / self.chunk)

@@ -25,7 +25,7 @@ Projections = tuple[Tensor, Tensor, Tensor | None]  # W_k, W_v (kv_heads, head_w
 
 @dataclass(frozen=True, eq=False)
 class LongMemory(Memory):
-    """Hidden states of sources of any length, of which every head attends to `keys`. `indexes`: a faiss index of each
+    """Hidden states of sources of any length; every head attends to `keys` of them. `indexes`: a faiss index of each
     source's real tokens, in place of the exact search."""
 
     keys: int = 1
@@ -59,7 +59,7 @@ class LongMemory(Memory):
         return merged
 
     def attend_hidden(self, q: Tensor, w_k: Tensor, w_v: Tensor, b_v: Tensor | None, scale: float) -> Tensor:
-        """Over the hidden states; the bias of the keys adds the same to all scores of a query."""
+        """Attend to the hidden states; the bias of the keys adds the same to all scores of a query."""
         sources, heads, queries, _ = q.shape
         w_k, w_v = (repeat_kv(w[None].to(q.dtype), heads)[0] for w in (w_k, w_v))
         projected = (q @ w_k).flatten(1, 2)  # q W_kᵀ: (sources, heads * queries, width)
@@ -88,8 +88,8 @@ class LongMemory(Memory):
         return scores.masked_fill(missing, float("-inf")).to(queries.dtype), nearest.masked_fill(missing, 0)
 
     def attend_keys(self, cross: Any, q: Tensor, context: Context, state: Any) -> Tensor:
-        """Over projected keys, for whatever is no inner product with a linear map of the states: norms of keys, other
-        score functions, quantized maps. Keys and values are kept as in other cross-attention."""
+        """Attend to projected keys, where scores are not inner products with a linear map of the states: norms of keys,
+        other score functions, quantized maps. Keys and values are kept as in other cross-attention."""
         if state is None or state.keys is None:
             k, v = cross.source(self.hidden, context)
             if state is not None:

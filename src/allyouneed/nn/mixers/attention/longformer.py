@@ -69,7 +69,7 @@ class Longformer(Mixer):
         return LongformerAttention(self, common)
 
     def cost(self, common: Common, length: int, cross: bool = False) -> Cost:
-        """Without the queries of global tokens, whose number is unknown."""
+        """The cost without the queries of global tokens, whose number is unknown."""
         inner = self.attention.sizes(common).inner
         own = common.linear.cost(common.width, inner, self.bias)
         global_kv = common.linear.cost(common.width, 2 * inner, self.bias)

@@ -27,7 +27,7 @@ class Scores(Part, slot="scores"):
     def build(self, heads: Heads, common: Common) -> ScoresModule: ...
 
     def cost(self, heads: Heads, common: Common, keys: float) -> Cost:
-        """For one query over `keys` keys."""
+        """The cost of one query over `keys` keys."""
         return Cost(flops=2 * heads.inner * keys)
 
     def problems(self, heads: Heads, common: Common) -> list[tuple[str, str]]:

@@ -53,7 +53,7 @@ class Synchronous(Mixer):
         return SynchronousAttention(self, common)
 
     def cost(self, common: Common, length: int, cross: bool = False) -> Cost:
-        """Of a batch that is not mirrored."""
+        """The cost for a batch that is not mirrored."""
         size = self.attention.sizes(common).head_width
         gate = common.linear.cost(2 * size, 2 * size, False).parameters if self.fusion == "gate" else 0
         return self.attention.cost(common, length) + Cost(parameters=gate)

@@ -94,7 +94,7 @@ class MambaModule(RecurrentMixer):
 
     @property
     def traceable(self) -> bool:  # type: ignore[override]  # per instance, not per class
-        """With a kernel; otherwise its loop over tokens would be unrolled."""
+        """Only with a kernel; otherwise its loop over tokens would be unrolled."""
         return usable(next(self.parameters()))
 
     def run(self, u: Tensor, carry: Carry, real: Tensor | None, starts: Tensor | None = None) -> tuple[Tensor, Carry]:

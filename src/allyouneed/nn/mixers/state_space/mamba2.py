@@ -109,7 +109,7 @@ class Mamba2Module(RecurrentMixer):
 
     @property
     def traceable(self) -> bool:  # type: ignore[override]  # per instance, not per class
-        """With a kernel; otherwise a loop over chunks would be unrolled."""
+        """Only with a kernel; otherwise a loop over chunks would be unrolled."""
         return usable(next(self.parameters()))
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
@@ -154,7 +154,7 @@ class Mamba2Module(RecurrentMixer):
         return self.gate(deferred_step(c, b, added, log, h, recent, positions)[:, :, None], x, z)
 
     def half_life(self, x: Tensor) -> Tensor:
-        """Of the mean decay over the tokens."""
+        """The half-life of the mean decay over the tokens."""
         steps = self.up(x).split(self.parts, -1)[2].double()
         log = -self.a_log.double().exp() * nn.functional.softplus(steps + self.step_bias.double())
         return math.log(0.5) / log.mean((0, 1))

@@ -179,8 +179,8 @@ def fused(q: Tensor, k: Tensor, v: Tensor, plan: BlockSparse, scale: float) -> T
 
 
 class FusedBlockSparse(torch.autograd.Function):
-    """On (tokens, heads, head_width). The gradient of a part follows from the merged out and lse (Dao et al. 2022, B.2:
-    dS = P ∘ (dP − rowsum(dO ∘ O)), P = exp(S − lse))."""
+    """Attention over (tokens, heads, head_width). The gradient of a part follows from the merged out and lse (Dao et
+    al. 2022, B.2: dS = P ∘ (dP − rowsum(dO ∘ O)), P = exp(S − lse))."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: BlockSparse, scale: float) -> Tensor:

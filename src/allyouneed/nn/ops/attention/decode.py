@@ -79,7 +79,7 @@ class DilatedBranches(NamedTuple):
         segment, dilation, first = self.sizes.long().unbind(-1)  # (heads, branches)
 
         def segments(positions: Tensor) -> Tensor:
-            """Of the positions (rows, n), -1 where a branch leaves them out: (rows, heads, branches, n)."""
+            """Segments of the positions (rows, n), -1 where a branch leaves them out: (rows, heads, branches, n)."""
             x = positions[:, None, None]
             taken = x % segment[..., None] % dilation[..., None] == first[..., None]
             return torch.where(taken, x // segment[..., None], -1)

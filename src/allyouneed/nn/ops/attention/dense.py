@@ -28,7 +28,7 @@ class ScoreMod:
     key of a bias that is independent of q and equal for all layers. `pair_bias(head, query position, key position)`:
     the bias of single pairs, for kernels that compute it where they need it. `distance_bias(time)`: a bias that depends
     on the distance only, (heads, 2 · time − 1), from the distance 1 − time to time − 1. `constant_from`: distances of
-    at least so many tokens have the same bias, on each side.
+    at least this many tokens have the same bias, on each side.
     """
 
     scale: float

@@ -37,7 +37,7 @@ FieldLookup = Callable[
 
 
 def _field_lookup(side: BlockedTokens) -> FieldLookup:
-    """Computed for consecutive positions, looked up make_fallback: a lookup is one memory access per score."""
+    """Computed for consecutive positions, looked up otherwise: a lookup is one memory access per score."""
 
     def table(fact: Tensor | None) -> Tensor | None:
         return None if fact is None else fact.reshape(side.rows, -1)

@@ -85,7 +85,7 @@ def _general(pattern: Pattern, queries: TokenLayout, keys: TokenLayout, score_mo
     by_distance = score_mod.fused and score_mod.distance_bias is not None and queries.consecutive
     if own and by_distance and isinstance(pattern, Causal | Full):
         return tiled(pattern, queries, score_mod.constant_from)
-    # a bias inside the kernel, in training: prompts have many lengths, each of which would be compiled
+    # a bias inside the kernel, in training: prompts have many lengths, and each would be compiled
     pairwise = score_mod.plain or (score_mod.fused and score_mod.pair_bias is not None and torch.is_grad_enabled())
     if own and large and score_mod.plain and queries.time <= LONGEST_TILED and _whole_rows(queries) is not None:
         return tiled_or_flex(pattern, queries)

@@ -35,7 +35,7 @@ class Tiled:
         self.computed, self.causal = isinstance(pattern, Causal | Full), isinstance(pattern, Causal)
         self.masked_by = 0 if layout.segments is None else 2 if layout.packed else 1
         self.segments = None if layout.segments is None else layout.segments.to(torch.int32)
-        # blocks that are so many apart or more share one bias
+        # blocks that are `near` or more apart share one bias
         self.near = parts[0].query.blocks + 1 if constant_from is None else 1 - (1 - constant_from) // self.block
         self.plan = [x for part in parts for x in part_tables(part, not self.computed, self.near)]
 
