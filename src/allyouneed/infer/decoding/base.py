@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from operator import add
 from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
@@ -83,15 +85,15 @@ class DecodingSpec:
     logits_processor: LogitsProcessor | None = None
     draft: Any = None  # a `Draft`: speculative decoding
 
-    @property
-    def eos_ids(self) -> set[int]:
-        return {self.eos, *self.extra_eos}
+    @cached_property
+    def eos_ids(self) -> frozenset[int]:
+        return frozenset({self.eos, *self.extra_eos})
 
     @property
     def min_new_tokens(self) -> int:
         return self.decoding.min_length - self.counted_prompt
 
-    @property
+    @cached_property
     def batch_key(self) -> DecodingSpec:
         """Equal for specs whose requests can share a search: all but options that each request has for itself."""
         own = {"seed": 0, "stop": (), "max_length": None, "extra": 0}
@@ -115,7 +117,8 @@ class DecodingSpec:
 class RequestState:
     """Progress of a request. `limit`: the most new tokens, as the model has positions for them. `tokens`: those
     streamed so far; of a beam search all of the best hypothesis, at its end. `hypotheses`: best first once `done`.
-    `error`: why it failed, if it did; it is cancelled then. `failures`: where a failed request adds itself."""
+    `error`: why it failed, if it did; it is cancelled then. `failures`: where a failed request adds itself. For
+    who steps the scheduler: `on_end`, to be called when it is done, cancelled or has failed, and two times."""
 
     request: Request
     spec: DecodingSpec
@@ -131,6 +134,9 @@ class RequestState:
     number: int = 0  # order of arrival at the scheduler
     arrived: int = 0  # scheduler step in which it arrived
     reserved: list[int] = field(default_factory=list)  # pool blocks reserved for states that are not paged
+    on_end: Callable[[RequestState], None] | None = None
+    submitted: float = 0.0
+    first_token: float = 0.0
 
     @property
     def seed(self) -> int:
@@ -243,17 +249,17 @@ class Search(ABC):
 
     def _update(self) -> None:
         """Limits and first steps (requests,) of the requests that are here now."""
-        self.limits = torch.tensor([state.limit for state in self.requests], dtype=torch.long, device=self.device)
+        limits, requests = [state.limit for state in self.requests], [state.request for state in self.requests]
+        self.limits = torch.tensor(limits, dtype=torch.long, device=self.device)
         self.first_steps = torch.tensor(self.started, dtype=torch.long, device=self.device)
         self.starts = set(self.started)
         self.oldest = min(self.started, default=0)
         self.aligned = len(self.starts) == 1  # all have generated as many tokens
-        ends = (state.limit + started for state, started in zip(self.requests, self.started, strict=True))
-        self.first_limit = min(ends, default=0)
-        self.longest = max((state.limit for state in self.requests), default=0)
-        conditions = [state.request.stop for state in self.requests if state.request.stop is not None]
-        self.stop_reach = max((stop.reach for stop in conditions), default=0)  # tokens that stop conditions read
-        self.observed = any(state.request.observer is not None for state in self.requests)
+        self.first_limit = min(map(add, limits, self.started), default=0)
+        self.longest = max(limits, default=0)
+        # tokens that stop conditions read
+        self.stop_reach = max([0, *[one.stop.reach for one in requests if one.stop is not None]])
+        self.observed = any([one.observer is not None for one in requests])
 
     @property
     def lengths(self) -> Tensor:
