@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from allyouneed.apps.serve.errors import ApiError, over_limit
-from allyouneed.data.chat.template import TemplateError
 
 if TYPE_CHECKING:
     from allyouneed.apps.serve.engine.served_model import ServedModel
@@ -34,6 +33,8 @@ async def encode_chat(
     model: ServedModel, messages: Sequence[Mapping[str, Any]], fields: SamplingFields, extra: Mapping[str, Any]
 ) -> Request:
     """A chat, by the folder's template. `extra`: further values for it."""
+    from allyouneed.data.chat.template import TemplateError  # imports tokenizers
+
     text, template = model.text, model.template
     if template is None or not text.continues:
         raise ApiError(
