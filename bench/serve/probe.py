@@ -107,14 +107,14 @@ def patch_engine() -> None:
     last = [0.0]
 
     def measured(self: Any, exact: bool, scheduler: Any) -> None:
-        if scheduler.idle and not self.jobs[exact]:
+        if scheduler.idle and not self.states[exact]:
             last[0] = 0.0
             return step(self, exact, scheduler)
         began, cpu = time.perf_counter(), time.thread_time()
         if last[0]:
             totals["gap"] = totals.get("gap", 0.0) + began - last[0]
         step(self, exact, scheduler)
-        last[0] = time.perf_counter() if self.jobs[exact] else 0.0
+        last[0] = time.perf_counter() if self.states[exact] else 0.0
         totals["step"] = totals.get("step", 0.0) + time.perf_counter() - began
         totals["steps"] = totals.get("steps", 0) + 1
         totals["step cpu"] = totals.get("step cpu", 0.0) + time.thread_time() - cpu

@@ -95,7 +95,7 @@ class ModelRunner:
 
     def encode_media(self, requests: Sequence[Request]) -> list[list[EncodedMedium]]:
         """The images and sounds in each prompt; empty if no prompt has any."""
-        return encode_media(self.model, requests) if any(request.media for request in requests) else []
+        return encode_media(self.model, requests) if any([request.media for request in requests]) else []
 
     def prefill_chunk(
         self,

@@ -99,7 +99,7 @@ class RunningBatch:
             for search, rows in zip(self.searches, self.rows, strict=True)
         ]
         self.rows = expanded
-        if any(order is not None for order in orders):
+        if orders.count(None) < len(orders):
             self.reorder(orders)
 
     def reorder(self, orders: Sequence[list[int] | None]) -> None:

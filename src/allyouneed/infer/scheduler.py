@@ -183,7 +183,7 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        if self.running or self.prefilling or self.preempted or self.arrivals or self.fair or self.offline:
+        if self.running or self.prefill.batches or self.arrivals or self.fair.waiting or self.preempted or self.offline:
             return False
         if self.is_stepping:  # interrupted: the next step cleans up
             return False
@@ -249,9 +249,11 @@ class Scheduler:
                 self._admit_batch(self.offline)
             for batch in list(self.running):
                 self._step_batch(batch)
-            if self.prefilling:
+            if self.prefill.batches:
                 self.prefill.step()
-            if self.slots is not None:  # after the prefill: the run it launches includes the new requests
+            if (
+                self.slots is not None and self.slots.batches
+            ):  # after the prefill: the run it launches includes the new requests
                 self.slots.step(self.fail)
             self.steps += 1
             if self.active:
@@ -276,7 +278,10 @@ class Scheduler:
         """Stream the best hypothesis of finished beam searches; release what requests without rows have reserved."""
         if self.offline is not None and self.running and not self.failures and not self.streams_offline:
             return  # they are admitted and leave together
-        if not any(state.done or state.cancelled for state in self.active):
+        for state in self.active:
+            if state.done or state.cancelled:
+                break
+        else:
             return
         here = self._held()
         for state in self.active:
@@ -383,19 +388,19 @@ class Scheduler:
     def _admit(self) -> None:
         """Admit requests in order while there is room; a large one is not overtaken by a smaller one."""
         queue, blocks = self.fair, self.blocks
-        if self.preemption is not None:
+        if self.preempted and self.preemption is not None:
             self.preemption.resume()
         if self.arrivals:
             queue.add(self.arrivals, self.active)
-        if not queue:
+        if not queue.waiting:
             self.postponement.end()
             return
         taken: list[RequestState] = []
-        rows, tokens, free = sum(state.spec.decoding.rows for state in self.active), 0, 0
-        if self.slots is not None and self.postponement.applies(queue, self.slots.rows_in_use, self.rows - rows):
+        rows, tokens, free, slots = sum([state.spec.decoding.rows for state in self.active]), 0, 0, self.slots
+        if slots and slots.batches and self.postponement.applies(queue, slots.rows_in_use, self.rows - rows):
             return
         if blocks is not None:
-            free = blocks.free(one for batch in self.prefilling for one in batch.unread_tokens())
+            free = blocks.free(one for batch in self.prefill.batches for one in batch.unread_tokens())
         known: set[Any] = set()  # what is read once for several of them
         while (state := queue.peek(self.steps)) is not None:
             if self.preempted and self.urgency(self.preempted[0].requests[0]) < self.urgency(state):

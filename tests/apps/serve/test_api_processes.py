@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from allyouneed.apps.serve.sampling import GenerationOptions
 from allyouneed.apps.serve.settings import Settings
 from allyouneed.apps.serve.workers import supervisor as supervising
 from allyouneed.apps.serve.workers.channel import (
@@ -24,16 +23,17 @@ from allyouneed.apps.serve.workers.channel import (
     Channel,
     Kind,
     pack_numbers,
-    pack_prompts,
+    pack_requests,
     split_ends,
     split_numbers,
-    split_prompts,
+    split_requests,
     split_tokens,
     with_body,
 )
 from allyouneed.apps.serve.workers.engine_process import RemoteGeneration
 from allyouneed.apps.serve.workers.supervisor import Supervisor, Task, default_api_processes
 from allyouneed.infer.decoding.base import Hypothesis
+from allyouneed.infer.request import Request
 from allyouneed.runtime.process import pause_gc
 from served import served_client
 from waiting import PATIENCE, until
@@ -135,8 +135,10 @@ def test_messages_arrive_in_order_whatever_their_pieces() -> None:
 
 
 @pytest.mark.parametrize("prompts", [[[5]], [[1, 2, 3], [70000], [4, 5]], [[7] * 1000, [8] * 3]])
-def test_prompts_are_the_same_after_a_message(prompts: list[list[int]]) -> None:
-    assert split_prompts(pack_prompts(prompts)) == prompts
+def test_requests_are_the_same_after_a_message(prompts: list[list[int]]) -> None:
+    requests = [Request(ids, 1000 * len(ids), ()) for ids in prompts]
+    for seed in (0, 5, (1 << 64) - 2):
+        assert split_requests(pack_requests(requests, seed)) == (requests, seed)
 
 
 # Writes when it starts and when it is told to stop; an API process takes a while to finish.
@@ -187,11 +189,27 @@ class RawProcess:
     def __exit__(self, *_: object) -> None:
         self.socket.close()
 
-    def ask(self, number: int, prompts: list[list[int]], streams: bool = False, **options: Any) -> bytes:
+    def ask(
+        self,
+        number: int,
+        prompts: list[list[int]],
+        streams: bool = False,
+        bias: dict[int, float] | None = None,
+        min_tokens: int = 0,
+        max_tokens: int = 4,
+    ) -> bytes:
         """A message, not sent yet."""
-        chosen = vars(GenerationOptions({"temperature": 0.0}, max_tokens=4)) | options
-        content = {"model": self.model, "options": chosen, "client": "someone", "streams": streams}
-        return message(Kind.GENERATE, number, *with_body(content, pack_prompts(prompts)))
+        content = {
+            "model": self.model,
+            "decoding": {"method": "greedy", "loops": None, "min_length": min_tokens},
+            "rules": None if bias is None else [bias, 0.0, 0.0, None],
+            "draws": 1,
+            "exact": False,
+            "client": "someone",
+            "streams": streams,
+        }
+        requests = [Request(ids, max_tokens, ()) for ids in prompts]
+        return message(Kind.GENERATE, number, *with_body(content, pack_requests(requests, 0)))
 
     def read(self) -> tuple[int, int, bytes]:
         """The next message: kind, number, payload."""
@@ -236,7 +254,7 @@ def test_requests_that_arrive_together_are_submitted_together_and_fail_alone(
         process.socket.sendall(
             process.ask(2, [[5, 6], [7]])  # two sequences
             + process.ask(3, [[5, 100_000]])
-            + process.ask(4, [[5, 6, 7]], logit_bias={100_000: 1.0})
+            + process.ask(4, [[5, 6, 7]], bias={100_000: 1.0})
             + process.ask(5, [[5, 6, 7]], min_tokens=9)
             + process.ask(6, [[8, 9]], max_tokens=200)
             + message(Kind.CANCEL, 6)

@@ -11,9 +11,7 @@ import openai
 import pytest
 
 import allyouneed as ayn
-from allyouneed.apps.serve.engine.chat_template import ChatTemplate
-from allyouneed.apps.serve.errors import ApiError
-from allyouneed.apps.serve.settings import Limits
+from allyouneed.data.chat.template import ChatTemplate, TemplateError
 from served import BOTH_SERVERS, Running, golden
 
 MESSAGES = [{"role": "system", "content": "The quick"}, {"role": "user", "content": "How are you today?"}]
@@ -63,7 +61,7 @@ def test_the_stream_is_openais_byte_by_byte(client: httpx.Client, chat: Any) -> 
 
 
 def test_special_tokens_in_a_message_are_plain_text(chat: Any) -> None:
-    template = ChatTemplate.of(chat.folder, Limits())
+    template = ChatTemplate.find(chat.folder.path, chat.tokenizer)
     assert template is not None
     tokenizer = chat.tokenizer
     try:
@@ -90,9 +88,9 @@ def test_special_tokens_in_a_message_are_plain_text(chat: Any) -> None:
     ],
 )
 def test_hostile_templates_end_in_time_with_one_message(chat: Any, source: str, message: str) -> None:
-    template = ChatTemplate(source, {}, chat.tokenizer, Limits(template_seconds=0.5))
+    template = ChatTemplate(source, {}, chat.tokenizer, seconds=0.5, characters=1_000_000)
     try:
-        with pytest.raises(ApiError, match=message):
+        with pytest.raises(TemplateError, match=message):
             template.render({"messages": []})
         template.source = "{{ bos }}fine"
         assert template.render({"bos": "<s>"}) == "<s>fine"

@@ -21,8 +21,7 @@ from allyouneed.apps.serve.engine.delivery import CROWD, Delivery, TokenOutlet
 from allyouneed.apps.serve.engine.forward import CHUNK, ForwardJob, ForwardQueue
 from allyouneed.apps.serve.engine.loop import MANY, CallCancelled
 from allyouneed.apps.serve.engine.registry import parse_folders
-from allyouneed.apps.serve.engine.text_models import EncodedPrompt
-from allyouneed.apps.serve.sampling import GenerationOptions
+from allyouneed.apps.serve.sampling import SamplingFields
 from allyouneed.errors import UserError
 from allyouneed.infer.decoding.base import DecodingSpec
 from allyouneed.infer.running_batch import RunningBatch
@@ -43,12 +42,12 @@ def test_a_client_that_leaves_frees_its_slot_within_a_step(folders: dict[str, Pa
         report, steps = loop._report, []
 
         def watch(exact: bool, scheduler: Any) -> None:
-            cancelled = [job for job in loop.jobs[exact] if job.state.cancelled]
+            cancelled = [state for state in loop.states[exact] if state.cancelled]
             report(exact, scheduler)
-            ended.extend((scheduler.steps, len(job.state.tokens)) for job in cancelled)
+            ended.extend((scheduler.steps, len(state.tokens)) for state in cancelled)
             steps.append(scheduler.steps)
             if len(steps) == 3:  # so that the request lasts until the server knows that its client has left
-                until(lambda: all(job.state.cancelled for job in loop.jobs[exact]))
+                until(lambda: all(state.cancelled for state in loop.states[exact]))
 
         loop._report = watch
         if stream:
@@ -116,7 +115,7 @@ def test_a_short_request_does_not_wait_for_a_long_one(server: Running, client: h
         short = pool.submit(lambda: client.post("/v1/completions", json=LONG | {"max_tokens": 2, "model": "gpt"}))
         assert short.result().status_code == 200
         loop = server.model("lm").loop
-        running = [len(job.state.tokens) for job in loop.jobs[False]]
+        running = [len(state.tokens) for state in loop.states[False]]
         assert running and running[0] < 240  # still there
         assert json.loads([line for line in lines if line.startswith("data: {")][-1][6:])["choices"]
 
@@ -195,7 +194,7 @@ def test_forward_jobs_that_arrive_together_are_computed_together() -> None:
     for job in (*jobs, other):
         queue.add(job)
     rounds = 0
-    while queue:
+    while queue.jobs:
         queue.run_round()
         rounds += 1
         if rounds == 1:  # a long list does not hold up short ones
@@ -246,18 +245,20 @@ def test_many_streams_get_their_tokens_together_but_first_and_last_ones_at_once(
 def test_equal_options_share_a_specification_but_no_seed(server: Running, client: httpx.Client) -> None:
     client.post("/tokenize", json={"model": "lm", "prompt": "x"})  # loads it
     text = server.model("lm").text
-    prompt = EncodedPrompt([5, 6], [5, 6])
+    prompt = [5, 6]
 
-    def spec(**options: Any) -> DecodingSpec:
-        found: DecodingSpec = text.spec(prompt, GenerationOptions(max_tokens=9, **options))[0]
+    def spec(**fields: Any) -> DecodingSpec:
+        given = SamplingFields(**fields)
+        found: DecodingSpec = text.spec(text.encode(prompt, given, 9), given)
         return found
 
-    greedy = {"sampling": {"temperature": 0.0}}
+    greedy = {"temperature": 0.0}
     assert spec(**greedy) is spec(**greedy)
     assert spec(**greedy, min_tokens=3).decoding.min_length == 3 and spec(**greedy).decoding.min_length == 0
-    assert spec(**greedy, stop=("a",)).decoding.stop == ("a",) and spec(**greedy).decoding.stop == ()
+    assert spec(**greedy, stop="a").decoding.stop == ("a",) and spec(**greedy).decoding.stop == ()
     assert spec(seed=4) is spec(seed=4) and spec(seed=4).decoding.seed == 4 and spec(seed=5).decoding.seed == 5
-    assert len({spec(sampling={"top_k": 7}).decoding.seed for _ in range(8)}) == 8
-    assert spec(sampling={"top_k": 7}).decoding.top_k == 7 and spec(sampling={"top_k": 8}).decoding.top_k == 8
-    with pytest.raises(UserError, match="min_tokens"):
-        spec(**greedy, min_tokens=10)
+    assert len({spec(top_k=7).decoding.seed for _ in range(8)}) == 8
+    assert spec(top_k=7).decoding.top_k == 7 and spec(top_k=8).decoding.top_k == 8
+    body = {"model": "lm", "prompt": prompt, "max_tokens": 9, "min_tokens": 10, "temperature": 0}
+    refused = client.post("/v1/completions", json=body)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "min_tokens"

@@ -147,6 +147,6 @@ def test_nothing_leaked(server: Running, client: httpx.Client) -> None:
     for entry in server.registry.entries.values():
         if entry.model is not None:
             loop = entry.model.loop
-            until(lambda loop=loop: loop.sequences == 0 and not loop.forward)  # type: ignore[misc]
+            until(lambda loop=loop: loop.sequences == 0 and not loop.forward.jobs)  # type: ignore[misc]
             until(lambda loop=loop: all(not scheduler.active for scheduler in loop.schedulers.values()))  # type: ignore[misc]
     until(lambda: server.gate.buffered == 0)

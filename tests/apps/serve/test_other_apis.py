@@ -194,17 +194,17 @@ def test_an_error_in_a_stream_is_an_event(
     loop = server.model("lm").loop
     submit = loop.submit
 
-    def failing(wanted: Any, exact: bool = False) -> Any:
-        (one,) = wanted
+    def failing(wanted: Any, *options: Any) -> Any:
+        ((request, spec),) = wanted
         count = [0]
 
         def listen(token: int) -> None:
             count[0] += 1
             if count[0] > 2:
                 raise RuntimeError("secret text")
-            one.request.listener(token)
+            request.listener(token)
 
-        return submit([one._replace(request=one.request._replace(listener=listen))], exact)
+        return submit([(request._replace(listener=listen), spec)], *options)
 
     monkeypatch.setattr(loop, "submit", failing)
     body = {"model": "lm", "prompt": "x", "max_tokens": 9, "temperature": 0, "stream": True}

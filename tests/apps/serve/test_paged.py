@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 import pytest
 
-from allyouneed.apps.serve.engine.loop import DecodingJob, NewSequence
 from allyouneed.apps.serve.engine.served_model import ServedModel
 from allyouneed.infer.block_manager import block_bytes
 from allyouneed.infer.cuda_graph import paged_prefill
 from allyouneed.infer.cuda_graph.paged_prefill import PagedPrefill
 from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
+from allyouneed.infer.decoding.base import RequestState
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.request import Request
@@ -151,7 +151,7 @@ def test_a_client_that_leaves_frees_its_blocks(
         held.append(blocks.pool.used - blocks.pool.evictable)
         if len(held) == 2:  # each row has written a block of its own
             begun.set()
-            until(lambda: all(job.state.cancelled for job in loop.jobs[exact]))
+            until(lambda: all(state.cancelled for state in loop.states[exact]))
 
     monkeypatch.setattr(loop, "_report", watch)
     long = {"prompt": "a long answer", "max_tokens": 200, "temperature": 0, "n": 3, "stream": True}
@@ -189,22 +189,22 @@ def test_short_requests_beside_a_very_long_one(
     loop, tokens, waves = model.loop, 4, 6
     monkeypatch.setattr(scheduler, "budget", 12)
     spec = model.predictor.engine.spec(Decoding(method="greedy", min_length=tokens))
-    jobs: list[DecodingJob] = []
-    first_step: dict[DecodingJob, int] = {}
-    steps: dict[DecodingJob, int] = {}
+    states: list[RequestState] = []
+    first_step: dict[RequestState, int] = {}
+    steps: dict[RequestState, int] = {}
     progress: list[int] = []
     finished, report = threading.Event(), loop._report
 
     def submit(prompts: list[list[int]], limit: int) -> None:
-        wanted = [NewSequence(Request(one, limit, (0,)), spec, lambda _: None) for one in prompts]
-        jobs.extend(loop.submit(wanted))
-        first_step.update(dict.fromkeys(jobs[-len(wanted) :], scheduler.steps))
+        wanted = [(Request(one, limit, (0,)), spec) for one in prompts]
+        states.extend(loop.submit(wanted))
+        first_step.update(dict.fromkeys(states[-len(wanted) :], scheduler.steps))
 
     def watch(exact: bool, scheduler: Any) -> None:
-        progress.extend(batch.read[0] for batch in scheduler.prefilling if jobs[0].state in batch.requests)
-        steps.update((job, scheduler.steps - first_step[job]) for job in jobs if job.state.done and job not in steps)
-        if len(jobs) < 1 + 3 * waves and scheduler.steps % 2:
-            submit([[5 + len(jobs) + n, 6, 7] for n in range(3)], tokens)
+        progress.extend(batch.read[0] for batch in scheduler.prefilling if states[0] in batch.requests)
+        steps.update((one, scheduler.steps - first_step[one]) for one in states if one.done and one not in steps)
+        if len(states) < 1 + 3 * waves and scheduler.steps % 2:
+            submit([[5 + len(states) + n, 6, 7] for n in range(3)], tokens)
         report(exact, scheduler)
         if len(steps) == 1 + 3 * waves:
             finished.set()
@@ -213,7 +213,7 @@ def test_short_requests_beside_a_very_long_one(
     with loop.changed:  # the loop waits
         submit([[3 + n % 200 for n in range(240)]], 8)
     assert finished.wait(PATIENCE) and len(steps) == 1 + 3 * waves
-    assert max(steps[job] for job in jobs[1:]) <= tokens + 6
-    assert all(job.state.done for job in jobs) and steps[jobs[0]] > 240 // 12
+    assert max(steps[one] for one in states[1:]) <= tokens + 6
+    assert all(one.done for one in states) and steps[states[0]] > 240 // 12
     chunks = [after - before for before, after in pairwise([0, *progress])]
     assert min(chunks) >= 3 and max(chunks) <= 12  # a share at every step, and never more than the bound

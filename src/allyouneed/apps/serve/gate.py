@@ -75,7 +75,7 @@ class Gate:
 
     def _admit(self, scope: Message) -> None:
         headers = scope["headers"]
-        if (size := sum(len(name) + len(value) for name, value in headers)) > self.limits.header_bytes:
+        if (size := sum([len(name) + len(value) for name, value in headers])) > self.limits.header_bytes:
             raise ApiError(f"the header has {size} bytes, the limit is {self.limits.header_bytes}", 431)
         check_host(self.settings, headers)
         address = scope.get("client") or ("unknown", 0)

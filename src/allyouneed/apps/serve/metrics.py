@@ -21,12 +21,8 @@ TOKEN_LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2
 Sum, Largest = partial(Gauge, multiprocess_mode="livesum"), partial(Gauge, multiprocess_mode="livemax")
 
 
-class BlockTotals(NamedTuple):
-    """Of a scheduler so far: preempted requests; prompt tokens looked up in the prefix cache, and found."""
-
-    preemptions: int = 0
-    queries: int = 0
-    hits: int = 0
+# of a scheduler so far: preempted requests; prompt tokens looked up in the prefix cache, and found
+BlockTotals = tuple[int, int, int]
 
 
 class ModelMetrics(NamedTuple):
@@ -115,7 +111,7 @@ class Metrics:
             self.blocks.labels(model, state).set(count)
         self.cache_usage.labels(model).set(used / max(1, pool.blocks))
         self.cache_config.labels(model, str(pool.size), str(pool.blocks)).set(1)
-        now = BlockTotals(scheduler.preemptions, prefixes.prompt_tokens, prefixes.hits)
+        now = scheduler.preemptions, prefixes.prompt_tokens, prefixes.hits
         for counter, old, new in zip(
             (self.preemptions, self.prefix_queries, self.prefix_hits), before, now, strict=True
         ):

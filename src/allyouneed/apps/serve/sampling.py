@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -15,64 +15,6 @@ from allyouneed.apps.serve.strict import Bool, Int, RequestBody, Text
 GREEDY_BELOW = 1e-4  # a lower temperature is greedy: logits divided by it would overflow
 Penalty = Annotated[float, Field(strict=True, ge=-2, le=2, allow_inf_nan=False)]
 Stop = Annotated[Text | list[Text] | None, Field(description="strings before which a text ends")]
-
-
-@dataclass(frozen=True)
-class GenerationOptions:
-    """How a request is decoded. `sampling`: fields of `Decoding` that were set. `beam`: width of a beam search.
-    `max_tokens`: None: the model's default. `logprobs`: how many alternatives of each token to report; None: not even
-    its own log-probability. `draws`: sequences per prompt, of which the best `n` are returned."""
-
-    sampling: dict[str, Any] = field(default_factory=dict)
-    beam: int | None = None
-    length_penalty: float | None = None
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    n: int = 1
-    draws: int = 1
-    stop: tuple[str, ...] = ()
-    seed: int | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: dict[int, float] = field(default_factory=dict)
-    logprobs: int | None = None
-    exact: bool = False
-    source_lang: str | None = None
-    target_lang: str | None = None
-
-    def __hash__(self) -> int:
-        return hash((*self.sampling.items(), self.beam, self.max_tokens, self.min_tokens, self.draws, self.seed))
-
-    def with_max_tokens(self, tokens: int) -> GenerationOptions:
-        return replace(self, max_tokens=tokens)
-
-    def exactly(self) -> GenerationOptions:
-        return replace(self, exact=True)
-
-    @property
-    def samples(self) -> bool:
-        """Whether the request asks for sampling, by a temperature or the like."""
-        return bool(self.sampling) or self.seed is not None or self.draws > 1
-
-    def decoding(self, defaults: dict[str, Any], prefers_beam: bool) -> dict[str, Any]:
-        """Changes to the decoding options `defaults` of a folder. `prefers_beam`: a model that is decoded as its folder
-        says unless the request asks for sampling; others sample at temperature 1 by default."""
-        shared: dict[str, Any] = {"stop": self.stop, "min_length": self.min_tokens}
-        if self.repetition_penalty is not None:
-            shared["repetition_penalty"] = self.repetition_penalty
-        if self.length_penalty is not None:
-            shared["length_penalty"] = self.length_penalty
-        if self.beam is not None:
-            return shared | {"method": "beam", "beam": self.beam, "best": self.n}
-        if prefers_beam and not self.samples:
-            return shared
-        temperature = self.sampling.get("temperature", defaults.get("temperature", 1.0))
-        shared["loops"] = None
-        if temperature < GREEDY_BELOW:
-            return shared | {"method": "greedy"}
-        seed = new_seed() if self.seed is None else self.seed % (1 << 64)
-        return shared | {"method": "sample", "best": 1, "seed": seed} | self.sampling | {"temperature": temperature}
 
 
 def new_seed() -> int:
@@ -99,51 +41,73 @@ class SamplingFields(RequestBody):
     source_lang: Annotated[Text | None, Field(description="of a multilingual translation model")] = None
     target_lang: Text | None = None
 
-    def options(
-        self, limits: Limits, max_tokens: int | None, logprobs: int | None, best_of: int | None = None
-    ) -> GenerationOptions:
-        n = self.n or 1
-        draws = n if best_of is None else best_of
-        if draws < n:
-            raise ApiError(f"best_of={draws} is less than n={n}", param="best_of")
-        if draws > limits.choices:
-            name = "n" if best_of is None else "best_of"
-            raise ApiError(f"{name}={draws}, the limit is {limits.choices}", param=name, code="limit_exceeded")
-        if logprobs is not None and logprobs > limits.logprobs:
-            raise ApiError(f"logprobs={logprobs}, the limit is {limits.logprobs}", param="logprobs")
-        sampling = {
-            name: value
-            for name in ("temperature", "top_p", "top_k", "min_p")
-            if (value := getattr(self, name)) is not None and not (name in ("top_k", "min_p") and value <= 0)
-        }
-        beams = bool(self.use_beam_search)
-        if beams and (sampling.get("temperature") or "top_p" in sampling or "top_k" in sampling):
+    @property
+    def limit(self) -> int | None:
+        """The most new tokens; None: the model's default."""
+        return None
+
+    @property
+    def top(self) -> int | None:
+        """How many alternatives of each token to report; None: not even its own log-probability."""
+        return None
+
+    @property
+    def choices(self) -> int:
+        """Beams, or sequences drawn for each prompt, of which the best `n` are returned."""
+        return self.n or 1
+
+    @property
+    def draws(self) -> int:
+        """Sequences of each prompt."""
+        return 1 if self.use_beam_search else self.choices
+
+    def check(self, limits: Limits) -> None:
+        """Refuse what no model of this server decodes."""
+        n, choices, top = self.n or 1, self.choices, self.top
+        if choices < n:
+            raise ApiError(f"best_of={choices} is less than n={n}", param="best_of")
+        if choices > limits.choices:
+            name = "n" if getattr(self, "best_of", None) is None else "best_of"
+            raise ApiError(f"{name}={choices}, the limit is {limits.choices}", param=name, code="limit_exceeded")
+        if top is not None and top > limits.logprobs:
+            raise ApiError(f"logprobs={top}, the limit is {limits.logprobs}", param="logprobs")
+        if self.use_beam_search and (self.temperature or self.top_p is not None or (self.top_k or 0) > 0):
             raise ApiError("use_beam_search and sampling are exclusive; remove temperature, top_p, top_k", param="n")
-        if beams and logprobs is not None:
+        if self.use_beam_search and top is not None:
             raise ApiError("logprobs: not available with use_beam_search", param="logprobs")
-        return GenerationOptions(
-            sampling={} if beams else sampling,
-            beam=draws if beams else None,
-            length_penalty=self.length_penalty,
-            max_tokens=max_tokens,
-            min_tokens=self.min_tokens or 0,
-            n=n,
-            draws=1 if beams else draws,
-            stop=_stop(self.stop, limits),
-            seed=self.seed,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty or 0.0,
-            frequency_penalty=self.frequency_penalty or 0.0,
-            logit_bias=_bias(self.logit_bias or {}, limits),
-            logprobs=logprobs,
-            exact=bool(self.exact),
-            source_lang=self.source_lang,
-            target_lang=self.target_lang,
-        )
+        if self.stop is not None:
+            _check_stop([self.stop] if isinstance(self.stop, str) else self.stop, limits)
+        if self.logit_bias:
+            _check_bias(self.logit_bias, limits)
+
+    def decoding(self, defaults: Mapping[str, Any], prefers_beam: bool) -> dict[str, Any]:
+        """Changes to the decoding options `defaults` of a folder. `prefers_beam`: a model that is decoded as its folder
+        says unless the request asks for sampling, by a temperature or the like; others sample at temperature 1 by
+        default. Without a seed, samples are those of seed 0."""
+        found: dict[str, Any] = {
+            "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            "min_length": self.min_tokens or 0,
+        }
+        if self.repetition_penalty is not None:
+            found["repetition_penalty"] = self.repetition_penalty
+        if self.length_penalty is not None:
+            found["length_penalty"] = self.length_penalty
+        if self.use_beam_search:
+            return found | {"method": "beam", "beam": self.choices, "best": self.n or 1}
+        sampling: dict[str, Any] = {} if self.temperature is None else {"temperature": self.temperature}
+        sampling |= {} if self.top_p is None else {"top_p": self.top_p}
+        sampling |= {"top_k": self.top_k} if (self.top_k or 0) > 0 else {}
+        sampling |= {"min_p": self.min_p} if self.min_p else {}
+        if prefers_beam and not sampling and self.seed is None and self.draws == 1:
+            return found
+        temperature, found["loops"] = sampling.get("temperature", defaults.get("temperature", 1.0)), None
+        if temperature < GREEDY_BELOW:
+            return found | {"method": "greedy"}
+        seed = (self.seed or 0) % (1 << 64)
+        return found | {"method": "sample", "best": 1, "seed": seed} | sampling | {"temperature": temperature}
 
 
-def _stop(given: str | list[str] | None, limits: Limits) -> tuple[str, ...]:
-    words = [given] if isinstance(given, str) else given or []
+def _check_stop(words: Sequence[str], limits: Limits) -> None:
     if len(words) > limits.stop_words:
         raise over_limit("stop strings", len(words), limits.stop_words, "stop")
     for word in words:
@@ -151,15 +115,11 @@ def _stop(given: str | list[str] | None, limits: Limits) -> tuple[str, ...]:
             raise ApiError("a stop string is empty", param="stop")
         if len(word) > limits.stop_characters:
             raise over_limit("characters of a stop string", len(word), limits.stop_characters, "stop")
-    return tuple(words)
 
 
-def _bias(given: dict[str, float], limits: Limits) -> dict[int, float]:
+def _check_bias(given: Mapping[str, float], limits: Limits) -> None:
     if len(given) > limits.logit_bias:
         raise over_limit("entries of logit_bias", len(given), limits.logit_bias, "logit_bias")
-    found = {}
-    for key, value in given.items():
+    for key in given:
         if not (key.isascii() and key.isdigit() and len(key) < 10):
             raise ApiError(f"logit_bias: {key[:40]!r} is not a token id", param="logit_bias")
-        found[int(key)] = value
-    return found

@@ -20,7 +20,10 @@ MIN_KEY = 8  # characters
 
 
 def header(headers: Headers, name: bytes) -> str:
-    return next((value.decode("latin-1") for key, value in headers if key == name), "")
+    for key, value in headers:
+        if key == name:
+            return value.decode("latin-1")
+    return ""
 
 
 class Keys:

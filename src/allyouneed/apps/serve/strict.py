@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
@@ -26,12 +26,16 @@ Ignored = Annotated[Any, Field(default=None, description=IGNORED)]
 class RequestBody(BaseModel):
     """A request of an API. Unknown fields are ignored; those that look misspelt are refused (unknown_fields.py)."""
 
+    ignored: ClassVar[frozenset[str]] = frozenset()
     model_config = ConfigDict(extra="ignore", protected_namespaces=(), regex_engine="rust-regex")
 
     @model_validator(mode="before")
     @classmethod
     def _check_fields(cls, given: Any) -> Any:
-        if isinstance(given, dict) and all(isinstance(name, str) for name in given):
-            unused = [name for name, field in cls.model_fields.items() if field.description == IGNORED]
-            check_fields(given, cls.model_fields, unused)
+        if isinstance(given, dict) and set(map(type, given)) <= {str}:
+            check_fields(given, cls.model_fields, cls.ignored)
         return given
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        cls.ignored = frozenset(name for name, field in cls.model_fields.items() if field.description == IGNORED)

@@ -43,7 +43,7 @@ def check_fields(
 ) -> None:
     """Note fields that are ignored, `unused` ones among those that are known; refuse misspelt and unsupported ones.
     `what`: the field that these are in."""
-    if (unknown := sum(name not in known for name in given)) > MOST_UNKNOWN:
+    if (unknown := len(given.keys() - set(known))) > MOST_UNKNOWN:
         raise over_limit("unknown fields", unknown, MOST_UNKNOWN)
     for name, value in given.items():
         if value is None or (name in known and name not in unused):

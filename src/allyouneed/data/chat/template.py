@@ -97,6 +97,19 @@ class ChatTemplate:
         names = sorted(set(tokenizer.added.values()), key=lambda name: -len(name))
         self.specials = re.compile("|".join(map(re.escape, names))) if names else None
 
+    @classmethod
+    def find(
+        cls,
+        path: Path | None,
+        tokenizer: Tokenizer,
+        originals: Mapping[str, bytes] | None = None,
+        seconds: float = SECONDS,
+        characters: int = CHARACTERS,
+    ) -> ChatTemplate | None:
+        """That of a model folder, if it has one; see `find_template`."""
+        source, values = find_template(path, originals)
+        return None if source is None else cls(source, values, tokenizer, seconds, characters)
+
     def encode(self, messages: Iterable[Message], extra: Mapping[str, Any]) -> list[int]:
         """Token ids of the prompt. `extra`: further values for the template. It blocks; call it in a thread."""
         spelled: list[str] = []

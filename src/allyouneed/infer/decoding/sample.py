@@ -69,7 +69,7 @@ class IndependentSearch(Search):
         if self.spec.force_eos:
             tokens, log_probs = force_eos_at_limit(tokens, log_probs, self.lengths, self.limits, self.spec.eos)
         self.append(tokens, log_probs)
-        on_cpu, streams = self.device.type == "cpu", self.group == 1 and any(state.streams for state in self.requests)
+        on_cpu, streams = self.device.type == "cpu", self.group == 1 and any([state.streams for state in self.requests])
         newest = tokens.tolist() if on_cpu or streams else []
         if streams:
             self.emit(newest)
@@ -77,7 +77,7 @@ class IndependentSearch(Search):
         may_end = due or at_limit or self.stop_reach or not on_cpu or not self.rules.eos_ids.isdisjoint(newest)
         if may_end and self.collect_ended(tokens, at_limit, due):
             return self.drop_finished(compact)
-        if not compact and not any(state.cancelled for state in self.requests):
+        if not compact and not any([state.cancelled for state in self.requests]):
             return None
         return self.drop_finished(compact)
 

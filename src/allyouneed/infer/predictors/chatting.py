@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from allyouneed.data.chat.template import ChatTemplate, Message, check_messages, find_template
+from allyouneed.data.chat.template import ChatTemplate, Message, check_messages
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 
@@ -19,13 +19,13 @@ Messages = str | Sequence[Message]  # a text is one message of the user
 
 def folder_template(folder: Folder) -> ChatTemplate:
     """The chat template of a folder, or an error."""
-    source, values = find_template(folder.path, folder.originals)
-    if source is None:
+    found = ChatTemplate.find(folder.path, folder.tokenizers.target, folder.originals)
+    if found is None:
         raise UserError(
             f"{folder.path or 'the model'}: has no chat template; train it for chats (task: chat), or put a "
             "chat_template.jinja into the folder of the original"
         )
-    return ChatTemplate(source, values, folder.tokenizers.target)
+    return found
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, overload
 
 from allyouneed.data.batches.packing import Items
 from allyouneed.data.files.chats import Chat, Comparison
+from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.errors import UserError, quote
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.base import Hypothesis
@@ -199,10 +200,7 @@ class Generator(ChatMethods, RetrievalPredictor):
         return StopStrings(self.tokenizer, options.stop) if options.stop else None
 
     def _prompt(self, text: str, specials: bool) -> list[int]:
-        tokenizer = self.tokenizer
-        ids = [*tokenizer.opening, *tokenizer.encode(text, specials), *([tokenizer.eos] if self.answers else [])]
-        if not ids:  # without a begin token, a text starts after the end of another (GPT-2)
-            ids = [tokenizer.eos]
+        ids = prompt_tokens(self.tokenizer, text, self.answers, specials)
         self._check_length(text, ids)
         return ids
 
@@ -262,3 +260,9 @@ class Generator(ChatMethods, RetrievalPredictor):
             messages, expected = list(example.messages[:last]), example.messages[last]["content"]
         answer = self.chat(messages, decoding=decoding) if messages else ""
         return {"prompt": messages[-1]["content"] if messages else "", "answer": answer, "expected": expected}
+
+
+def prompt_tokens(tokenizer: Tokenizer, text: str, answers: bool, specials: bool = False) -> list[int]:
+    """A text as a language model reads it. `answers`: the text ends, and its answer follows."""
+    ids = [*tokenizer.opening, *tokenizer.encode(text, specials), *([tokenizer.eos] if answers else [])]
+    return ids or [tokenizer.eos]  # without a begin token, a text starts after the end of another (GPT-2)

@@ -99,11 +99,12 @@ class ChunkedPrefill:
         if last is None:
             last = engine.prefill_chunk(batch.states, chunks, batch.model, batch.media)
         batch.read = [at + len(chunk) for at, chunk in zip(batch.read, chunks, strict=True)]
-        done = [(n, state) for n, left in enumerate(batch.unread) if not left for state in batch.rows[n]]
+        unread = batch.unread
+        done = [(n, state) for n, left in enumerate(unread) if not left for state in batch.rows[n]]
         for some in self._decoded_together(done):
             with isolate(partial(self._fail_read, some)):
                 self._decode(batch, some, last)
-        batch.keep([n for n, left in enumerate(batch.unread) if left])
+        batch.keep([n for n, left in enumerate(unread) if left])
 
     def _replay(self, batch: PrefillBatch, chunks: Sequence[Sequence[int]]) -> Tensor | None:
         """`prefill_chunk` as captured graphs; None: this batch needs the plain one."""
@@ -119,7 +120,7 @@ class ChunkedPrefill:
 
     def _decoded_together(self, done: list[ReadPrompt]) -> list[list[ReadPrompt]]:
         """Groups that one running batch can hold: requests with equally many rows; in exact mode each runs alone."""
-        if self.engine.exact:
+        if self.engine.exact or len(done) == 1:
             return [[one] for one in done]
         counts = sorted({state.spec.decoding.rows for _, state in done})
         return [[one for one in done if one[1].spec.decoding.rows == rows] for rows in counts]

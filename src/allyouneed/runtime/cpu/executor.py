@@ -271,7 +271,8 @@ class CpuExecutor:
                     return None
                 grow_window(state, slot, rows, end)
             elif isinstance(states, PagedStates) and isinstance(state, PagedKVCache):
-                like, value = (torch.empty(1, slot.heads, 0, width) for width in (slot.head_width, slot.value_width))
+                like = torch.empty(1, slot.heads, 0, slot.head_width)
+                value = torch.empty(1, slot.heads, 0, slot.value_width)
                 keys, values = states.pool.layer(slot.state.layer, like, value)
                 if keys.dtype is not torch.float32 or keys.shape[1::2] != like.shape[1::2]:
                     return None
@@ -311,8 +312,9 @@ def least(*limits: int | None) -> int | None:
 
 def is_plain(rows: Rows) -> bool:
     """One sentence a row, padded on the right, with no marks."""
-    marks = (rows.segments, rows.positions, rows.types, rows.prompt, rows.chosen, rows.order, rows.slots)
-    return rows.side == "right" and all(mark is None for mark in marks) and rows.tokens.device.type == "cpu"
+    plain = rows.segments is None and rows.positions is None and rows.types is None and rows.prompt is None
+    plain = plain and rows.chosen is None and rows.order is None and rows.slots is None
+    return plain and rows.side == "right" and rows.tokens.device.type == "cpu"
 
 
 _executors: weakref.WeakKeyDictionary[nn.Module, CpuExecutor] = weakref.WeakKeyDictionary()

@@ -11,17 +11,18 @@ from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from allyouneed import __version__
-from allyouneed.apps.serve.engine.generation import Generation, encode_prompts
+from allyouneed.apps.serve.engine.sequences import SequenceGroup, encode_chat, encode_prompts, prompt_tokens
 from allyouneed.apps.serve.errors import ApiError, over_limit
 from allyouneed.apps.serve.inputs import count_tokens, embed
 from allyouneed.apps.serve.responses import Events, json_lines, json_response
-from allyouneed.apps.serve.sampling import GenerationOptions, SamplingFields
+from allyouneed.apps.serve.sampling import SamplingFields
 from allyouneed.apps.serve.settings import Limits
 from allyouneed.apps.serve.strict import Bool, Ignored, Int, RequestBody, Text
 from allyouneed.apps.serve.unknown_fields import check_fields
 
 if TYPE_CHECKING:
     from allyouneed.apps.serve.engine.served_model import ServedModel
+    from allyouneed.infer.request import Request as DecodingRequest
 
 router = APIRouter(prefix="/api", tags=["Ollama"])
 # options of Ollama that tell its own engine how to run, not what to answer
@@ -45,11 +46,9 @@ class Options(SamplingFields):
             check_fields(given, [*cls.model_fields, *RUNTIME], RUNTIME, "options.")
         return given
 
-    def checked(self, limits: Limits) -> GenerationOptions:
-        if self.repetition_penalty is None:
-            self.repetition_penalty = self.repeat_penalty
-        tokens = self.num_predict if self.num_predict is not None and self.num_predict >= 0 else None
-        return self.options(limits, tokens, None)
+    @property
+    def limit(self) -> int | None:
+        return None if self.num_predict is None or self.num_predict < 0 else self.num_predict
 
 
 class OllamaRequest(RequestBody):
@@ -60,8 +59,12 @@ class OllamaRequest(RequestBody):
     think: Ignored
     format: Literal[""] | None = None
 
-    def checked(self, limits: Limits) -> GenerationOptions:
-        return (self.options or Options()).checked(limits)
+    def checked(self, limits: Limits) -> Options:
+        found = self.options or Options()
+        if found.repetition_penalty is None:
+            found.repetition_penalty = found.repeat_penalty
+        found.check(limits)
+        return found
 
 
 class OllamaMessage(RequestBody):
@@ -187,7 +190,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
             if not messages:  # loads the model
                 yield _head(body) | {"message": {"role": "assistant", "content": ""}, **_loaded()}
                 return
-            prompt = await model.encode_chat(messages, options, {})
+            prompt = await encode_chat(model, messages, options, {})
             async for text, end in _answer(model, [prompt], options, request.state.client, body.stream):
                 yield _head(body) | {"message": {"role": "assistant", "content": text}, **end}
 
@@ -213,15 +216,15 @@ async def generate(body: GenerateRequest, request: Request) -> Response:
                     raise ApiError(f"system: the model {model.name} has no chat template", param="system")
                 if not model.text.is_whole(body.prompt, options):
                     (texts,) = await model.call(
-                        lambda: model.text.rewrite([body.prompt], options), request.state.client, options.exact
+                        lambda: model.text.rewrite([body.prompt], options), request.state.client, bool(options.exact)
                     )
                     yield _head(body) | {"response": texts[0], **_loaded("stop")}
                     return
-                prompts = await encode_prompts(model, [body.prompt], options)
+                prompts = await encode_prompts(model, [body.prompt], options, options.limit)
             else:
                 system = [{"role": "system", "content": body.system}] if body.system else []
                 messages = [*system, {"role": "user", "content": body.prompt}]
-                prompts = [await model.encode_chat(messages, options, {})]
+                prompts = [await encode_chat(model, messages, options, {})]
             async for text, end in _answer(model, prompts, options, request.state.client, body.stream):
                 yield _head(body) | {"response": text, **end}
 
@@ -267,25 +270,24 @@ def _loaded(reason: str = "load") -> dict[str, Any]:
 
 
 async def _answer(
-    model: ServedModel, prompts: Any, options: GenerationOptions, client: str, stream: bool | None
+    model: ServedModel, requests: list[DecodingRequest], options: Options, client: str, stream: bool | None
 ) -> Any:
     """(text, fields of the end) as it comes; the last one ends it. Not streamed: all of it at once."""
     started = time.monotonic_ns()
     first = 0
-    run = Generation(model, prompts, options, client)
-    await run.start(streams=stream is not False)
-    text = ""
+    group = SequenceGroup(model, requests, options, client)
+    await group.start(streams=stream is not False)
+    text, finish = "", "stop"
     if stream is False:
-        (choice, *_) = await run.collect()
-        text, finish = choice.text, choice.finish
+        _, text, _, ended = (await group.collect())[0]
+        finish = ended or finish
     else:
-        finish = "stop"
-        async for delta in run.stream():
+        async for _, piece, _, ended in group.stream():
             first = first or time.monotonic_ns()
-            finish = delta.finish or finish
-            if delta.text:
-                yield delta.text, {"done": False}
-    now, usage = time.monotonic_ns(), run.usage
+            finish = ended or finish
+            if piece:
+                yield piece, {"done": False}
+    now = time.monotonic_ns()
     yield (
         text,
         {
@@ -293,9 +295,9 @@ async def _answer(
             "done_reason": finish,
             "total_duration": now - started,
             "load_duration": 0,
-            "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_count": prompt_tokens(requests),
             "prompt_eval_duration": (first or now) - started,
-            "eval_count": usage.completion_tokens,
+            "eval_count": group.completion_tokens,
             "eval_duration": now - (first or started),
         },
     )

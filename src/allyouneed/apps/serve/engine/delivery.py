@@ -64,6 +64,8 @@ class Delivery:
     def deliver(self) -> None:
         """Tokens first, then what is posted. All at once if there are few or some time has passed; else only those of
         answers that begin or end."""
+        if not (self.outbox or self.outlets or self.batches):
+            return
         ending, now = {id(queue) for queue, _ in self.outbox}, time.monotonic()
         count = sum(one.paced for one in self.outlets)
         if count <= CROWD or now - self.delivered > count * EVENT_SECONDS:
@@ -73,7 +75,7 @@ class Delivery:
             for one in self.outlets:
                 (due if one.first or not one.paced or id(one.queue) in ending else later).append(one)
             self.outlets = later
-        outbox = [*self.batches.items(), *((one.queue, one.take()) for one in due), *self.outbox]
+        outbox = [*self.batches.items(), *[(one.queue, one.take()) for one in due], *self.outbox]
         self.batches, self.outbox = {}, []
         if outbox and not self.event_loop.is_closed():
             self.event_loop.call_soon_threadsafe(_put_all, outbox)

@@ -46,9 +46,6 @@ class ForwardQueue:
         self.jobs: dict[Hashable, deque[ForwardJob]] = {}
         self.lock = Lock()
 
-    def __bool__(self) -> bool:
-        return bool(self.jobs)
-
     @property
     def size(self) -> int:
         """Inputs that are waiting."""

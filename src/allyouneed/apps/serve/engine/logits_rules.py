@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from allyouneed.apps.serve.errors import ApiError
+
+if TYPE_CHECKING:
+    from allyouneed.apps.serve.sampling import SamplingFields
 
 
 class TokenRecord(NamedTuple):
@@ -25,6 +31,17 @@ class LogitsRules:
         self.records = top is not None
         self.log_probs: Tensor | None = None  # (vocab,) of the token being chosen
 
+    @classmethod
+    def of(cls, fields: SamplingFields) -> LogitsRules | None:
+        presence, frequency, top = fields.presence_penalty or 0.0, fields.frequency_penalty or 0.0, fields.top
+        if not fields.logit_bias and not presence and not frequency and top is None:
+            return None
+        return cls({int(token): value for token, value in (fields.logit_bias or {}).items()}, presence, frequency, top)
+
+    def check(self, vocab: int) -> None:
+        if unknown := [token for token in self.bias if token >= vocab]:
+            raise ApiError(f"logit_bias: token {unknown[0]} is outside the vocabulary of {vocab}", param="logit_bias")
+
     def __call__(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """Logits (1, vocab), and the tokens generated so far (1, time)."""
         if self.top is not None:
@@ -37,6 +54,10 @@ class LogitsRules:
             counts = torch.zeros_like(logits).scatter_add_(1, tokens, torch.ones_like(tokens, dtype=logits.dtype))
             logits = logits - self.frequency * counts - self.presence * (counts > 0)
         return logits
+
+    def listener(self, listener: Callable[[Any], None]) -> Callable[[int], None]:
+        """Hands records of the tokens on."""
+        return lambda token: listener(self.record(token))
 
     def record(self, token: int) -> TokenRecord:
         """Of the token that was chosen last."""

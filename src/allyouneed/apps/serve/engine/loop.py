@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from allyouneed.apps.serve.engine.delivery import Delivery
 from allyouneed.apps.serve.engine.forward import CHUNK, ForwardJob, ForwardQueue
@@ -42,49 +42,17 @@ class Call:
     client: str = ""
     exact: bool = False
     cancelled: bool = False
-    jobs: list[DecodingJob] = field(default_factory=list)
+    states: list[RequestState] = field(default_factory=list)
 
     def cancel(self) -> None:
         self.cancelled = True
-        for job in list(self.jobs):
-            job.cancel()
+        for state in list(self.states):
+            state.cancel()
 
 
 current_call: ContextVar[Call | None] = ContextVar("current_call", default=None)
-
-
-@dataclass(eq=False)
-class DecodingJob:
-    """A request in the loop. `on_end` is called in the loop's thread when it is done, cancelled or has failed."""
-
-    state: RequestState
-    on_end: Callable[[DecodingJob], None]
-    submitted: float
-    first_token: float = 0.0
-    error: BaseException | None = None
-
-    @property
-    def request(self) -> Request:
-        return self.state.request
-
-    @property
-    def hypotheses(self) -> list[Hypothesis]:
-        return self.state.hypotheses
-
-    @property
-    def done(self) -> bool:
-        return self.state.done
-
-    def cancel(self) -> None:
-        self.state.cancel()
-
-
-class NewSequence(NamedTuple):
-    """A sequence to decode. `on_end`: see `DecodingJob`."""
-
-    request: Request
-    spec: DecodingSpec
-    on_end: Callable[[DecodingJob], None]
+Wanted = tuple[Request, DecodingSpec]  # a sequence to decode
+OnEnd = Callable[[RequestState], None]
 
 
 class EngineLoop:
@@ -102,8 +70,8 @@ class EngineLoop:
         self.name, self.build, self.metrics, self.queue = name, build, metrics, queue
         self.counters = metrics.of_model(name)
         self.schedulers: dict[bool, Scheduler] = {}
-        self.jobs: dict[bool, list[DecodingJob]] = {}  # submitted and not ended
-        self.block_totals = BlockTotals()  # that the metrics have
+        self.states: dict[bool, list[RequestState]] = {}  # submitted and not ended
+        self.block_totals: BlockTotals = (0, 0, 0)  # that the metrics have
         self.forward = ForwardQueue()
         self.ended_together = 0  # answers that ended in the last step, after which none was left
         self.calls: deque[ForwardJob] = deque()
@@ -115,43 +83,51 @@ class EngineLoop:
 
     # --- called by any thread ----------------------------------------------------------------------------------------
 
-    def submit(self, wanted: Sequence[NewSequence], exact: bool = False) -> list[DecodingJob]:
-        """All of them, or none if one is refused. Those with the same prompt are prefilled once."""
-        (found,) = self.submit_each([(wanted, exact)])
+    def submit(self, wanted: Sequence[Wanted], exact: bool = False, on_end: OnEnd | None = None) -> list[RequestState]:
+        """All of them, or none if one is refused. Those with the same prompt are prefilled once. `on_end` is called in
+        the loop's thread when one is done, cancelled or has failed."""
+        (found,) = self.submit_each([(wanted, exact, on_end)])
         if isinstance(found, Exception):
             raise found
         return found
 
     def submit_each(
-        self, requests: Sequence[tuple[Sequence[NewSequence], bool]]
-    ) -> list[list[DecodingJob] | Exception]:
-        """`submit` for each of these requests, which have arrived together: its jobs, or why it is refused. The loop's
-        thread waits for this one only once, and not while requests are prepared."""
+        self, requests: Sequence[tuple[Sequence[Wanted], bool, OnEnd | None]]
+    ) -> list[list[RequestState] | Exception]:
+        """`submit` for each of these requests, which have arrived together: their states, or why one is refused. The
+        loop's thread waits for this one only once, and not while requests are prepared."""
         now = time.monotonic()
-        prepared = [self._prepare(wanted, exact, now) for wanted, exact in requests]
-        found, tokens = list[list[DecodingJob] | Exception](), 0
+        prepared = [self._prepare(wanted, exact, on_end, now) for wanted, exact, on_end in requests]
+        found, tokens = list[list[RequestState] | Exception](), 0
         with self.changed:
             left = self.queue - self.sequences
-            for jobs, (_, exact) in zip(prepared, requests, strict=True):
-                if not isinstance(jobs, Exception):
-                    jobs = self._refusal(len(jobs), left) or jobs
-                found.append(jobs)
-                if isinstance(jobs, Exception):
+            for states, (_, exact, _) in zip(prepared, requests, strict=True):
+                if not isinstance(states, Exception):
+                    states = self._refusal(len(states), left) or states
+                found.append(states)
+                if isinstance(states, Exception):
                     continue
-                self.schedulers[exact].enqueue([job.state for job in jobs])
-                self.jobs[exact] += jobs
-                left -= len(jobs)
-                tokens += sum(len(job.request.source or ()) + len(job.request.prompt) for job in jobs)
+                self.schedulers[exact].enqueue(states)
+                self.states[exact] += states
+                left -= len(states)
+                for state in states:
+                    tokens += len(state.request.source or ()) + len(state.request.prompt)
             self.changed.notify()
         self.counters.prompt_tokens.inc(tokens)
         return found
 
-    def _prepare(self, wanted: Sequence[NewSequence], exact: bool, now: float) -> list[DecodingJob] | Exception:
+    def _prepare(
+        self, wanted: Sequence[Wanted], exact: bool, on_end: OnEnd | None, now: float
+    ) -> list[RequestState] | Exception:
+        states = list[RequestState]()
         try:
             scheduler = self._scheduler(exact)
-            return [DecodingJob(scheduler.prepare(one.request, one.spec), one.on_end, now) for one in wanted]
+            for request, spec in wanted:
+                states.append(state := scheduler.prepare(request, spec))
+                state.submitted, state.on_end = now, on_end
         except Exception as error:
             return error
+        return states
 
     def _refusal(self, count: int, left: int) -> ApiError | None:
         """Why so many sequences cannot be added now; `left`: how many can."""
@@ -177,32 +153,32 @@ class EngineLoop:
         ended, lock, left = threading.Event(), threading.Lock(), len(requests)
         room = threading.Semaphore(min(CALL_SEQUENCES, self.queue))
 
-        def on_end(job: DecodingJob) -> None:
+        def on_end(state: RequestState) -> None:
             nonlocal left
             with lock:
                 left -= 1
-                if not left or job.error is not None:
+                if not left or state.error is not None:
                     ended.set()
             room.release()
 
-        jobs: list[DecodingJob] = []
-        call.jobs = jobs
+        states: list[RequestState] = []
+        call.states = states
         try:
             for request in requests:
                 room.acquire()
                 if call.cancelled or ended.is_set():
                     break
-                jobs += self.submit([NewSequence(request._replace(client=call.client), spec, on_end)], call.exact)
+                states += self.submit([(request._replace(client=call.client), spec)], call.exact, on_end)
             if not call.cancelled:
                 ended.wait()
         finally:
-            for job in jobs:
-                job.cancel()  # no effect on those that are done
-        if error := next((job.error for job in jobs if job.error is not None), None):
+            for state in states:
+                state.cancel()  # no effect on those that are done
+        if error := next((state.error for state in states if state.error is not None), None):
             raise error
-        if call.cancelled or len(jobs) < len(requests) or not all(job.state.done for job in jobs):
+        if call.cancelled or len(states) < len(requests) or not all(state.done for state in states):
             raise CallCancelled
-        return [job.hypotheses for job in jobs]
+        return [state.hypotheses for state in states]
 
     def compute_now(
         self, key: Hashable, inputs: Sequence[Any], compute: Callable[[list[Any]], Sequence[Any]]
@@ -262,7 +238,7 @@ class EngineLoop:
     @property
     def sequences(self) -> int:
         """Running or waiting."""
-        return sum(map(len, self.jobs.values()))
+        return sum(map(len, self.states.values()))
 
     def _check_open(self) -> None:
         if self.stopping:
@@ -277,7 +253,7 @@ class EngineLoop:
         with self.changed:
             self._check_open()
             if exact not in self.schedulers:
-                self.jobs[exact] = []
+                self.states[exact] = []
                 self.schedulers[exact] = self.build(exact)
             return self.schedulers[exact]
 
@@ -285,8 +261,8 @@ class EngineLoop:
 
     @property
     def _has_work(self) -> bool:
-        busy = any(self.jobs.values()) or any(not scheduler.idle for scheduler in self.schedulers.values())
-        return busy or bool(self.forward) or bool(self.calls)
+        busy = any(self.states.values()) or self.forward.jobs or self.calls
+        return bool(busy) or not all([scheduler.idle for scheduler in self.schedulers.values()])
 
     def _run(self) -> None:
         while True:
@@ -304,7 +280,7 @@ class EngineLoop:
             if self.calls:
                 job = self.calls.popleft()
                 self.forward.compute([job], [job.inputs])
-            if self.forward:
+            if self.forward.jobs:
                 self.forward.run_round()
             self.delivery.deliver()
         self._close()
@@ -325,68 +301,64 @@ class EngineLoop:
                     break
 
     def _step(self, exact: bool, scheduler: Scheduler) -> None:
-        jobs = self.jobs[exact]
-        if not jobs and scheduler.idle:
-            return
-        try:
-            if not scheduler.idle:
+        if scheduler.idle:
+            if not self.states[exact]:
+                return
+        else:
+            try:
                 scheduler.step()
-        except Exception as error:
-            log_failure(error, f"a step of {self.name} failed")
-            self._fail_all(exact, error)
-            scheduler.close()
-            return
+            except Exception as error:
+                log_failure(error, f"a step of {self.name} failed")
+                self._fail_all(exact, error)
+                scheduler.close()
+                return
         self._report(exact, scheduler)
 
     def _report(self, exact: bool, scheduler: Scheduler) -> None:
         """Tell whose requests have ended, and update the metrics."""
         now = time.monotonic()
-        ended: list[DecodingJob] = []
         with self.changed:
-            jobs = self.jobs[exact]
-            for job in jobs:
-                state = job.state
-                if state.tokens and not job.first_token:
-                    job.first_token = now
-                    self.counters.first_token.observe(now - job.submitted)
-                if state.finished:
-                    ended.append(job)
-            if ended:
-                self.jobs[exact] = [job for job in jobs if not job.state.finished]
-            self.ended_together = 0 if self.sequences else len(ended)
-            waiting = sum(one.waiting for one in self.schedulers.values())
-            running = self.sequences - waiting
-        self.counters.running.set(max(0, running))
+            left, ended = list[RequestState](), list[RequestState]()
+            for state in self.states[exact]:
+                if state.tokens and not state.first_token:
+                    state.first_token = now
+                    self.counters.first_token.observe(now - state.submitted)
+                (ended if state.done or state.cancelled else left).append(state)
+            self.states[exact] = left
+            sequences = self.sequences
+            self.ended_together = 0 if sequences else len(ended)
+            waiting = sum([one.waiting for one in self.schedulers.values()])
+        self.counters.running.set(max(0, sequences - waiting))
         self.counters.waiting.set(waiting)
         if scheduler.blocks is not None:
             self.block_totals = self.metrics.report_blocks(self.name, scheduler, self.block_totals)
         if ended:
             self._count(ended, now)
-        for job in ended:
-            job.error = job.error or job.state.error
-            job.on_end(job)
+        for state in ended:
+            if state.on_end is not None:
+                state.on_end(state)
 
-    def _count(self, ended: Sequence[DecodingJob], now: float) -> None:
+    def _count(self, ended: Sequence[RequestState], now: float) -> None:
         counters, generated, reasons = self.counters, 0, Counter[str]()
-        for job in ended:
-            state = job.state
-            tokens = sum(len(found.tokens) for found in state.hypotheses) if state.done else len(state.tokens)
+        for state in ended:
+            tokens = sum([len(found.tokens) for found in state.hypotheses]) if state.done else len(state.tokens)
             generated += tokens
             reasons["abort" if not state.done else "stop" if state.hypotheses[0].finished else "length"] += 1
-            counters.latency.observe(now - job.submitted)
-            if tokens > 1 and job.first_token:
-                counters.token.observe((now - job.first_token) / (tokens - 1))
+            counters.latency.observe(now - state.submitted)
+            if tokens > 1 and state.first_token:
+                counters.token.observe((now - state.first_token) / (tokens - 1))
         counters.generated_tokens.inc(generated)
         for reason, count in reasons.items():
             counters.finished(reason).inc(count)
 
     def _fail_all(self, exact: bool, error: BaseException) -> None:
         with self.changed:
-            jobs, self.jobs[exact] = self.jobs[exact], []
-        for job in jobs:
-            job.error = error
-            job.cancel()
-            job.on_end(job)
+            states, self.states[exact] = self.states[exact], []
+        for state in states:
+            state.error = error
+            state.cancel()
+            if state.on_end is not None:
+                state.on_end(state)
 
     def _close(self) -> None:
         error = ApiError(f"the model {self.name} was unloaded; try again", 503, retry_after=1)

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,20 +14,19 @@ import torch
 
 import allyouneed
 from allyouneed.apps.inspect.views.model import ViewModel
-from allyouneed.apps.serve.engine.chat_template import ChatTemplate
 from allyouneed.apps.serve.engine.forward import CHUNK
-from allyouneed.apps.serve.engine.generating import GeneratingModel
-from allyouneed.apps.serve.engine.generation import Generation
-from allyouneed.apps.serve.engine.loop import Call, CallCancelled, DecodingJob, EngineLoop, NewSequence, current_call
-from allyouneed.apps.serve.engine.text_models import EncodedPrompt, TextModel, text_model
+from allyouneed.apps.serve.engine.loop import Call, CallCancelled, EngineLoop, OnEnd, Wanted, current_call
+from allyouneed.apps.serve.engine.sequences import SequenceGroup
+from allyouneed.apps.serve.engine.text_models import TextModel, text_model
 from allyouneed.apps.serve.errors import ApiError, log_failure
 from allyouneed.apps.serve.metrics import Metrics
-from allyouneed.apps.serve.sampling import GenerationOptions
+from allyouneed.apps.serve.sampling import SamplingFields
 from allyouneed.apps.serve.settings import Limits, Settings
 from allyouneed.apps.translate.translator import Translator
+from allyouneed.data.chat.template import ChatTemplate
 from allyouneed.errors import UserError
 from allyouneed.infer.block_manager import block_bytes, shares_prefixes
-from allyouneed.infer.decoding.base import DecodingSpec
+from allyouneed.infer.decoding.base import RequestState
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.predictors.base import Predictor
 from allyouneed.infer.predictors.embedder import Embedder
@@ -53,7 +51,7 @@ WARM_TOKENS = 16  # of the prompts and answers that a model is warmed up with
 MEMORY_SHARE = 0.25  # of the free memory, for the blocks of a model
 
 
-class ServedModel(GeneratingModel):
+class ServedModel:
     def __init__(
         self, name: str, path: Path, predictor: Predictor, settings: Settings, metrics: Metrics, event_loop: Any
     ) -> None:
@@ -86,16 +84,16 @@ class ServedModel(GeneratingModel):
         except Exception as error:  # requests will fail in the same way
             log_failure(error, f"warming up {self.name} failed")
 
-    def _examples(self) -> Iterator[tuple[Request, DecodingSpec]]:
+    def _examples(self) -> Iterator[Wanted]:
         """A short greedy request and a sampled one."""
         for temperature in (0.0, 1.0):
-            options = GenerationOptions({"temperature": temperature}, max_tokens=WARM_TOKENS, seed=0)
+            fields = SamplingFields(temperature=temperature, seed=0)
             try:
-                prompt = self.text.encode([0] * WARM_TOKENS, options)
-                spec, limit = self.text.spec(prompt, options)
+                request = self.text.encode([0] * WARM_TOKENS, fields, WARM_TOKENS)
+                spec = self.text.spec(request, fields)
             except UserError:  # it requires a language, or allows no more than a few tokens
                 continue
-            yield Request(prompt.prompt, limit, (0,), prompt.source), spec
+            yield request._replace(limit=max(1, WARM_TOKENS - spec.counted_prompt), sample_key=(0,)), spec
 
     @property
     def captures(self) -> bool:
@@ -174,7 +172,12 @@ class ServedModel(GeneratingModel):
         if not isinstance(self.predictor, Generator) or self.reads_images or not self.path.is_dir():
             return None
         hash = self.predictor.folder.tokenizers.hash
-        return {"tokenizer_hash": hash, "answers": self.predictor.answers, "max_model_len": self.max_model_len}
+        return {
+            "tokenizer_hash": hash,
+            "answers": self.predictor.answers,
+            "max_model_len": self.max_model_len,
+            "decoding": self.predictor.folder.decoding,
+        }
 
     @cached_property
     def embedder(self) -> Embedder:
@@ -189,7 +192,9 @@ class ServedModel(GeneratingModel):
 
     @cached_property
     def template(self) -> ChatTemplate | None:
-        return ChatTemplate.of(self.predictor.folder, self.settings.limits)
+        folder, limits = self.predictor.folder, self.settings.limits
+        within = limits.template_seconds, limits.template_characters
+        return ChatTemplate.find(folder.path, folder.tokenizers.target, folder.originals, *within)
 
     @cached_property
     def look(self) -> ViewModel:
@@ -203,43 +208,44 @@ class ServedModel(GeneratingModel):
             raise CallCancelled
         return self.loop.run(function).result()[0]
 
-    async def submit(self, generation: Generation, streams: bool) -> list[DecodingJob]:
-        options = generation.options
-        wanted = self.sequences(generation.prompts, options, generation.queue, generation.client, streams)
-        return self.loop.submit(wanted, options.exact)
+    async def submit(self, group: SequenceGroup, streams: bool) -> tuple[list[RequestState], Callable[[], None]]:
+        """The states of its sequences, and what cancels them."""
+        requests, draws, queue = group.requests, group.draws, group.queue
+        wanted = self.text.sequences(requests, group.specs, draws, group.client, self.loop.delivery, queue, streams)
+        states = self.loop.submit(wanted, bool(group.fields.exact), self.end_to(queue, draws))
+        return states, partial(self.cancel, states)
 
-    def sequences(
-        self, prompts: Sequence[EncodedPrompt], options: GenerationOptions, queue: Any, client: str, streams: bool
-    ) -> list[NewSequence]:
-        """What to submit for a request: `options.draws` sequences of each prompt, numbered in this order."""
-        keys = [(prompt, draw) for prompt in range(len(prompts)) for draw in range(options.draws)]
-        return [
-            self.text.sequence(self.loop, prompts[key[0]], options, queue, client, number, key, streams)
-            for number, key in enumerate(keys)
-        ]
+    def end_to(self, queue: Any, draws: int) -> OnEnd:
+        """Tells a queue which of its sequences has ended."""
 
-    def cancel(self, jobs: Sequence[DecodingJob]) -> None:
-        if running := [job for job in jobs if not job.state.finished]:
-            for job in running:
-                job.cancel()
-            self.loop.wake()
+        def on_end(state: RequestState) -> None:
+            prompt, draw = state.request.sample_key
+            self.loop.delivery.post(queue, (prompt * draws + draw, None))
 
-    @property
+        return on_end
+
+    def cancel(self, states: Sequence[RequestState]) -> None:
+        for state in states:
+            if not (state.done or state.cancelled):
+                state.cancel()
+                self.loop.wake()
+
+    @cached_property
     def reads_images(self) -> bool:
+        """Whether chats may contain images; then `encode_pieces` replaces the template."""
         return isinstance(self.predictor, InterleavedGenerator)
 
-    async def encode_pieces(
-        self, pieces: Callable[[Limits], Sequence[Any]], options: GenerationOptions
-    ) -> EncodedPrompt:
+    async def encode_pieces(self, pieces: Callable[[Limits], Sequence[Any]], fields: SamplingFields) -> Request:
+        """A prompt of texts and images, of a model that `reads_images`."""
         reader = self.predictor
         assert isinstance(reader, InterleavedGenerator)
 
-        def encode() -> EncodedPrompt:
+        def encode() -> Request:
             try:
                 read = reader.read_prompt(pieces(self.settings.limits))
             except UserError as error:
                 raise ApiError(str(error), param="messages") from None
-            return replace(self.text.encode(read.tokens, options), media=read.media)
+            return self.text.encode(read.tokens, fields, fields.limit)._replace(media=read.media)
 
         return await asyncio.to_thread(encode)
 

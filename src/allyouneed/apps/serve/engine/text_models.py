@@ -6,18 +6,18 @@ A language model continues its prompt; an encoder-decoder (T5, BART, Marian, tra
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
 
-from allyouneed.apps.serve.engine.delivery import TokenOutlet
+from allyouneed.apps.serve.engine.delivery import Delivery, TokenOutlet
 from allyouneed.apps.serve.engine.logits_rules import LogitsRules, TokenRecord, record_of
-from allyouneed.apps.serve.engine.loop import EngineLoop, NewSequence
 from allyouneed.apps.serve.errors import ApiError, too_long
-from allyouneed.apps.serve.sampling import GenerationOptions, new_seed
+from allyouneed.apps.serve.sampling import SamplingFields, new_seed
 from allyouneed.apps.translate.translator import Translator, one_line
 from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.infer.decoding.base import DecodingSpec
@@ -27,9 +27,9 @@ from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.decoding.repetition import has_repeats
 from allyouneed.infer.frames import Frame, default_frame
 from allyouneed.infer.predictors.base import Predictor, group_by_length
-from allyouneed.infer.predictors.generator import Generator
+from allyouneed.infer.predictors.generator import Generator, prompt_tokens
 from allyouneed.infer.predictors.seq2seq import Seq2Seq
-from allyouneed.infer.request import Medium, Request
+from allyouneed.infer.request import Request
 from allyouneed.nn.batch import Batch, Rows
 
 SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat")
@@ -37,33 +37,21 @@ KNOWN_OPTIONS = 256  # whose specification is kept
 HEAD_ROWS = 256  # positions whose logits are computed at once
 
 
-@dataclass(frozen=True)
-class EncodedPrompt:
-    """`prompt`: first tokens of the target. `source`: of an encoder. `shown`: the tokens of the prompt as the client
-    knows it, for `echo` and usage. `text`: None if the client sent token ids. `frame`: of an encoder-decoder."""
-
-    prompt: list[int]
-    shown: list[int]
-    source: list[int] | None = None
-    text: str | None = None
-    frame: Frame | None = None
-    media: tuple[Medium, ...] = ()  # images and sounds in the prompt
-
-
 class TextModel(ABC):
-    """`max_model_len`: the most tokens of prompt and answer; of an encoder-decoder, of the source."""
+    """`max_model_len`: the most tokens of prompt and answer; of an encoder-decoder, of the source. `encode` and `spec`
+    make the request of the engine and its specification; `sequences` completes them."""
 
     continues = True  # the answer continues the prompt; otherwise the prompt is a source
 
     def __init__(self, predictor: Any) -> None:
         self.predictor = predictor
 
-    @property
+    @cached_property
     def tokenizer(self) -> Tokenizer:
         found: Tokenizer = self.predictor.folder.tokenizers.target
         return found
 
-    @property
+    @cached_property
     def prompt_tokenizer(self) -> Tokenizer:
         found: Tokenizer = self.predictor.folder.tokenizers.source
         return found
@@ -73,22 +61,22 @@ class TextModel(ABC):
     def max_model_len(self) -> int: ...
 
     @abstractmethod
-    def encode(self, prompt: str | list[int], options: GenerationOptions, specials: bool = False) -> EncodedPrompt:
-        """`specials`: parse special tokens in the text."""
+    def encode(self, prompt: str | list[int], fields: SamplingFields, limit: int | None) -> Request:
+        """`limit`: the most new tokens; None: the model's default."""
 
     @abstractmethod
-    def spec(self, prompt: EncodedPrompt, options: GenerationOptions) -> tuple[DecodingSpec, int]:
-        """How it is decoded, and the most new tokens."""
+    def spec(self, request: Request, fields: SamplingFields) -> DecodingSpec:
+        """How it is decoded. Fields that concern logits are its processor (`LogitsRules`)."""
 
-    def context(self, prompt: EncodedPrompt) -> list[int]:
+    def context(self, request: Request) -> Sequence[int]:
         """Tokens before the answer, on which its first characters may depend."""
-        return []
+        return ()
 
-    def is_whole(self, prompt: str | list[int], options: GenerationOptions) -> bool:
+    def is_whole(self, prompt: str | list[int], fields: SamplingFields) -> bool:
         """Whether a prompt is one request of the engine; otherwise `rewrite` splits it into several."""
         return True
 
-    def rewrite(self, prompts: list[str], options: GenerationOptions) -> list[list[str]]:
+    def rewrite(self, prompts: list[str], fields: SamplingFields) -> list[list[str]]:
         """The answers to each prompt, best first. It blocks; call it in a thread."""
         raise NotImplementedError
 
@@ -96,56 +84,42 @@ class TextModel(ABC):
         """A finished answer as the predictor returns it."""
         return text
 
-    def detokenizer(self, prompt: EncodedPrompt, options: GenerationOptions) -> StreamingDetokenizer:
-        return StreamingDetokenizer(self.tokenizer, self.context(prompt), options.stop)
+    def detokenizer(self, request: Request, spec: DecodingSpec) -> StreamingDetokenizer:
+        return StreamingDetokenizer(self.tokenizer, self.context(request), spec.decoding.stop)
 
-    def sequence(
+    def sequences(
         self,
-        loop: EngineLoop,
-        prompt: EncodedPrompt,
-        options: GenerationOptions,
-        queue: Any,
+        requests: Sequence[Request],
+        specs: Sequence[DecodingSpec],
+        draws: int,
         client: str,
-        number: int,
-        key: tuple[int, ...],
+        delivery: Delivery,
+        queue: Any,
         streams: bool,
-    ) -> NewSequence:
-        """What to submit for one answer. After every step the queue gets (`number`, tokens) if it `streams`, (`number`,
-        a list of `TokenRecord`) if log-probabilities are recorded, and (`number`, None) at the end. `key`: decides
-        samples, with the seed."""
-        delivery, (spec, limit) = loop.delivery, self.spec(prompt, options)
-        rules = self._rules(options)
-        if rules is not None:
-            spec = replace(spec, logits_processor=rules)
-        listener = delivery.listener(queue, number) if streams else None
-        if rules is not None and options.logprobs is not None:
-            outlet, record = TokenOutlet(delivery, queue, number), rules.record
-            listener = lambda token: outlet(record(token))  # noqa: E731
-
-        return NewSequence(
-            Request(
-                prompt.prompt,
-                limit,
-                key,
-                prompt.source,
-                StopStrings(self.tokenizer, options.stop) if options.stop else None,
-                listener,
-                client=client,
-                media=prompt.media,
-            ),
-            spec,
-            lambda _: delivery.post(queue, (number, None)),
-        )
-
-    def _rules(self, options: GenerationOptions) -> LogitsRules | None:
-        if unknown := [token for token in options.logit_bias if token >= self.vocab]:
-            raise ApiError(
-                f"logit_bias: token {unknown[0]} is outside the vocabulary of {self.vocab}", param="logit_bias"
-            )
-        presence, frequency, top = options.presence_penalty, options.frequency_penalty, options.logprobs
-        if not options.logit_bias and not presence and not frequency and top is None:
-            return None
-        return LogitsRules(options.logit_bias, presence, frequency, top)
+    ) -> list[tuple[Request, DecodingSpec]]:
+        """What to submit: `draws` sequences of each request, numbered in this order. After every step the queue gets
+        (number, tokens) if it `streams`, or (number, a list of `TokenRecord`) if log-probabilities are recorded."""
+        found = []
+        for prompt, (request, spec) in enumerate(zip(requests, specs, strict=True)):
+            decoding, rules = spec.decoding, spec.logits_processor
+            if (least := decoding.min_length) > request.limit:
+                raise ApiError(f"min_tokens={least} is more than max_tokens={request.limit}", param="min_tokens")
+            if isinstance(rules, LogitsRules):
+                rules.check(self.vocab)
+            limit = request.limit if request.source is None else max(1, request.limit - spec.counted_prompt)
+            stop = StopStrings(self.tokenizer, decoding.stop) if decoding.stop else None
+            for draw in range(draws):
+                number = prompt * draws + draw
+                listener = delivery.listener(queue, number) if streams else None
+                if isinstance(rules, LogitsRules):
+                    rules = copy(rules)
+                    spec = replace(spec, logits_processor=rules)
+                    if rules.records:
+                        listener = rules.listener(TokenOutlet(delivery, queue, number))
+                key = prompt, draw
+                one = request._replace(limit=limit, sample_key=key, stop=stop, listener=listener, client=client)
+                found.append((one, spec))
+        return found
 
     @cached_property
     def vocab(self) -> int:
@@ -186,53 +160,49 @@ class LanguageModel(TextModel):
     def __init__(self, predictor: Generator) -> None:
         super().__init__(predictor)
         predictor.retrieve_as_trained()
-        self._known_spec = lru_cache(KNOWN_OPTIONS)(self._seedless_spec)
+        folder = predictor.folder.decoding
+        self.defaults = {name: folder[name] for name in SAMPLING_DEFAULTS if name in folder}
+        self._known_spec = lru_cache(KNOWN_OPTIONS)(self._spec)
+        self.longest = predictor.limit or predictor.folder.max_tokens
 
     @property
     def max_model_len(self) -> int:
-        return self.predictor.limit or self.predictor.folder.max_tokens
+        return self.longest
 
-    def encode(self, prompt: str | list[int], options: GenerationOptions, specials: bool = False) -> EncodedPrompt:
-        tokenizer = self.tokenizer
+    def encode(self, prompt: str | list[int], fields: SamplingFields, limit: int | None) -> Request:
         if isinstance(prompt, str):
-            start = () if specials else tokenizer.opening
-            ids = [*start, *tokenizer.encode(prompt, specials)]
-            ids += [tokenizer.eos] if self.predictor.answers else []
-            ids = ids or [tokenizer.eos]  # without a begin token, a text starts after the end of another (GPT-2)
+            prompt = prompt_tokens(self.tokenizer, prompt, self.predictor.answers)
         else:
-            self.check_ids(prompt, tokenizer)
-            ids = prompt
-        needed = len(ids) + (options.max_tokens or 0)
-        if len(ids) > self.max_model_len:
-            raise too_long(len(ids), self.max_model_len, param="prompt")
-        if needed > self.max_model_len:
+            self.check_ids(prompt, self.tokenizer)
+        count, most = len(prompt), self.longest
+        if count > most:
+            raise too_long(count, most, param="prompt")
+        if count + (limit or 0) > most:
             raise ApiError(
-                f"the prompt has {len(ids)} tokens and max_tokens is {options.max_tokens}, together {needed}; the "
-                f"model allows {self.max_model_len}",
+                f"the prompt has {count} tokens and max_tokens is {limit}, together {count + (limit or 0)}; the "
+                f"model allows {most}",
                 param="max_tokens",
                 code="context_length_exceeded",
             )
-        return EncodedPrompt(ids, ids, text=prompt if isinstance(prompt, str) else None)
+        return Request(prompt, max(1, most - count) if limit is None else limit, ())
 
-    def context(self, prompt: EncodedPrompt) -> list[int]:
-        return [] if self.predictor.answers else prompt.prompt
+    def context(self, request: Request) -> Sequence[int]:
+        return () if self.predictor.answers else request.prompt
 
-    def spec(self, prompt: EncodedPrompt, options: GenerationOptions) -> tuple[DecodingSpec, int]:
-        room = self.max_model_len - len(prompt.prompt)
-        limit = max(1, room) if options.max_tokens is None else options.max_tokens
-        found = self._known_spec(options)
-        if options.seed is None and found.decoding.method == "sample":
-            found = replace(found, decoding=found.decoding.model_copy(update={"seed": new_seed()}))
-        _checked(found.decoding, limit)
-        return found, limit
+    def spec(self, request: Request, fields: SamplingFields) -> DecodingSpec:
+        """That of all requests with these fields, up to the seed of those that have none."""
+        found = self._known_spec(tuple(fields.decoding(self.defaults, prefers_beam=False).items()))
+        if fields.seed is None and found.decoding.method == "sample":
+            found = with_seed(found, new_seed())
+        rules = LogitsRules.of(fields)
+        return found if rules is None else replace(found, logits_processor=rules)
 
-    def _seedless_spec(self, options: GenerationOptions) -> DecodingSpec:
-        """Of all requests with these options, up to the seed of those that have none."""
-        folder = self.predictor.folder.decoding
-        defaults = {name: folder[name] for name in SAMPLING_DEFAULTS if name in folder}
-        options = replace(options, seed=options.seed or 0)
-        found = Decoding.of({"loops": None} | defaults, **options.decoding(defaults, prefers_beam=False))
-        return self.predictor.engine.spec(found)
+    def _spec(self, changes: tuple[tuple[str, Any], ...]) -> DecodingSpec:
+        return self.predictor.engine.spec(Decoding.of({"loops": None} | self.defaults, **dict(changes)))
+
+    @cached_property
+    def spec_of(self) -> Callable[[Decoding], DecodingSpec]:
+        return lru_cache(KNOWN_OPTIONS)(self.predictor.engine.spec)
 
 
 class SourceModel(TextModel):
@@ -250,30 +220,36 @@ class SourceModel(TextModel):
     def clean(self, text: str) -> str:
         return drop_invalid(text)
 
-    def frame(self, prompt: str | list[int], options: GenerationOptions) -> Frame:
-        if options.target_lang or options.source_lang:
+    def frame(self, prompt: str | list[int], fields: SamplingFields) -> Frame:
+        if fields.target_lang or fields.source_lang:
             raise ApiError("this model has no languages to choose from; remove source_lang and target_lang")
         return default_frame(self.predictor.folder.tokenizers)
 
-    def encode(self, prompt: str | list[int], options: GenerationOptions, specials: bool = False) -> EncodedPrompt:
-        frame, tokenizer = self.frame(prompt, options), self.prompt_tokenizer
+    def encode(self, prompt: str | list[int], fields: SamplingFields, limit: int | None) -> Request:
+        frame, tokenizer = self.frame(prompt, fields), self.prompt_tokenizer
         if isinstance(prompt, str):
-            ids = frame.source(tokenizer.encode(prompt, specials))
+            prompt = frame.source(tokenizer.encode(prompt))
         else:
             self.check_ids(prompt, tokenizer)
-            ids = prompt
-        if len(ids) > self.max_model_len:
-            raise too_long(len(ids), self.max_model_len, param="prompt")
-        return EncodedPrompt(frame.begin, ids, ids, prompt if isinstance(prompt, str) else None, frame)
+        if len(prompt) > self.max_model_len:
+            raise too_long(len(prompt), self.max_model_len, param="prompt")
+        if limit is None:
+            limit = self._decoding(fields).limit(len(prompt))
+        return Request(frame.begin, limit, (), prompt)
 
-    def spec(self, prompt: EncodedPrompt, options: GenerationOptions) -> tuple[DecodingSpec, int]:
-        assert prompt.source is not None and prompt.frame is not None
-        folder, forced = self.predictor.folder.decoding, len(prompt.frame.forced)
-        found = Decoding.of(folder, **options.decoding(folder, prefers_beam=True))
-        if found.loops is not None and has_repeats(prompt.source, found.loops):
+    def spec(self, request: Request, fields: SamplingFields) -> DecodingSpec:
+        found, forced = self._decoding(fields), max(0, len(request.prompt) - len(self.tokenizer.opening))
+        assert request.source is not None
+        if found.loops is not None and has_repeats(request.source, found.loops):
             found = found.model_copy(update={"loops": None})  # its target may repeat as well
-        limit = found.limit(len(prompt.source)) if options.max_tokens is None else options.max_tokens
-        return self.predictor.engine.spec(_checked(found, limit), counted=forced), max(1, limit - forced)
+        if fields.seed is None and found.method == "sample":
+            found = found.model_copy(update={"seed": new_seed()})
+        spec, rules = self.predictor.engine.spec(found, counted=forced), LogitsRules.of(fields)
+        return spec if rules is None else replace(spec, logits_processor=rules)
+
+    def _decoding(self, fields: SamplingFields) -> Decoding:
+        folder = self.predictor.folder.decoding
+        return Decoding.of(folder, **fields.decoding(folder, prefers_beam=True))
 
 
 class TranslationModel(SourceModel):
@@ -286,34 +262,33 @@ class TranslationModel(SourceModel):
     def max_model_len(self) -> int:
         return self.predictor.max_tokens
 
-    def frame(self, prompt: str | list[int], options: GenerationOptions) -> Frame:
-        languages = options.target_lang, options.source_lang
+    def frame(self, prompt: str | list[int], fields: SamplingFields) -> Frame:
+        languages = fields.target_lang, fields.source_lang
         if not isinstance(prompt, str) and self.predictor.writes_whole_targets:
             task = self.predictor.folder.task["kind"]
             raise ApiError(f"prompt: {task} writes whole targets: send text", param="prompt")
         found = self.predictor.direct_frame(prompt, *languages) if isinstance(prompt, str) else None
         return self.predictor.frame(*languages) if found is None else found
 
-    def is_whole(self, prompt: str | list[int], options: GenerationOptions) -> bool:
+    def is_whole(self, prompt: str | list[int], fields: SamplingFields) -> bool:
         if not isinstance(prompt, str):
             return True
-        return self.predictor.direct_frame(prompt, options.target_lang, options.source_lang) is not None
+        return self.predictor.direct_frame(prompt, fields.target_lang, fields.source_lang) is not None
 
     def clean(self, text: str) -> str:
         return drop_invalid(one_line(text))
 
-    def rewrite(self, prompts: list[str], options: GenerationOptions) -> list[list[str]]:
-        changes = options.decoding(self.predictor.folder.decoding, prefers_beam=True)
-        changes |= {"best": options.n} if options.n > 1 else {}
-        changes |= {"max_length": options.max_tokens} if options.max_tokens is not None else {}
-        found = self.predictor.translate_full(prompts, options.target_lang, from_=options.source_lang, **changes)
+    def rewrite(self, prompts: list[str], fields: SamplingFields) -> list[list[str]]:
+        changes = fields.decoding(self.predictor.folder.decoding, prefers_beam=True)
+        changes |= {"best": fields.n} if (fields.n or 1) > 1 else {}
+        changes |= {"max_length": fields.limit} if fields.limit is not None else {}
+        changes |= {"seed": new_seed()} if "seed" in changes and fields.seed is None else {}
+        found = self.predictor.translate_full(prompts, fields.target_lang, from_=fields.source_lang, **changes)
         return [[candidate.text for candidate in one.candidates] for one in found]
 
 
-def _checked(decoding: Decoding, limit: int) -> Decoding:
-    if decoding.min_length > limit:
-        raise ApiError(f"min_tokens={decoding.min_length} is more than max_tokens={limit}", param="min_tokens")
-    return decoding
+def with_seed(spec: DecodingSpec, seed: int) -> DecodingSpec:
+    return replace(spec, decoding=spec.decoding.model_copy(update={"seed": seed}))
 
 
 def text_model(predictor: Predictor) -> TextModel | None:

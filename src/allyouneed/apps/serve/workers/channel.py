@@ -20,6 +20,7 @@ from allyouneed.errors import UserError
 
 if TYPE_CHECKING:
     from allyouneed.infer.decoding.base import Hypothesis
+    from allyouneed.infer.request import Request
 
 HEADER = struct.Struct("<IBI")
 JSON_SIZE = struct.Struct("<I")
@@ -150,15 +151,23 @@ def split_numbers(payload: bytes) -> list[int]:
     return values.tolist()
 
 
-def pack_prompts(prompts: Sequence[Sequence[int]]) -> bytes:
-    """How many, their lengths, and their tokens."""
-    return pack_numbers(chain([len(prompts)], map(len, prompts), *prompts))
+def pack_requests(requests: Sequence[Request], seed: int) -> bytes:
+    """How many, their lengths, the most new tokens of each, a seed, and their tokens."""
+    lengths, limits = [len(one.prompt) for one in requests], [one.limit for one in requests]
+    prompts = chain.from_iterable([one.prompt for one in requests])
+    return pack_numbers(chain([len(requests)], lengths, limits, divmod(seed, 1 << 32), prompts))
 
 
-def split_prompts(payload: bytes) -> list[list[int]]:
+def split_requests(payload: bytes) -> tuple[list[Request], int]:
+    from allyouneed.infer.request import Request
+
     values = split_numbers(payload)
-    ends = list(accumulate(values[1 : 1 + values[0]], initial=1 + values[0]))
-    return [values[begin:end] for begin, end in pairwise(ends)]
+    count = values[0]
+    lengths, limits = values[1 : 1 + count], values[1 + count : 1 + 2 * count]
+    high, low = values[1 + 2 * count : 3 + 2 * count]
+    ends = pairwise(accumulate(lengths, initial=3 + 2 * count))
+    found = [Request(values[begin:end], limit, ()) for (begin, end), limit in zip(ends, limits, strict=True)]
+    return found, high << 32 | low
 
 
 def split_tokens(payload: bytes) -> Iterator[tuple[int, int, list[int]]]:

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from allyouneed.apps.serve.errors import ApiError, log
 from allyouneed.apps.serve.workers.channel import Channel, Kind, split_ends, split_numbers, split_tokens
 
 if TYPE_CHECKING:
+    from allyouneed.apps.serve.engine.sequences import SequenceGroup
     from allyouneed.infer.decoding.base import Hypothesis
 
 RETRY = 0.1  # seconds between attempts to connect
@@ -55,24 +55,16 @@ class Question(PendingRequest):
         return True
 
 
-@dataclass(eq=False)
-class RemoteJob:
-    """A sequence in an engine process; `done` and what follows are known at its end."""
-
-    sequences: RemoteSequences
-    done: bool = False
-    error: BaseException | None = None
-    hypotheses: list[Hypothesis] = field(default_factory=list)
-
-
 class RemoteSequences(PendingRequest):
-    """The sequences of one request. `queue`: as that of a `Generation`."""
+    """The sequences of a `SequenceGroup`. Of their states, `done`, `error` and `hypotheses` are known at their end."""
 
-    def __init__(self, engine: EngineConnection, queue: Any, count: int) -> None:
+    def __init__(self, engine: EngineConnection, group: SequenceGroup) -> None:
+        from allyouneed.infer.decoding.base import RequestState  # imports torch
+
         super().__init__(engine)
-        self.queue = queue
-        self.jobs = [RemoteJob(self) for _ in range(count)]
-        self.left = count
+        self.queue, self.left = group.queue, group.count
+        both = zip(group.requests, group.specs, strict=True)
+        self.states = [RequestState(one, spec, one.limit) for one, spec in both for _ in range(group.draws)]
 
     def receive(self, kind: int, payload: bytes) -> bool:
         content = json.loads(payload)
@@ -97,8 +89,8 @@ class RemoteSequences(PendingRequest):
         self, sequence: int, hypotheses: list[Hypothesis], done: bool = True, error: ApiError | None = None
     ) -> bool:
         """Of a sequence; whether it is the last one."""
-        job = self.jobs[sequence]
-        job.hypotheses, job.done, job.error = hypotheses, done, error
+        state = self.states[sequence]
+        state.hypotheses, state.done, state.error = hypotheses, done, error
         self.left -= 1
         self.queue.put_nowait((sequence, None))
         return not self.left
@@ -107,9 +99,9 @@ class RemoteSequences(PendingRequest):
         if not self.accepted.done():
             self.accepted.set_exception(error)
             return
-        for number, job in enumerate(self.jobs):
-            if not job.done and job.error is None:
-                job.error = error
+        for number, state in enumerate(self.states):
+            if not state.done and state.error is None:
+                state.error = error
                 self.queue.put_nowait((number, None))
 
 

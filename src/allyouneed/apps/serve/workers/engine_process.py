@@ -9,21 +9,24 @@ import signal
 import socket
 from array import array
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from allyouneed.apps.serve.engine.registry import Entry
 from allyouneed.apps.serve.errors import ApiError, internal_error, log_failure
 from allyouneed.apps.serve.gate import Answer, Gate
-from allyouneed.apps.serve.sampling import GenerationOptions
 from allyouneed.apps.serve.unknown_fields import begin_request
-from allyouneed.apps.serve.workers.channel import Channel, Kind, error_content, pack_numbers, split_body, split_prompts
+from allyouneed.apps.serve.workers.channel import Channel, Kind, error_content, pack_numbers, split_body, split_requests
 from allyouneed.errors import UserError
 
 if TYPE_CHECKING:
     from allyouneed.apps.serve.engine.delivery import Delivery
-    from allyouneed.apps.serve.engine.loop import DecodingJob, NewSequence
+    from allyouneed.apps.serve.engine.loop import Wanted
     from allyouneed.apps.serve.engine.served_model import ServedModel
+    from allyouneed.infer.decoding.base import RequestState
+    from allyouneed.infer.decoding.options import Decoding
+    from allyouneed.infer.request import Request
 
 Message = MutableMapping[str, Any]
 KNOWN = 256  # kinds of requests
@@ -129,27 +132,29 @@ class ApiConnection(Channel):
     def _generate(self, asked: list[tuple[int, bytes]]) -> None:
         """Requests that have arrived together are submitted together, without a task for each: when the answers of many
         clients end at once, their next requests arrive at once, and the engine's thread waits for this one."""
-        runs: dict[ServedModel, list[tuple[RemoteGeneration, list[NewSequence]]]] = {}
+        runs: dict[ServedModel, list[tuple[RemoteGeneration, list[Wanted]]]] = {}
         for number, payload in asked:
             try:
-                head, prompts = split_body(payload)
+                head, requests = split_body(payload)
                 wanted = parse_wanted(head)
                 entry = self.server.registry.find(wanted.model)
                 if entry.model is None:
                     self._begin(self._generate_when_loaded, number, payload)
                 else:
                     run = RemoteGeneration(self, number, entry, wanted)
-                    runs.setdefault(entry.model, []).append((run, run.sequences(split_prompts(prompts))))
+                    runs.setdefault(entry.model, []).append((run, run.sequences(*split_requests(requests))))
             except Exception as error:
                 self._fail(number, error)
         for model, some in runs.items():
-            found = model.loop.submit_each([(sequences, run.wanted.options.exact) for run, sequences in some])
-            for (run, _), jobs in zip(some, found, strict=True):
-                if isinstance(jobs, Exception):
-                    self._fail(run.number, jobs)
+            found = model.loop.submit_each(
+                [(sequences, run.wanted.exact, model.end_to(run, run.wanted.draws)) for run, sequences in some]
+            )
+            for (run, _), states in zip(some, found, strict=True):
+                if isinstance(states, Exception):
+                    self._fail(run.number, states)
                 else:
-                    run.begin(jobs)
-            if accepted := [run.number for run, _ in some if run.jobs]:
+                    run.begin(states)
+            if accepted := [run.number for run, _ in some if run.states]:
                 self.send(Kind.ACCEPTED, 0, pack_numbers(accepted))
 
     async def _generate_when_loaded(self, number: int, payload: bytes) -> None:
@@ -203,10 +208,13 @@ class ApiConnection(Channel):
 
 
 class WantedGeneration(NamedTuple):
-    """What a GENERATE message asks for, besides its prompts."""
+    """What a GENERATE message asks for, besides its requests and a seed. `rules`: arguments of `LogitsRules`."""
 
     model: str
-    options: GenerationOptions
+    decoding: Decoding
+    rules: Sequence[Any] | None
+    draws: int
+    exact: bool
     client: str
     streams: bool
 
@@ -214,11 +222,12 @@ class WantedGeneration(NamedTuple):
 @lru_cache(KNOWN)
 def parse_wanted(head: bytes) -> WantedGeneration:
     """Most requests of a client are alike: those that differ in nothing but their prompts are parsed once."""
+    from allyouneed.infer.decoding.options import Decoding  # imports torch
+
     content = json.loads(head)
-    options = content.pop("options")
-    bias = {int(token): value for token, value in options.pop("logit_bias").items()}
-    parsed = GenerationOptions(**options | {"stop": tuple(options["stop"]), "logit_bias": bias})
-    return WantedGeneration(options=parsed, **content)
+    if (rules := content["rules"]) is not None:
+        rules[0] = {int(token): value for token, value in rules[0].items()}
+    return WantedGeneration(**content | {"decoding": Decoding(**content["decoding"])})
 
 
 class RemoteListener:
@@ -244,28 +253,36 @@ class RemoteGeneration:
         self.connection, self.number, self.entry, self.wanted = connection, number, entry, wanted
         self.model: ServedModel = entry.model
         # at the end: the stream has not had them
-        self.sends_tokens = not wanted.streams or wanted.options.beam is not None
-        self.jobs: Sequence[DecodingJob] = ()
+        self.sends_tokens = not wanted.streams or wanted.decoding.method == "beam"
+        self.states: Sequence[RequestState] = ()
         self.left = 0
 
-    def sequences(self, prompts: list[list[int]]) -> list[NewSequence]:
+    def sequences(self, requests: list[Request], seed: int) -> list[Wanted]:
         """To be submitted."""
-        from allyouneed.apps.serve.engine.text_models import EncodedPrompt  # imports torch
+        from allyouneed.apps.serve.engine.logits_rules import LogitsRules  # imports torch
+        from allyouneed.apps.serve.engine.text_models import LanguageModel, with_seed
 
-        encoded, (_, options, client, streams) = [EncodedPrompt(ids, ids) for ids in prompts], self.wanted
-        return self.model.sequences(encoded, options, self, client, streams)
+        wanted, model, text = self.wanted, self.model, self.model.text
+        assert isinstance(text, LanguageModel)
+        spec = text.spec_of(wanted.decoding)
+        if seed:
+            spec = with_seed(spec, seed)
+        if wanted.rules is not None:
+            spec = replace(spec, logits_processor=LogitsRules(*wanted.rules))
+        specs, delivery = [spec] * len(requests), model.loop.delivery
+        return text.sequences(requests, specs, wanted.draws, wanted.client, delivery, self, wanted.streams)
 
-    def begin(self, jobs: Sequence[DecodingJob]) -> None:
-        self.jobs, self.left = jobs, len(jobs)
+    def begin(self, states: Sequence[RequestState]) -> None:
+        self.states, self.left = states, len(states)
         self.entry.used += 1
         self.connection.generations[self.number] = self
 
     def cancel(self) -> None:
-        self.model.cancel(self.jobs)
+        self.model.cancel(self.states)
         self._end()
 
     def _end(self) -> None:
-        self.jobs = ()  # they refer to this queue: without them it is freed at once, not by the next collection
+        self.states = ()  # they refer to this queue: without them it is freed at once, not by the next collection
         del self.connection.generations[self.number]
         self.entry.end_use()
 
@@ -282,15 +299,15 @@ class RemoteGeneration:
             self.connection.send_json(Kind.RECORDS, self.number, [sequence, records])
 
     def _send_end(self, sequence: int) -> None:
-        job, connection = self.jobs[sequence], self.connection
-        found = [(one, one.tokens if self.sends_tokens else []) for one in job.hypotheses]
-        if job.done and job.error is None and len(found) == 1:
+        state, connection = self.states[sequence], self.connection
+        found = [(one, one.tokens if self.sends_tokens else []) for one in state.hypotheses]
+        if state.done and state.error is None and len(found) == 1:
             connection.send_end(self.number, sequence, *found[0])
         else:
-            content: dict[str, Any] = {"sequence": sequence, "done": job.done}
-            if job.error is not None:
-                content["error"] = error_content(job.error)
-            elif job.done:
+            content: dict[str, Any] = {"sequence": sequence, "done": state.done}
+            if state.error is not None:
+                content["error"] = error_content(state.error)
+            elif state.done:
                 content["hypotheses"] = [
                     [tokens, one.log_prob, len(one.log_probs), one.finished] for one, tokens in found
                 ]

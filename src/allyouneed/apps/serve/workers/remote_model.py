@@ -4,23 +4,21 @@ ids go to an engine process and come back."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from allyouneed.apps.serve.engine.generating import GeneratingModel
 from allyouneed.apps.serve.engine.registry import Entry, ModelRegistry
 from allyouneed.apps.serve.metrics import Metrics
 from allyouneed.apps.serve.settings import Settings
-from allyouneed.apps.serve.workers.channel import Kind, pack_prompts, to_bytes, with_body
-from allyouneed.apps.serve.workers.engine_client import EngineConnection, Question, RemoteJob, RemoteSequences
+from allyouneed.apps.serve.workers.channel import Kind, pack_requests, to_bytes, with_body
+from allyouneed.apps.serve.workers.engine_client import EngineConnection, Question, RemoteSequences
 from allyouneed.runtime.process import freeze_objects
 
 if TYPE_CHECKING:
-    from allyouneed.apps.serve.engine.chat_template import ChatTemplate
-    from allyouneed.apps.serve.engine.generation import Generation
-    from allyouneed.apps.serve.engine.text_models import LanguageModel
+    from allyouneed.apps.serve.engine.sequences import SequenceGroup
+    from allyouneed.infer.decoding.base import RequestState
 
 
 class AnsweredByEngine(Exception):
@@ -48,62 +46,50 @@ class Engines:
         return min(self.connections, key=lambda one: (not one.connected.is_set(), len(one.pending)))
 
 
-class RemoteModel(GeneratingModel):
-    """A language model. `text`: encodes and decodes as in the engine process."""
+class RemoteModel:
+    """A language model, for `SequenceGroup`s. `text`: encodes and decodes as in the engine process."""
+
+    reads_images = False
 
     def __init__(self, entry: Entry, description: Mapping[str, Any], settings: Settings, engines: Engines) -> None:
-        from allyouneed.apps.serve.engine.chat_template import ChatTemplate
         from allyouneed.apps.serve.engine.text_models import LanguageModel
-        from allyouneed.data.chat.template import find_template
+        from allyouneed.data.chat.template import ChatTemplate
         from allyouneed.interop.load import vocabularies
 
         self.name, self.settings, self.engines = entry.name, settings, engines
-        tokenizers = vocabularies(entry.path)
+        tokenizers, limits = vocabularies(entry.path), settings.limits
         if tokenizers.hash != description["tokenizer_hash"]:
             raise AnsweredByEngine
-        self._text = LanguageModel(StandIn(tokenizers, description))  # type: ignore[arg-type]
-        source, values = find_template(entry.path)
-        self._template = None
-        if source is not None:
-            self._template = ChatTemplate(source, values, tokenizers.target, settings.limits)
-
-    @property
-    def text(self) -> LanguageModel:
-        return self._text
-
-    @property
-    def template(self) -> ChatTemplate | None:
-        return self._template
-
-    @property
-    def max_model_len(self) -> int:
-        return self._text.max_model_len
+        self.text = LanguageModel(StandIn(tokenizers, description))  # type: ignore[arg-type]
+        self.max_model_len = self.text.max_model_len
+        within = limits.template_seconds, limits.template_characters
+        self.template = ChatTemplate.find(entry.path, tokenizers.target, None, *within)
 
     def close(self) -> None:
-        if self._template is not None:
-            self._template.close()
+        if self.template is not None:
+            self.template.close()
 
-    async def submit(self, generation: Generation, streams: bool) -> Sequence[RemoteJob]:
-        engine = self.engines.choose()
-        request = RemoteSequences(engine, generation.queue, len(generation.choices))
+    async def submit(self, group: SequenceGroup, streams: bool) -> tuple[list[RequestState], Callable[[], None]]:
+        engine, spec = self.engines.choose(), group.specs[0]
+        request, seed = RemoteSequences(engine, group), spec.decoding.seed
+        rules: Any = spec.logits_processor
         content = {
             "model": self.name,
-            "options": vars(generation.options),
-            "client": generation.client,
+            # the seed is sent beside it: requests that differ in nothing else are parsed once
+            "decoding": spec.decoding.model_dump(mode="json", exclude_defaults=True, exclude={"seed"}),
+            "rules": None if rules is None else [rules.bias, rules.presence, rules.frequency, rules.top],
+            "draws": group.draws,
+            "exact": bool(group.fields.exact),
+            "client": group.client,
             "streams": streams,
         }
         try:
-            prompts = pack_prompts([prompt.prompt for prompt in generation.prompts])
-            await engine.ask(request, Kind.GENERATE, *with_body(content, prompts))
+            await engine.ask(request, Kind.GENERATE, *with_body(content, pack_requests(group.requests, seed)))
             await request.accepted
         except asyncio.CancelledError:
             request.cancel()
             raise
-        return request.jobs
-
-    def cancel(self, jobs: Sequence[RemoteJob]) -> None:
-        if jobs:
-            jobs[0].sequences.cancel()
+        return request.states, request.cancel
 
     async def compute(self, *_: Any) -> Any:
         """Needs the model."""
@@ -117,9 +103,13 @@ class StandIn:
     """What a `LanguageModel` needs of its predictor to encode and decode."""
 
     def __init__(self, tokenizers: Any, description: Mapping[str, Any]) -> None:
-        limit = description["max_model_len"]
+        from allyouneed.infer.decoding.base import DecodingSpec
+
+        limit, eos = description["max_model_len"], tokenizers.target.eos
         self.answers, self.limit = description["answers"], limit
-        self.folder = SimpleNamespace(tokenizers=tokenizers, max_tokens=limit)
+        self.folder = SimpleNamespace(tokenizers=tokenizers, max_tokens=limit, decoding=description["decoding"])
+        # the engine process adds the rest of the specification
+        self.engine = SimpleNamespace(spec=lambda decoding: DecodingSpec(decoding, eos))
 
     def retrieve_as_trained(self) -> None:
         """Only the engine process retrieves."""

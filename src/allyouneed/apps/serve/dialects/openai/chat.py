@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from allyouneed.apps.serve.dialects.openai.completions import StreamOptions
+from allyouneed.apps.serve.dialects.openai.completions import StreamOptions, usage
 from allyouneed.apps.serve.dialects.openai.logprobs import chat_logprobs
 from allyouneed.apps.serve.dialects.tasks import read_image
-from allyouneed.apps.serve.engine.generation import Generation
+from allyouneed.apps.serve.engine.sequences import SequenceGroup, encode_chat, prompt_tokens
 from allyouneed.apps.serve.errors import ApiError, over_limit
 from allyouneed.apps.serve.responses import Events, event_stream, json_response, new_id
-from allyouneed.apps.serve.sampling import GenerationOptions, SamplingFields
+from allyouneed.apps.serve.sampling import SamplingFields
 from allyouneed.apps.serve.settings import Limits
 from allyouneed.apps.serve.strict import Bool, Ignored, Int, RequestBody, Text
 
 if TYPE_CHECKING:
-    from allyouneed.apps.serve.engine.logits_rules import TokenRecord
     from allyouneed.apps.serve.engine.served_model import ServedModel
-    from allyouneed.apps.serve.engine.text_models import EncodedPrompt
 
 router = APIRouter(tags=["OpenAI"])
 RESERVED = ("messages", "add_generation_prompt", "bos_token", "eos_token")
@@ -58,18 +55,18 @@ class Message(RequestBody):
     def plain(self) -> dict[str, Any]:
         """As templates expect it: the content is a string, without images."""
         content = self.content
-        parts = [] if isinstance(content, str) or content is None else content
-        text = content if isinstance(content, str) else "".join(p.text for p in parts if isinstance(p, TextPart))
+        text = content if isinstance(content, str) else ""
+        if isinstance(content, list):
+            text = "".join(part.text for part in content if isinstance(part, TextPart))
         return {"role": self.role, "content": text} | ({} if self.name is None else {"name": self.name})
 
     @property
-    def images(self) -> list[str]:
-        """URLs of the images in it."""
-        parts = self.content if isinstance(self.content, list) else []
-        return [part.image_url.url for part in parts if isinstance(part, ImagePart)]
+    def images(self) -> bool:
+        """Whether it has any."""
+        return isinstance(self.content, list) and any(isinstance(part, ImagePart) for part in self.content)
 
     def pieces(self, limits: Limits) -> list[Any]:
-        """Texts and images in order, for a model that reads both."""
+        """Texts and images in order."""
         if not isinstance(self.content, list):
             return [self.content or ""]
         return [
@@ -106,102 +103,101 @@ class ChatRequest(SamplingFields):
     safety_identifier: Ignored
     prompt_cache_key: Ignored
 
-    def checked(self, limits: Limits) -> GenerationOptions:
+    def pieces(self, limits: Limits) -> list[Any]:
+        """The contents of all messages, one after another: models that read images have no chat template."""
+        found: list[Any] = []
+        for message in self.messages:
+            found += [*(["\n"] if found else []), *message.pieces(limits)]
+        return found
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def top(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def plain(self, limits: Limits) -> list[dict[str, Any]]:
+        """The messages, after a check of the whole request."""
         if self.tools:
             raise ApiError("tools: not supported by this server; remove them", param="tools")
-        if any(message.tool_calls for message in self.messages):
-            raise ApiError("messages: tool_calls are not supported", param="messages")
+        found, size = list[dict[str, Any]](), 0
+        for message in self.messages:
+            if message.tool_calls:
+                raise ApiError("messages: tool_calls are not supported", param="messages")
+            found.append(message.plain())
+            size += len(found[-1]["content"])
         if len(self.messages) > limits.messages:
             raise over_limit("messages", len(self.messages), limits.messages, "messages")
-        size = sum(len(message.plain()["content"]) for message in self.messages)
         if size > limits.prompt_characters:
             raise over_limit("characters in the messages", size, limits.prompt_characters, "messages")
         if taken := [name for name in self.chat_template_kwargs or {} if name in RESERVED]:
             raise ApiError(f"chat_template_kwargs: {taken[0]} is the server's own", param="chat_template_kwargs")
         if self.top_logprobs and not self.logprobs:
             raise ApiError("top_logprobs requires logprobs: true", param="top_logprobs")
-        top = (self.top_logprobs or 0) if self.logprobs else None
-        tokens = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
-        return self.options(limits, tokens, top)
+        self.check(limits)
+        return found
 
 
 @router.post("/v1/chat/completions")
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
     state = request.app.state
-    options = body.checked(state.settings.limits)
-    options = options.exactly() if state.settings.exact else options
-    answer = ChatCompletion(body, options, request.state.client)
-    headers = {"x-exact": str(options.exact).lower()}
+    messages = body.plain(state.settings.limits)
+    body.exact = bool(body.exact or state.settings.exact)
+    headers = {"x-exact": str(body.exact).lower()}
     if body.stream:
-        return await event_stream(answer.stream(state.registry), headers)
-    return json_response(await answer.whole(state.registry), headers)
+        return await event_stream(_stream(body, messages, request), headers)
+    return json_response(await _whole(body, messages, request), headers)
 
 
-@dataclass
-class ChatCompletion:
-    body: ChatRequest
-    options: GenerationOptions
-    client: str
-    id: str = field(default_factory=lambda: new_id("chatcmpl"))
-    created: int = field(default_factory=lambda: int(time.time()))
+async def _group(model: ServedModel, body: ChatRequest, messages: list[dict[str, Any]], client: str) -> SequenceGroup:
+    if model.reads_images:
+        prompt = await model.encode_pieces(body.pieces, body)
+    elif any([message.images for message in body.messages]):
+        raise ApiError(f"messages: the model {model.name} reads texts only; remove the images", param="messages")
+    else:
+        prompt = await encode_chat(model, messages, body, body.chat_template_kwargs or {})
+    return SequenceGroup(model, [prompt], body, client)
 
-    async def _prompt(self, model: ServedModel) -> EncodedPrompt:
-        if model.reads_images:
-            return await model.encode_pieces(lambda limits: self._pieces(limits), self.options)
-        if any(message.images for message in self.body.messages):
-            raise ApiError(f"messages: the model {model.name} reads texts only; remove the images", param="messages")
-        messages = [message.plain() for message in self.body.messages]
-        return await model.encode_chat(messages, self.options, self.body.chat_template_kwargs or {})
 
-    def _pieces(self, limits: Limits) -> list[Any]:
-        """The contents of all messages, one after another: models that read images have no chat template."""
-        found: list[Any] = []
-        for message in self.body.messages:
-            found += [*(["\n"] if found else []), *message.pieces(limits)]
-        return found
+async def _whole(body: ChatRequest, messages: list[dict[str, Any]], request: Request) -> dict[str, Any]:
+    id, created = new_id("chatcmpl"), int(time.time())
+    async with request.app.state.registry.use(body.model) as model:
+        group = await _group(model, body, messages, request.state.client)
+        await group.start(streams=False)
+        choices = []
+        for index, text, records, finish in await group.collect():
+            message = {"role": "assistant", "content": text, "refusal": None}
+            logprobs = None if body.top is None else chat_logprobs(model.text.tokenizer, records)
+            choices.append({"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish})
+        head = {"id": id, "object": "chat.completion", "created": created, "model": model.name}
+        return head | {"choices": choices, "usage": usage(prompt_tokens(group.requests), group.completion_tokens)}
 
-    async def whole(self, registry: Any) -> dict[str, Any]:
-        async with registry.use(self.body.model) as model:
-            run = Generation(model, [await self._prompt(model)], self.options, self.client)
-            await run.start(streams=False)
-            choices = [
-                {
-                    "index": choice.index,
-                    "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                    "logprobs": self._logprobs(model, choice.records),
-                    "finish_reason": choice.finish,
-                }
-                for choice in await run.collect()
-            ]
-            return self._object(model, "chat.completion", choices) | {"usage": run.usage.openai()}
 
-    async def stream(self, registry: Any) -> Events:
-        usage = self.body.stream_options is not None and bool(self.body.stream_options.include_usage)
-        nothing = {"usage": None} if usage else {}
-        async with registry.use(self.body.model) as model:
-            run = Generation(model, [await self._prompt(model)], self.options, self.client)
-            await run.start(streams=True)
+async def _stream(body: ChatRequest, messages: list[dict[str, Any]], request: Request) -> Events:
+    wants_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+    nothing = {"usage": None} if wants_usage else {}
+    head: dict[str, Any] = {"id": new_id("chatcmpl"), "object": "chat.completion.chunk", "created": int(time.time())}
+    async with request.app.state.registry.use(body.model) as model:
+        group = await _group(model, body, messages, request.state.client)
+        await group.start(streams=True)
+        head["model"] = model.name
 
-            def part(index: int, delta: dict[str, Any], finish: str | None, logprobs: Any = None) -> dict[str, Any]:
-                choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-                return self._object(model, "chat.completion.chunk", [choice]) | nothing
+        def part(index: int, delta: dict[str, Any], finish: str | None, logprobs: Any = None) -> dict[str, Any]:
+            choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+            return {**head, "choices": [choice], **nothing}
 
-            try:
-                for index in range(self.options.n):
-                    yield part(index, {"role": "assistant", "content": "", "refusal": None}, None)
-                async for delta in run.stream():
-                    index, records = delta.choice.index, delta.records
-                    if delta.text or records:
-                        yield part(index, {"content": delta.text}, None, self._logprobs(model, records))
-                    if delta.finish:
-                        yield part(index, {}, delta.finish)
-                if usage:
-                    yield self._object(model, "chat.completion.chunk", []) | {"usage": run.usage.openai()}
-            finally:
-                run.cancel()
-
-    def _logprobs(self, model: ServedModel, records: list[TokenRecord]) -> dict[str, Any] | None:
-        return None if self.options.logprobs is None else chat_logprobs(model.text.tokenizer, records)
-
-    def _object(self, model: ServedModel, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": model.name, "choices": choices}
+        try:
+            for index in range(group.n):
+                yield part(index, {"role": "assistant", "content": "", "refusal": None}, None)
+            async for index, text, records, finish in group.stream():
+                if text or records:
+                    logprobs = None if body.top is None else chat_logprobs(model.text.tokenizer, records)
+                    yield part(index, {"content": text}, None, logprobs)
+                if finish:
+                    yield part(index, {}, finish)
+            if wants_usage:
+                yield {**head, "choices": [], "usage": usage(prompt_tokens(group.requests), group.completion_tokens)}
+        finally:
+            group.cancel()
