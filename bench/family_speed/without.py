@@ -188,7 +188,7 @@ def choices(cuda: bool) -> dict[str, tuple[str, Off]]:
         by_flex = (select, "tiled_or_flex", lambda pattern, layout: select.flex(pattern, layout, layout))
         joint = (mixer_kernels, "joint", partial(apart, mixer_kernels.joint))
         return {
-            "choice short rows": ("train plain-packed", partial(without, (select, "SHORT", 0))),
+            "choice short rows": ("train plain-packed, train translation", partial(without, (select, "SHORT", 0))),
             "choice tiled, biases": ("train t5", partial(without, whole)),
             "choice tiled, patterns": ("train bigbird, train sparse, train dilated", partial(without, by_flex)),
             "choice dilated segments": (
@@ -211,7 +211,8 @@ def fusions() -> dict[str, tuple[str, ...]]:
     """What is left without each of them; the biases need the norms."""
     every = (*FUSIONS, "products")
     gone = {name: {name, "biases"} if name == "norms" else {name} for name in every}
-    return {f"fusion {name}": tuple(one for one in every if one not in gone[name]) for name in every}
+    left = {f"fusion {name}": tuple(one for one in every if one not in gone[name]) for name in every}
+    return left | {"fusions but products": ("products",), "fusions": ()}
 
 
 def off(path: str, cuda: bool) -> Off:
@@ -301,7 +302,9 @@ def all_jobs(s: Sizes, cuda: bool, only: list[str]) -> list[Job]:
     unmeasured = set(rules_of(rules)) - {path for path, _ in pairs}
     asked = {path: text for path, (text, _) in choices(cuda).items()}
     if cuda:
-        asked |= {f"kernel {path}": text for path, text in KERNELS.items()} | dict.fromkeys(fusions(), "train gpt2")
+        asked |= {f"kernel {path}": text for path, text in KERNELS.items()} | dict.fromkeys(
+            fusions(), "train gpt2, train translation"
+        )
         known = {name.partition(":")[0] for path in KERNELS for name in path.split(" + ")} | set(COVERED)
         unmeasured |= set(askers()) - known
     for path in sorted(unmeasured):

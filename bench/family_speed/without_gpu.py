@@ -22,6 +22,7 @@ from unittest.mock import patch
 
 import torch
 
+from allyouneed.config import preset_tree
 from allyouneed.infer.decoding.base import RequestState
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
@@ -107,16 +108,20 @@ def prepare_train(job: Job, s: Sizes, device: str, found: Found) -> Prepared:
     if cuda:
         torch._dynamo.config.recompile_limit = 64
     backend = Backend(torch.device(device), bf16=cuda, compiled=cuda, summary="")
-    rows, length = ((64, 128) if short else (8, 1024)) if cuda else (2, 32)
-    keys = gpt2(half) if job.model in ("gpt2", "plain-packed") else train_model.models(half, length)[job.model]
+    translates, given = job.model == "translation", 12 if job.model == "translation" else 32
+    rows, length = ((128 if translates else 64, 128) if short or translates else (8, 1024)) if cuda else (2, 32)
+    own = {"gpt2": gpt2, "plain-packed": gpt2, "translation": transformer}
+    keys = own[job.model](half) if job.model in own else train_model.models(half, length)[job.model]
     torch.manual_seed(0)
     text = torch.randint(1, s.vocab, (rows, length + 1), device=device)
-    segments = sentences(rows, length, 32, device) if short else None
-    batch = Batch(Rows(text[:, :-1].contiguous(), segments=segments), labels=text[:, 1:].contiguous())
+    segments = sentences(rows, length, given, device) if short or translates else None
+    target = Rows(text[:, :-1].contiguous(), segments=segments)
+    source = Rows(text[:, 1:].contiguous(), segments=segments) if translates else None
+    batch = Batch(target, source, text[:, 1:].contiguous())
     turns: dict[str, Turn] = {}
     for path in ("", *job.paths):
         left = fusions().get(path)
-        doing_without = nullcontext if left or not path else off(path, True)
+        doing_without = nullcontext if left is not None or not path else off(path, True)
         compiles = partialmethod(Backend.compile_model, fusions=left)
         with found.guarded(path), doing_without(), patch.object(Backend, "compile_model", compiles):
             trained = train_model.Trained(keys, backend, [batch])
@@ -127,6 +132,14 @@ def prepare_train(job: Job, s: Sizes, device: str, found: Found) -> Prepared:
                 found.failed[f"{path or 'base'} captured"] = "not captured"
             turns[path] = partial(within, doing_without, partial(clocked, trained.step, 3))
     return {f"{rows} × {length}": turns}
+
+
+def transformer(s: Sizes) -> dict[str, Any]:
+    """The paper's base model, tiny in a rehearsal."""
+    keys = preset_tree("transformer-base") | {"vocab": s.vocab}
+    if s.width < 64:
+        keys |= {name: [keys[name][0] | {"repeat": 1}] for name in ("encoder", "decoder")}
+    return keys
 
 
 def sentences(rows: int, length: int, each: int, device: str) -> torch.Tensor:
@@ -204,7 +217,11 @@ def replayed(work: Callable[[], None], device: str) -> Callable[[], None]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         work()
-    return graph.replay
+
+    def replay(kept: Callable[[], None] = work) -> None:  # with what it holds: the graph reads that
+        graph.replay()
+
+    return replay
 
 
 PREPARE = {"decode": prepare_decode, "beams": prepare_decode, "prefill": prepare_prefill, "train": prepare_train,
