@@ -17,8 +17,9 @@ The paths are found in the code; a new one is measured, or named as one that no 
     choice    of nn/ops/attention/select.py, and a few others: without it, what would be chosen instead
 
 `decode`: one step of all rows in the middle of 32 prompt tokens and 128 new ones (CPU: 16 and 144). `prefill`: a whole
-run of 512 prompt tokens and 8 new ones. `train`: a step of `allyouneed train`, half of the layers, 8,192 tokens (CPU:
-forward and backward). `attend`: forward and backward of attention alone, against torch's own kernels.
+run of 512 prompt tokens and 8 new ones; `served`: the same by a server's scheduler; `blocks`: by one without graphs.
+`train`: a step of `allyouneed train`, half of the layers, 8,192 tokens (CPU: forward and backward). `attend`: forward
+and backward of attention alone, against torch's own kernels.
 
 A gain is the median over turns that follow each other of the time without a path over that with it. `goes`: less than
 1.1 at every size. On a CPU times are processor time of one thread, so that other load on the machine counts little. On
@@ -146,18 +147,16 @@ KERNELS = {
     "nn.mixers.state_space.convolution": "train mamba2",
     "nn.mixers.performer": "train performer",
     "nn.ops.cross_entropy": "train attention",
-    "nn.ops.attention.decode:copy_blocks": "prefill attention",
+    "nn.ops.attention.decode:copy_blocks": "served attention",
     "nn.ops.attention.decode:decode_attention": "decode attention, decode window",
-    "nn.states.paged": "prefill attention",
-    "nn.channels.feedforward": "prefill attention",
+    "nn.states.paged": "blocks attention",
+    "nn.channels.feedforward": "prefill attention, decode bitnet-packed",
     "nn.positions.rotary": "prefill attention",
     "nn.ops.experts": "prefill experts",
     "nn.linear.ternary": "decode bitnet-packed, prefill bitnet-packed",
     "infer.cuda_graph.device_search": "decode attention",
     "infer.cuda_graph.device_beams": "beams attention",
-    "runtime.cuda.kernels:embed_kernel": "decode attention, decode ffn",
     "runtime.cuda.kernels:is_narrow": "decode attention",
-    "runtime.cuda.kernels:linear": "decode bitnet-packed",
     "runtime.cuda.kernels:add_norm": "decode attention, decode ffn",
 }
 COVERED = {
@@ -272,7 +271,7 @@ def build(keys: dict[str, Any], device: str, stored: str = "bf16") -> Any:
 class Job(NamedTuple):
     """What one process measures."""
 
-    kind: str  # decode, beams, prefill, train, attend
+    kind: str  # decode, beams, prefill, served, blocks, train, attend
     model: str
     paths: tuple[str, ...]
 

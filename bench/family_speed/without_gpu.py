@@ -23,15 +23,17 @@ from unittest.mock import patch
 import torch
 
 from allyouneed.config import preset_tree
-from allyouneed.infer.decoding.base import RequestState
+from allyouneed.infer.decoding.base import DecodingSpec, RequestState
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.request import Request
+from allyouneed.infer.scheduler import Scheduler
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.ops.attention import select
 from allyouneed.nn.ops.attention.dense import ScoreMod
 from allyouneed.nn.patterns.core import Causal, Pattern
+from allyouneed.nn.states.paged import BlockPool
 from allyouneed.train.backend import Backend
 from bench.family_speed import train_model
 from bench.family_speed.sizes import Sizes
@@ -94,13 +96,24 @@ def prepare_prefill(job: Job, s: Sizes, device: str, found: Found) -> Prepared:
     for rows in s.rows:
         for path, doing_without in variants(job, True).items():
             engine = Engine(model, bos=1, eos=2, pad=0, budget=64 * 1024)
-            run = partial(engine.decode, requests(keys, s, rows, 16 * s.given, 8), engine.spec(decoding))
+            texts = requests(keys, s, rows, 16 * s.given, 8)
+            run = partial(engine.decode, texts, engine.spec(decoding))
+            if job.kind != "prefill":  # as a server does, with blocks, and with or without graphs
+                graphs = engine.graphs if job.kind == "served" else None
+                pool = BlockPool(2 * rows * (16 * s.given + 8))
+                scheduler = Scheduler(engine, budget=8192, pool=pool, graphs=graphs)
+                run = partial(serve, scheduler, texts, engine.spec(decoding))
             turn = partial(within, doing_without, partial(clocked, run, 3))
             with found.guarded(f"{path} {rows}"):
                 for _ in range(3):  # sizes that recur are captured
                     turn()
                 prepared.setdefault(f"{rows}", {})[path] = turn
     return prepared
+
+
+def serve(scheduler: Scheduler, texts: list[Request], spec: DecodingSpec) -> None:
+    scheduler.submit_all([(text, spec) for text in texts])
+    scheduler.run()
 
 
 def prepare_train(job: Job, s: Sizes, device: str, found: Found) -> Prepared:
@@ -224,8 +237,8 @@ def replayed(work: Callable[[], None], device: str) -> Callable[[], None]:
     return replay
 
 
-PREPARE = {"decode": prepare_decode, "beams": prepare_decode, "prefill": prepare_prefill, "train": prepare_train,
-           "attend": prepare_attend}  # fmt: skip
+PREPARE = {"decode": prepare_decode, "beams": prepare_decode, "prefill": prepare_prefill, "served": prepare_prefill,
+           "blocks": prepare_prefill, "train": prepare_train, "attend": prepare_attend}  # fmt: skip
 
 
 def child(job: Job, s: Sizes, device: str, rounds: int) -> None:

@@ -32,7 +32,6 @@ from allyouneed.runtime.cuda.kernels import (
     head_kernel,
     kernel,
     move_constants,
-    rotation_key,
     shared_cache,
     total,
 )
@@ -95,11 +94,9 @@ class DecodeStep:
     def __call__(self, tokens: Tensor) -> Tensor:
         """Token ids (rows,) to the scores (rows, vocab) of the next token."""
         states = self.states
-        x, positions, rotation = self.embed(tokens)
+        x, positions = self.embed(tokens)
         layout = TokenLayout(positions[:, None])
         context = Context(layout, states.static_layout, states.memory, x[:, None], static=True)
-        if rotation is not None:
-            context.memo[rotation_key(next(iter(self.setup.rotations)))] = rotation
         for stage in self.stages:
             values = {0: x}
             for step in stage.steps:
