@@ -152,16 +152,6 @@ def check_rotary(check: Check, sizes: Sizes, dtype: torch.dtype, interleaved: bo
     check.report(name, [rotate(x, table, interleaved)], [exact], LIMITS[dtype])
 
 
-def check_glu(check: Check, rows: int, hidden: int, activation: str, dtype: torch.dtype) -> None:
-    from allyouneed.kernels.triton.glu import gated
-
-    both = torch.randn(rows, 2, 2 * hidden, device=check.device, dtype=dtype)
-    gate, up = both.double().chunk(2, -1)
-    exact = ACTIVATIONS[activation](gate) * up
-    name = f"gated ({rows}, {hidden}) {str(dtype)[6:]} {activation}"
-    check.report(name, [gated(both, activation)], [exact], LIMITS[dtype])
-
-
 def check_topk(check: Check, rows: int, vocab: int, dtype: torch.dtype) -> None:
     torch.manual_seed(vocab)
     scores = (torch.randperm(rows * vocab).view(rows, vocab) / vocab).to(check.device)  # no two are equal
@@ -200,8 +190,5 @@ def decoding(check: Check, cuda: bool) -> None:
         for dtype in (torch.float32, half):
             check_rotary(check, sizes, dtype, False)
             check_rotary(check, sizes, dtype, True)
-    for activation in ("relu", "silu", "gelu-tanh", *(("gelu",) if cuda else ())):  # erf is not interpreted
-        check_glu(check, 3, 40 if cuda else 1100, activation, half)
-        check_glu(check, 5, 5632 if cuda else 6, activation, torch.float32)
     for rows, vocab in ((5, 100), (3, 5000), *(((64, 50257),) if cuda else ())):
         check_topk(check, rows, vocab, torch.float32)

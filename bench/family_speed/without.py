@@ -150,7 +150,6 @@ KERNELS = {
     "nn.ops.attention.decode:copy_blocks": "served attention",
     "nn.ops.attention.decode:decode_attention": "decode attention, decode window",
     "nn.states.paged": "blocks attention",
-    "nn.channels.feedforward": "prefill attention, decode bitnet-packed",
     "nn.positions.rotary": "prefill attention",
     "nn.ops.experts": "prefill experts",
     "nn.linear.ternary": "decode bitnet-packed, prefill bitnet-packed",

@@ -357,7 +357,7 @@ def linear(x: Tensor, module: Any, activation: Any = None, gate: bool = False, p
         return small_batch(x, module.weight, module.bias, name, gate, partial)
     found: Tensor = module(x)
     if gate:
-        return gated(found, activation, name)
+        return gated(found, activation)
     return found if activation is None else activation(found)
 
 
