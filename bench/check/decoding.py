@@ -152,35 +152,6 @@ def check_rotary(check: Check, sizes: Sizes, dtype: torch.dtype, interleaved: bo
     check.report(name, [rotate(x, table, interleaved)], [exact], LIMITS[dtype])
 
 
-def check_glu(check: Check, rows: int, hidden: int, activation: str, dtype: torch.dtype) -> None:
-    from allyouneed.kernels.triton.glu import gated
-
-    both = torch.randn(rows, 2, 2 * hidden, device=check.device, dtype=dtype)
-    gate, up = both.double().chunk(2, -1)
-    exact = ACTIVATIONS[activation](gate) * up
-    name = f"gated ({rows}, {hidden}) {str(dtype)[6:]} {activation}"
-    check.report(name, [gated(both, activation)], [exact], LIMITS[dtype])
-
-
-def check_embed_step(check: Check, rows: int, width: int, turn: int, dtype: torch.dtype) -> None:
-    from allyouneed.kernels.triton.embed_step import embed_step
-
-    vectors, positions = torch.randn(2, 50, width, device=check.device, dtype=dtype)
-    turns = torch.randn(50, turn, device=check.device) if turn else None
-    tokens, lengths = torch.randint(0, 50, (2, rows), device=check.device)
-    table, before, at = torch.full((rows, 50), -1, device=check.device), lengths.clone(), lengths.clamp(max=30)
-    table = table.int()
-    x, places, turned = embed_step(tokens, lengths, 30, vectors, 3.0, positions, turns, table)
-    exact = [vectors[tokens].double() * 3 + positions[at].double(), at.double(), (before + 1).double()]
-    found = [x, places, lengths]
-    if turns is not None and turned is not None:
-        exact, found = [*exact, turns[at].double()], [*found, turned]
-    own = torch.arange(rows, device=check.device)
-    new = torch.full_like(table, -1).scatter_(1, at[:, None], own[:, None].int())
-    name = f"begun ({rows}, {width}, {turn}) {str(dtype)[6:]}"
-    check.report(name, [*found, table], [*exact, new.double()], LIMITS[dtype])
-
-
 def check_topk(check: Check, rows: int, vocab: int, dtype: torch.dtype) -> None:
     torch.manual_seed(vocab)
     scores = (torch.randperm(rows * vocab).view(rows, vocab) / vocab).to(check.device)  # no two are equal
@@ -219,11 +190,5 @@ def decoding(check: Check, cuda: bool) -> None:
         for dtype in (torch.float32, half):
             check_rotary(check, sizes, dtype, False)
             check_rotary(check, sizes, dtype, True)
-    for rows, width, turn in ((5, 24, 10), (3, 100, 0), *(((64, 2048, 64),) if cuda else ())):
-        for dtype in (torch.float32, half):
-            check_embed_step(check, rows, width, turn, dtype)
-    for activation in ("relu", "silu", "gelu-tanh", *(("gelu",) if cuda else ())):  # erf is not interpreted
-        check_glu(check, 3, 40 if cuda else 1100, activation, half)
-        check_glu(check, 5, 5632 if cuda else 6, activation, torch.float32)
     for rows, vocab in ((5, 100), (3, 5000), *(((64, 50257),) if cuda else ())):
         check_topk(check, rows, vocab, torch.float32)

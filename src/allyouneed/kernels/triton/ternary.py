@@ -4,9 +4,6 @@ A tile of bytes is read once, unpacked by shifts into four tiles of weights, and
 the inputs. Sums are integers, so tiling does not change results. Up to `FEW` tokens are quantized by the kernel that
 multiplies them; a single one needs no tensor cores, if its inputs come in words. More are quantized once, by a kernel
 of their own.
-
-As in small_batch_linear.py, `gated` maps compute two products and multiply them (GLU), and a map with too few outputs
-to occupy the GPU may be split along its inputs into fp32 parts.
 """
 
 from __future__ import annotations
@@ -21,7 +18,6 @@ from triton.language.extra import libdevice
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from allyouneed.kernels import has_pdl
-from allyouneed.kernels.triton.small_batch_linear import _activate
 
 FEW = 16
 
@@ -80,8 +76,8 @@ def _products(tile, shift, codes):
 @triton.jit
 def _one_token(
     x, words, weight_step, bias, out, outputs, inputs: tl.constexpr, quarter: tl.constexpr,
-    smallest: tl.constexpr, most: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr, BIAS: tl.constexpr,
-    OUTPUTS: tl.constexpr, WORDS: tl.constexpr, OVERLAP: tl.constexpr,
+    smallest: tl.constexpr, most: tl.constexpr, BIAS: tl.constexpr, OUTPUTS: tl.constexpr, WORDS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One token, without tensor cores: one instruction multiplies the four bytes of a word. The words of all four
     quarters of the inputs are one axis, so each word of weights is loaded four times. What does not depend on the input
@@ -90,20 +86,14 @@ def _one_token(
     inside = n < outputs
     width: tl.constexpr = quarter // 4
     here = words + n[:, None].to(tl.int64) * width
-    there = here + tl.cast(outputs, tl.int64) * width
     word, part = tl.arange(0, 4 * WORDS) % WORDS, tl.arange(0, 4 * WORDS) // WORDS
     shift = (2 * part)[None, :]
     real = inside[:, None] & (word < width)[None, :]
     tile = tl.load(here + word[None, :], mask=real, other=0)
     step = tl.load(weight_step + n, mask=inside, other=0.0)
-    twin, twin_step, added, twin_added = tile, step, step, step
-    if GATED:
-        twin = tl.load(there + word[None, :], mask=real, other=0)
-        twin_step = tl.load(weight_step + outputs + n, mask=inside, other=0.0)
+    added = step
     if BIAS:
         added = tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
-        if GATED:
-            twin_added = tl.load(bias + outputs + n, mask=inside, other=0.0).to(tl.float32)
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
@@ -117,26 +107,15 @@ def _one_token(
     rate = libdevice.rcp_rn(peak) * most
     codes = _codes(values, rate)
     sums = _products(tile, shift, codes)
-    other = sums
-    if GATED:
-        other = _products(twin, shift, codes)
     for start in tl.static_range(WORDS, width, WORDS):
         known = (word < width - start)[:, None] & (column < inputs - 4 * start)
         codes = _codes(tl.load(x + column + 4 * start, mask=known, other=0.0).to(tl.float32), rate)
         real = inside[:, None] & (word < width - start)[None, :]
         sums += _products(tl.load(here + start + word[None, :], mask=real, other=0), shift, codes)
-        if GATED:
-            other += _products(tl.load(there + start + word[None, :], mask=real, other=0), shift, codes)
     scale = peak * (1 / most)
     found = tl.sum(sums, 1).to(tl.float32) * (scale * step)
     if BIAS:
         found += added
-    found = _activate(found, ACTIVATION)
-    if GATED:
-        gate = tl.sum(other, 1).to(tl.float32) * (scale * twin_step)
-        if BIAS:
-            gate += twin_added
-        found *= gate
     tl.store(out + n, found.to(out.dtype.element_ty), mask=inside)
 
 
@@ -159,20 +138,15 @@ def _next(tile):
 @triton.jit(do_not_specialize=["tokens"])  # prompts have any length: compiled once for all
 def _matmul(
     x, token_step, bytes, weight_step, bias, out, tokens, outputs, x_row, inputs: tl.constexpr, quarter: tl.constexpr,
-    smallest: tl.constexpr, most: tl.constexpr, WHOLE: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr,
-    BIAS: tl.constexpr, PARTS: tl.constexpr, TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    smallest: tl.constexpr, most: tl.constexpr, WHOLE: tl.constexpr, BIAS: tl.constexpr, TOKENS: tl.constexpr,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """WHOLE: the tokens are integers already."""
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)  # weight rows
-    split = tl.program_id(1)
-    token = tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)
+    token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     inside, real = n < outputs, token < tokens
     given = x + token[None, :].to(tl.int64) * x_row
     row_step = tl.load(weight_step + n, mask=inside, other=0.0)[:, None]  # before the input is ready
-    twin_step = row_step
-    if GATED:
-        twin_step = tl.load(weight_step + outputs + n, mask=inside, other=0.0)[:, None]
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
@@ -187,18 +161,12 @@ def _matmul(
             tops = tl.maximum(tops, tl.max(tl.abs(values.to(tl.float32)), 0))
         peak = tl.maximum(tops, smallest)
         rate, step = libdevice.rcp_rn(peak) * most, peak * (1 / most)
-    each: tl.constexpr = (quarter + PARTS * INPUTS - 1) // (PARTS * INPUTS) * INPUTS
     here = bytes + n[:, None].to(tl.int64) * quarter
-    there = here + tl.cast(outputs, tl.int64) * quarter
     sums = tl.zeros((OUTPUTS, TOKENS), dtype=tl.int32)
-    other = tl.zeros((OUTPUTS, TOKENS), dtype=tl.int32)
-    for start in range(0, each, INPUTS):
-        at = split * each + start + tl.arange(0, INPUTS)
+    for start in range(0, quarter, INPUTS):
+        at = start + tl.arange(0, INPUTS)
         packed = inside[:, None] & (at < quarter)[None, :]
         tile = tl.load(here + at[None, :], mask=packed, other=0)  # (OUTPUTS, INPUTS)
-        twin = tile
-        if GATED:
-            twin = tl.load(there + at[None, :], mask=packed, other=0)
         for part in tl.static_range(4):
             column = part * quarter + at
             known = ((at < quarter) & (column < inputs))[:, None] & real[None, :]
@@ -208,66 +176,43 @@ def _matmul(
                 codes = _code(values.to(tl.float32), rate[None, :]).to(tl.int8)
             sums = tl.dot(_lowest(tile), codes, sums, out_dtype=tl.int32)
             tile = _next(tile)
-            if GATED:
-                other = tl.dot(_lowest(twin), codes, other, out_dtype=tl.int32)
-                twin = _next(twin)
     found = sums.to(tl.float32) * (step[None, :] * row_step)
     if BIAS:
-        found += tl.load(bias + n, mask=inside & (split == 0), other=0.0).to(tl.float32)[:, None]
-    found = _activate(found, ACTIVATION)
-    if GATED:
-        gate = other.to(tl.float32) * (step[None, :] * twin_step)
-        if BIAS:
-            gate += tl.load(bias + outputs + n, mask=inside, other=0.0).to(tl.float32)[:, None]
-        found *= gate
-    target = out + (split * tokens + token[None, :]).to(tl.int64) * outputs + n[:, None]
+        found += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)[:, None]
+    target = out + token[None, :].to(tl.int64) * outputs + n[:, None]
     tl.store(target, found.to(out.dtype.element_ty), mask=inside[:, None] & real[None, :])
 
 
 class TernaryTile(NamedTuple):
-    """Tokens, outputs and bytes of a tile, warps, and splits of the inputs."""
+    """Tokens, outputs and bytes of a tile, and warps."""
 
     tokens: int
     outputs: int
     inputs: int
     warps: int
-    parts: int = 1
 
 
-def tile_config(tokens: int, outputs: int, quarter: int, parts: bool) -> TernaryTile:
-    """`parts`: the reader can sum parts."""
+def tile_config(tokens: int, outputs: int, quarter: int) -> TernaryTile:
     narrow = 64 if quarter % 128 else 128
     if tokens == 1 and quarter % 4 == 0:  # more outputs share its quantization, fewer occupy the GPU
         return TernaryTile(1, 4 if outputs <= 4096 else 8, min(1024, triton.next_power_of_2(quarter)), 4)
     if tokens <= FEW:
-        tile = TernaryTile(16, 32 if outputs >= 2048 else 16, narrow, 2)
-    elif tokens <= 64:
-        tile = TernaryTile(64, 32, 64, 4)
-    else:
-        return TernaryTile(128, 64, 64, 4)
-    programs, count = triton.cdiv(outputs, tile.outputs), 1
-    while parts and count < 4 and 2 * count * programs <= 132 and 2 * count * tile.inputs <= quarter:
-        count *= 2
-    return tile._replace(parts=count)
+        return TernaryTile(16, 32 if outputs >= 2048 else 16, narrow, 2)
+    return TernaryTile(64, 32, 64, 4) if tokens <= 64 else TernaryTile(128, 64, 64, 4)
 
 
 def ternary_linear(
-    x: Tensor, bytes: Tensor, weight_step: Tensor, bias: Tensor | None, smallest: float, most: int,
-    activation: str = "", gated: bool = False, parts: bool = False,
-) -> Tensor:  # fmt: skip
-    """(…, inputs) to (…, outputs). The maximum of a token, at least `smallest`, maps to `most`. `gated`: the activated
-    first half of the outputs times the second. `parts`: the result may be fp32 parts (parts, tokens, outputs)."""
-    inputs, quarter = x.shape[-1], bytes.shape[1]
-    outputs = bytes.shape[0] // (2 if gated else 1)
+    x: Tensor, bytes: Tensor, weight_step: Tensor, bias: Tensor | None, smallest: float, most: int
+) -> Tensor:
+    """(…, inputs) to (…, outputs). The maximum of a token, at least `smallest`, maps to `most`."""
+    inputs, (outputs, quarter) = x.shape[-1], bytes.shape
     flat = x.reshape(-1, inputs)
     flat = flat if flat.stride(1) == 1 else flat.contiguous()
     count, overlap = len(flat), has_pdl(x.device)
-    tile = tile_config(count, outputs, quarter, parts and not gated)
-    split = tile.parts > 1
-    sizes = (tile.parts, count, outputs) if split else (count, outputs)
-    out = torch.empty(sizes, dtype=torch.float32 if split else x.dtype, device=x.device)
-    how = {"smallest": smallest, "most": float(most), "GATED": gated, "ACTIVATION": activation}
-    how |= {"BIAS": bias is not None, "OVERLAP": overlap, "launch_pdl": overlap}
+    tile = tile_config(count, outputs, quarter)
+    out = torch.empty(count, outputs, dtype=x.dtype, device=x.device)
+    how = {"smallest": smallest, "most": float(most), "BIAS": bias is not None, "OVERLAP": overlap}
+    how |= {"launch_pdl": overlap}
     shift = flat if bias is None else bias
     if tile.tokens == 1:
         _one_token[(triton.cdiv(outputs, tile.outputs),)](
@@ -284,10 +229,10 @@ def ternary_linear(
                 OVERLAP=overlap, launch_pdl=overlap, num_warps=8,
             )  # fmt: skip
             flat = whole
-        grid = (triton.cdiv(outputs, tile.outputs), tile.parts, triton.cdiv(count, tile.tokens))
+        grid = (triton.cdiv(outputs, tile.outputs), triton.cdiv(count, tile.tokens))
         _matmul[grid](
             flat, step, bytes, weight_step, shift, out, count, outputs, flat.stride(0), inputs, quarter, **how,
-            WHOLE=count > FEW, PARTS=tile.parts, TOKENS=tile.tokens, OUTPUTS=tile.outputs, INPUTS=tile.inputs,
+            WHOLE=count > FEW, TOKENS=tile.tokens, OUTPUTS=tile.outputs, INPUTS=tile.inputs,
             num_warps=tile.warps,
         )  # fmt: skip
-    return out if split else out.view(*x.shape[:-1], outputs)
+    return out.view(*x.shape[:-1], outputs)

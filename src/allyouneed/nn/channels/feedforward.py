@@ -8,13 +8,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import Tensor
 
-from allyouneed.kernels import usable_without_grad
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.dropout import Dropout
 from allyouneed.nn.observe import observe
-from allyouneed.nn.ops.activations import ACTIVATIONS, Activation, fused_name
+from allyouneed.nn.ops.activations import ACTIVATIONS, Activation
 from allyouneed.nn.states.base import State
 from allyouneed.nn.sublayer import Channel, SubLayer
 
@@ -73,12 +72,8 @@ class FFNModule(SubLayer):
         return out
 
 
-def gated(both: Tensor, activation: Callable[[Tensor], Tensor], fused: str | None) -> Tensor:
-    """activation(gate) ⊗ up, given both concatenated; `fused` is the activation's name in the fused kernels."""
-    if fused is not None and usable_without_grad(both):
-        from allyouneed.kernels.triton.glu import gated as kernel
-
-        return kernel(both, fused)
+def gated(both: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    """activation(gate) ⊗ up, given both concatenated."""
     gate, up = both.chunk(2, -1)
     return activation(gate) * up
 
@@ -122,7 +117,6 @@ class GLUModule(SubLayer):
         self.norm = common.norm.build(config.hidden) if config.norm else None
         self.down = common.linear.build(config.hidden, common.width, config.bias)
         self.activation = ACTIVATIONS[config.activation]
-        self.fused = fused_name(self.activation)
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
@@ -132,5 +126,5 @@ class GLUModule(SubLayer):
 
     def hidden(self, both: Tensor) -> Tensor:
         """The hidden layer, given both factors concatenated."""
-        found: Tensor = self.dropout(gated(both, self.activation, self.fused))
+        found: Tensor = self.dropout(gated(both, self.activation))
         return found

@@ -61,17 +61,12 @@ class PackedBitLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x if self.norm is None else self.norm(x, SINGLE_TOKEN)
         if usable(x):
-            return self.by_kernel(x)
+            from allyouneed.kernels.triton.ternary import ternary_linear as kernel
+
+            return kernel(x, self.packed, self.step, self.bias, MIN_SCALE, MAX_CODE)
         tokens, token_step = quantize_tokens(x)
         product = ternary_linear_cpu if x.device.type == "cpu" else ternary_linear_reference
         return rescale(product(tokens, self.packed), token_step, self.step, self.bias).to(x.dtype)
-
-    def by_kernel(self, x: Tensor, activation: str = "", gated: bool = False, parts: bool = False) -> Tensor:
-        """The product with x after the norm; `kernels/triton/ternary.py` says what else the kernel computes."""
-        from allyouneed.kernels.triton.ternary import ternary_linear
-
-        given = (self.packed, self.step, self.bias, MIN_SCALE, MAX_CODE)
-        return ternary_linear(x, *given, activation, gated, parts)
 
     def latent_weight(self) -> Tensor:
         """Weights (outputs, inputs) that a `BitLinear` rounds to these: their mean absolute value is the step of each

@@ -168,7 +168,9 @@ class RNNModule(SubLayer):
         return y, tuple(torch.where(some, new[0], old) for new, old in zip(after, carry, strict=True))
 
     def scan(self, x: Tensor, carry: Carry, real: Tensor | None, which: str = "") -> tuple[Tensor, Carry] | None:
-        """One direction, or None where torch's kernels are faster."""
+        """One direction, or None where torch's kernels are faster: an LSTM without padding."""
+        if self.cell == "lstm" and real is None:
+            return None
         return fused_rnn(self.cell, x, Maps.of(self.float_rnn, which), carry, real)
 
     def begin(self, batch: int, like: Tensor) -> Carry:

@@ -72,11 +72,9 @@ class DecodeStep:
     def __call__(self, tokens: Tensor) -> Tensor:
         """Token ids (rows,) to the scores (rows, vocab) of the next token."""
         states = self.states
-        x, positions, rotation = self.embed(tokens)
+        x, positions = self.embed(tokens)
         layout = TokenLayout(positions[:, None])
         context = Context(layout, states.static_layout, states.memory, x[:, None], static=True)
-        if rotation is not None:
-            context.memo[StepSetup, ("rotation", next(iter(self.setup.rotations)))] = rotation
         for stage in self.stages:
             values = {0: x}
             for step in stage.steps:

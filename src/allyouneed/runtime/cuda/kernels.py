@@ -18,9 +18,7 @@ from allyouneed.nn.channels.feedforward import FFNModule, GLUModule, gated
 from allyouneed.nn.context import Context, Memory, TokenLayout
 from allyouneed.nn.embed.tokens import TokenEmbedModule
 from allyouneed.nn.heads.vocabulary import VocabularyHeadModule
-from allyouneed.nn.linear.bitlinear import SINGLE_TOKEN
 from allyouneed.nn.linear.dense import is_dense
-from allyouneed.nn.linear.ternary import PackedBitLinear
 from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttention
 from allyouneed.nn.mixers.attention.scores import ScoresModule
 from allyouneed.nn.mixers.attention.shared_kv import SharedAttention
@@ -304,12 +302,10 @@ def sees_all(pattern: Pattern, capacity: int) -> bool:
 
 # --- embedding and head -----------------------------------------------------------------------------------------------
 
-# (token ids, setup) -> vectors (rows, width), positions (rows,), rotations (rows, head_width) where they come with them
-Embed = Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]
+Embed = Callable[[Tensor], tuple[Tensor, Tensor]]  # token ids -> vectors (rows, width), positions (rows,)
 
 
 def embed_kernel(embed: TokenEmbedModule, setup: StepSetup) -> Embed:
-    """Made after all other kernels: it also looks up the rotations, if all layers use the same."""
     states, weight = setup.states, embed.tokens.weight
     bare = embed.types is None and embed.norm is None and embed.widen is None
     limit = states.capacity if embed.limit is None else embed.limit
@@ -318,14 +314,7 @@ def embed_kernel(embed: TokenEmbedModule, setup: StepSetup) -> Embed:
     if table is not None:
         table = table[0].to(weight.dtype)  # (positions, width)
 
-    def fused(tokens: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        from allyouneed.kernels.triton.embed_step import embed_step
-
-        rotations = next(iter(setup.rotations.values())) if len(setup.rotations) == 1 else None
-        blocks = states.block_table if states.group > 1 else None
-        return embed_step(tokens, states.device_lengths, last, weight, embed.scale, table, rotations, blocks)
-
-    def plain(tokens: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def run(tokens: Tensor) -> tuple[Tensor, Tensor]:
         positions = states.device_lengths.clamp(max=last)
         if states.group > 1:
             states.block_table.scatter_(1, positions[:, None], states.row_ids.int()[:, None])
@@ -339,9 +328,9 @@ def embed_kernel(embed: TokenEmbedModule, setup: StepSetup) -> Embed:
             elif embed.scale != 1:
                 x = x * embed.scale
         states.device_lengths.add_(1)
-        return x, positions, None
+        return x, positions
 
-    return fused if bare and usable(weight) else plain
+    return run
 
 
 def head_kernel(head: Any) -> Kernel:
@@ -378,13 +367,9 @@ def linear(x: Tensor, module: Any, activation: Any = None, gate: bool = False, p
         from allyouneed.kernels.triton.small_batch_linear import linear as small_batch
 
         return small_batch(x, module.weight, module.bias, name, gate, partial)
-    if name is not None and isinstance(module, PackedBitLinear) and usable(x):
-        if module.norm is not None:
-            x = add_norm(x, None, module.norm, SINGLE_TOKEN, keep=False)[1]
-        return module.by_kernel(x, name, gate, partial)
     found: Tensor = module(x)
     if gate:
-        return gated(found, activation, name)
+        return gated(found, activation)
     return found if activation is None else activation(found)
 
 
