@@ -90,7 +90,7 @@ def test_packages_are_drawn_in_the_order_of_the_import_contract() -> None:
 
 def test_folders_are_small() -> None:
     crowded = {name: count for name, count in folders(SOURCE) if count > MOST_ENTRIES}
-    assert not crowded or set(crowded) == {"kernels/triton"}
+    assert not crowded, crowded
 
 
 def test_few_class_names_stand_in_several_modules() -> None:

@@ -86,7 +86,7 @@ Off = Callable[[], AbstractContextManager[Any]]
 
 def rules_of(rules: Rules) -> dict[str, Callable[..., Any]]:
     """By name; a rule may hold for several classes."""
-    return {f"rule {rule.__name__}": rule for rule in rules.found.values()}
+    return {f"rule {rule.__name__}": rule for rule in map(rules.found.get, rules.classes())}
 
 
 def without_rule(rules: Rules, rule: Callable[..., Any]) -> AbstractContextManager[Any]:

@@ -21,7 +21,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from allyouneed.train.backend import Backend
+from allyouneed.training.backend import Backend
 
 from allyouneed.config import preset_tree
 from allyouneed.infer.decoding.base import DecodingSpec, RequestState
