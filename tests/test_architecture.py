@@ -21,7 +21,7 @@ SOURCE = ROOT / "src" / "allyouneed"
 TEXT, CHINESE = (
     (ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("architecture.md", "zh/architecture.md")
 )
-MOST_HOPS, MOST_REPEATED = 12, 11
+MOST_HOPS, MOST_REPEATED = 12, 5
 REFERENCE = re.compile(r"`([\w/]+\.(?:py|cpp|h|toml))(?::([\w.]+))?`")
 
 

@@ -21,7 +21,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from allyouneed.training.backend import Backend
 
 from allyouneed.config import preset_tree
 from allyouneed.infer.decoding.base import DecodingSpec, RequestState
@@ -35,6 +34,7 @@ from allyouneed.nn.ops.attention import select
 from allyouneed.nn.ops.attention.dense import ScoreMod
 from allyouneed.nn.patterns.core import Causal, Pattern
 from allyouneed.nn.states.paged import BlockPool
+from allyouneed.training.backend import Backend
 from bench.family_speed import train_model
 from bench.family_speed.sizes import Sizes
 from bench.family_speed.without import Found, Job, Turn, build, fusions, gpt2, models, off, variants, within

@@ -105,7 +105,7 @@ def serve(
     from allyouneed.apps.serve.engine.registry import check_names, parse_folders
     from allyouneed.apps.serve.security import check_binding
     from allyouneed.apps.serve.settings import Settings
-    from allyouneed.apps.serve.workers.supervisor import Supervisor, Task, default_api_processes
+    from allyouneed.apps.serve.workers.supervisor import ServerTask, Supervisor, default_api_processes
     from allyouneed.config import parse
 
     logging.basicConfig(
@@ -141,7 +141,7 @@ def serve(
     if runs is not None and not runs.is_dir():
         raise UserError(f"--runs {runs}: no such folder")
     aliases = dict(_pair(one, "--alias") for one in alias or [])
-    task = Task(parse_folders(folders or []), settings, default, aliases, is_quiet())
+    task = ServerTask(parse_folders(folders or []), settings, default, aliases, is_quiet())
     check_names(task.folders, default, aliases)
     api = default_api_processes(devices) if api_processes is None else api_processes
     if count > 1 or api:

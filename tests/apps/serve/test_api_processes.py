@@ -20,8 +20,8 @@ from allyouneed.apps.serve.settings import Settings
 from allyouneed.apps.serve.workers import supervisor as supervising
 from allyouneed.apps.serve.workers.channel import (
     HEADER,
-    Channel,
     Kind,
+    MessageChannel,
     pack_numbers,
     pack_requests,
     split_ends,
@@ -31,7 +31,7 @@ from allyouneed.apps.serve.workers.channel import (
     with_body,
 )
 from allyouneed.apps.serve.workers.engine_process import RemoteGeneration
-from allyouneed.apps.serve.workers.supervisor import Supervisor, Task, default_api_processes
+from allyouneed.apps.serve.workers.supervisor import ServerTask, Supervisor, default_api_processes
 from allyouneed.infer.decoding.base import Hypothesis
 from allyouneed.infer.request import Request
 from allyouneed.runtime.process import pause_gc
@@ -96,7 +96,7 @@ def test_messages_arrive_in_order_whatever_their_pieces() -> None:
     sent: list[bytes] = []
     seen: list[Any] = []
 
-    class Receiver(Channel):
+    class Receiver(MessageChannel):
         def on_message(self, kind: int, number: int, payload: bytes) -> None:
             split = {Kind.TOKENS: split_tokens, Kind.ENDS: split_ends}.get(Kind(kind))
             seen.append((kind, payload if split is None else list(split(payload))))
@@ -109,7 +109,7 @@ def test_messages_arrive_in_order_whatever_their_pieces() -> None:
             sent.append(data)
 
     async def send() -> None:
-        channel: Any = Channel()
+        channel: Any = MessageChannel()
         channel.transport = Transport()
         channel.send_end(7, 1, Hypothesis([5, 6], 0.0, -1.5, [-1.0, -0.5], True), [5, 6])
         channel.send(Kind.TOKENS, 0, pack_numbers([7, 0, 2, 1, 2, 8, 3, 1, 70000]))
@@ -161,7 +161,9 @@ def test_engine_processes_are_stopped_after_api_processes(tmp_path: Path, monkey
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # not in the main thread
     monkeypatch.setattr(supervising, "usable_cpus", lambda: 6)
-    supervisor = Supervisor(Task({}, Settings(port=0)), 1, ["cuda:1"], [sys.executable, "-c", FAKE], api_processes=2)
+    supervisor = Supervisor(
+        ServerTask({}, Settings(port=0)), 1, ["cuda:1"], [sys.executable, "-c", FAKE], api_processes=2
+    )
     thread = threading.Thread(target=supervisor.run)
     thread.start()
     log = tmp_path / "log"

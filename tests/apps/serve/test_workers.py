@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from allyouneed.apps.serve.settings import Settings
-from allyouneed.apps.serve.workers.supervisor import Supervisor, Task
+from allyouneed.apps.serve.workers.supervisor import ServerTask, Supervisor
 from allyouneed.errors import UserError
 from waiting import PATIENCE, until
 
@@ -63,7 +63,7 @@ def test_the_supervisor_keeps_its_workers_alive_and_lets_them_finish(
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     settings = Settings(port=0, limits={"template_seconds": 0.2})
-    supervisor = Supervisor(Task({}, settings), 2, ["cuda:0", "cuda:1"], [sys.executable, "-c", FAKE])
+    supervisor = Supervisor(ServerTask({}, settings), 2, ["cuda:0", "cuda:1"], [sys.executable, "-c", FAKE])
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # not in the main thread
     thread = threading.Thread(target=supervisor.run)
     thread.start()
@@ -101,7 +101,7 @@ def test_the_supervisor_keeps_its_workers_alive_and_lets_them_finish(
 def test_a_worker_that_keeps_dying_is_started_again_later_each_time(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    supervisor = Supervisor(Task({}, Settings(port=0)), 1, ["cpu"], [sys.executable, "-c", "raise SystemExit(3)"])
+    supervisor = Supervisor(ServerTask({}, Settings(port=0)), 1, ["cpu"], [sys.executable, "-c", "raise SystemExit(3)"])
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     thread = threading.Thread(target=supervisor.run)
     thread.start()
@@ -115,9 +115,9 @@ def test_a_worker_that_keeps_dying_is_started_again_later_each_time(
 
 
 def test_a_port_that_is_taken_is_refused() -> None:
-    first = Supervisor(Task({}, Settings(port=0)), 2)
+    first = Supervisor(ServerTask({}, Settings(port=0)), 2)
     with pytest.raises(UserError, match="cannot listen"):
-        Supervisor(Task({}, Settings(port=first.address[1])), 2)
+        Supervisor(ServerTask({}, Settings(port=first.address[1])), 2)
     first._kill()
 
 

@@ -11,7 +11,9 @@ import torch
 from torch._dynamo.backends.debugging import aot_eager
 
 from allyouneed import build
+from allyouneed.config import parse
 from allyouneed.nn.batch import Batch, Rows
+from allyouneed.nn.common import Common
 from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.mixers.attention import attention, infini
 from allyouneed.nn.mixers.attention.longnet import LongNetAttention
@@ -23,7 +25,7 @@ from allyouneed.nn.ops.attention.block_mask import BlockLayout
 from allyouneed.nn.ops.attention.flex import Flex
 from allyouneed.nn.patterns.core import Causal, Full
 from allyouneed.nn.positions.alibi import AlibiModule
-from allyouneed.nn.sublayer import SubLayer
+from allyouneed.nn.sublayer import Mixer, SubLayer
 from allyouneed.training.backend import Backend
 
 SMALL = ["width=32", "vocab=50", "dropout=0.0"]
@@ -167,7 +169,11 @@ CONVOLUTIONS: dict[str, dict[str, Any]] = {
     "dynamic-convolution": SLIDING | HEADS,
     "branches": {"left": {"kind": "convolution"} | SLIDING, "right": {"kind": "rwkv-channel", "hidden": 32}},
 }
-RESTARTING = ("retention", "gated-retention", "rwkv", "mamba2", "performer", "infini", "mixed-chunk", *CONVOLUTIONS)
+RESTARTING = [
+    name
+    for name, keys in (MIXERS | CONVOLUTIONS).items()
+    if parse(Mixer, {"kind": name} | keys).build(Common(width=32)).unpacks  # type: ignore[type-abstract]
+]
 QUICK = ("performer",)
 
 

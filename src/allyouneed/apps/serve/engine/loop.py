@@ -36,7 +36,7 @@ class CallCancelled(Exception):
 
 
 @dataclass(eq=False)
-class Call:
+class ThreadCall:
     """A call of a predictor in a thread: whose it is, and whether it was cancelled. `exact`: in exact mode."""
 
     client: str = ""
@@ -50,7 +50,7 @@ class Call:
             state.cancel()
 
 
-current_call: ContextVar[Call | None] = ContextVar("current_call", default=None)
+current_call: ContextVar[ThreadCall | None] = ContextVar("current_call", default=None)
 Wanted = tuple[Request, DecodingSpec]  # a sequence to decode
 OnEnd = Callable[[RequestState], None]
 
@@ -147,7 +147,7 @@ class EngineLoop:
         self, requests: Sequence[Request], spec: DecodingSpec, on_progress: Progress | None = None
     ) -> list[list[Hypothesis]]:
         """The hypotheses of each request; blocks until all are finished. `Engine.decode` calls it in a server."""
-        call = current_call.get() or Call()
+        call = current_call.get() or ThreadCall()
         if not requests:
             return []
         ended, lock, left = threading.Event(), threading.Lock(), len(requests)
@@ -184,7 +184,7 @@ class EngineLoop:
         self, key: Hashable, inputs: Sequence[Any], compute: Callable[[list[Any]], Sequence[Any]]
     ) -> list[Any]:
         """`compute`, for a call of a predictor: blocks until the outputs are there."""
-        call, found = current_call.get() or Call(), list[Any]()
+        call, found = current_call.get() or ThreadCall(), list[Any]()
         chunk = 1 if call.exact else CALL_INPUTS
         for at in range(0, len(inputs), CALL_SEQUENCES):
             if call.cancelled:

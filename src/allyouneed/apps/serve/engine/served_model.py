@@ -15,7 +15,7 @@ import torch
 import allyouneed
 from allyouneed.apps.inspect.views.model import ViewModel
 from allyouneed.apps.serve.engine.forward import CHUNK
-from allyouneed.apps.serve.engine.loop import Call, CallCancelled, EngineLoop, OnEnd, Wanted, current_call
+from allyouneed.apps.serve.engine.loop import CallCancelled, EngineLoop, OnEnd, ThreadCall, Wanted, current_call
 from allyouneed.apps.serve.engine.sequences import SequenceGroup
 from allyouneed.apps.serve.engine.text_models import TextModel, text_model
 from allyouneed.apps.serve.errors import ApiError, log_failure
@@ -276,7 +276,7 @@ class ServedModel:
 
     async def call(self, function: Callable[[], T], client: str, exact: bool) -> T:
         """Call a predictor that decodes, in a thread; its requests join those of others in the engine loop."""
-        call = Call(client, exact)
+        call = ThreadCall(client, exact)
         token = current_call.set(call)
         try:
             context = copy_context()

@@ -46,7 +46,7 @@ class Kind(IntEnum):
     BODY = 13  # a part of it; the first byte: whether more follows
 
 
-class Channel(asyncio.Protocol):
+class MessageChannel(asyncio.Protocol):
     """One end of a connection."""
 
     def __init__(self) -> None:

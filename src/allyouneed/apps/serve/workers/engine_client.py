@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allyouneed.apps.serve.errors import ApiError, log
-from allyouneed.apps.serve.workers.channel import Channel, Kind, split_ends, split_numbers, split_tokens
+from allyouneed.apps.serve.workers.channel import Kind, MessageChannel, split_ends, split_numbers, split_tokens
 
 if TYPE_CHECKING:
     from allyouneed.apps.serve.engine.sequences import SequenceGroup
@@ -126,7 +126,7 @@ class ForwardedRequest(PendingRequest):
         self.messages.put_nowait(error)
 
 
-class EngineConnection(Channel):
+class EngineConnection(MessageChannel):
     """To one engine process, which may end and be started again: then the pending requests have failed, and new ones
     wait until it is connected."""
 

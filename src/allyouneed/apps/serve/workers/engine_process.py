@@ -17,7 +17,14 @@ from allyouneed.apps.serve.engine.registry import Entry
 from allyouneed.apps.serve.errors import ApiError, internal_error, log_failure
 from allyouneed.apps.serve.gate import Answer, Gate
 from allyouneed.apps.serve.unknown_fields import begin_request
-from allyouneed.apps.serve.workers.channel import Channel, Kind, error_content, pack_numbers, split_body, split_requests
+from allyouneed.apps.serve.workers.channel import (
+    Kind,
+    MessageChannel,
+    error_content,
+    pack_numbers,
+    split_body,
+    split_requests,
+)
 from allyouneed.errors import UserError
 
 if TYPE_CHECKING:
@@ -66,7 +73,7 @@ def run(gate: Gate, listener: socket.socket, grace: float) -> None:
     asyncio.run(serve())
 
 
-class ApiConnection(Channel):
+class ApiConnection(MessageChannel):
     """The requests of one API process. When it ends, they are cancelled."""
 
     def __init__(self, server: EngineServer) -> None:

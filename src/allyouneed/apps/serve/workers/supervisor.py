@@ -48,7 +48,7 @@ LATE = 15.0  # seconds after the grace period until workers are killed
 
 
 @dataclass(frozen=True)
-class Task:
+class ServerTask:
     """What a server serves; see `create_app`."""
 
     folders: Mapping[str, Path]
@@ -86,7 +86,7 @@ class Supervisor:
 
     def __init__(
         self,
-        task: Task,
+        task: ServerTask,
         workers: int,
         devices: Sequence[str] = ("auto",),
         command: Sequence[str] = COMMAND,
@@ -167,7 +167,7 @@ class Supervisor:
         # glossaries that are not stored for good are kept here, so that all workers know them
         glossaries = settings.glossaries or self.folder / "glossaries"
         settings = settings.model_copy(update={"device": worker.device, "glossaries": glossaries})
-        task = Task(self.task.folders, settings, self.task.default, self.task.aliases, self.task.quiet)
+        task = ServerTask(self.task.folders, settings, self.task.default, self.task.aliases, self.task.quiet)
         engines = [str(self._engine_socket(one)) for one in self.workers if one.role == "engine"]
         assert worker.process.stdin is not None
         try:
