@@ -396,7 +396,7 @@ def main() -> int:
     bench.locked = open(given.lock, "w") if given.lock else None  # noqa: SIM115
     bench.copied = copy_speed(bench)
     models, only = variants(bench.sizes), given.only.split(",")
-    for unknown in set(Mixer.registry) - set(models) - OTHERS:
+    for unknown in set(Mixer.known()) - set(models) - OTHERS:
         print(f"{unknown:26s} has no sizes here: add it to mixers()", flush=True)
     for wrong in set(only) - set(models) - KINDS - {f"long-{name}" for name in models}:
         parser.error(f"unknown model {wrong!r} (known: mixers, long, peers, {', '.join(models)})")
