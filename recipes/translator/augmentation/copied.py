@@ -6,7 +6,7 @@ import random
 import re
 from collections.abc import Iterator
 
-from prepare import Pair
+from pairs import Pair
 
 from allyouneed.infer.translation.carry import read
 from allyouneed.infer.translation.spans import protect

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from prepare import Pair
+from pairs import Pair
 
 from allyouneed.infer.translation.glossary import Term
 from allyouneed.infer.translation.term_marks import mark_terms
