@@ -1,6 +1,6 @@
 """Training files as few, small archives, to be moved to another machine: half the size of gzip.
 
-    python recipes/translator/pack.py pack FOLDER PATTERN … --output OUT [--most 55]     OUT/1/*.ppmd, OUT/2/*.ppmd, …
+    python recipes/translator/pack.py pack FOLDER PATTERN … --output OUT [--most 55]     OUT/1/*, OUT/2/*, …
     python recipes/translator/pack.py unpack FOLDER IN … [--workers 16]
 
 PPMd (`pip install pyppmd`) in pieces of 16 MB of text, so that many processes can unpack them; a folder of OUT holds at
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import lzma
 import os
 import re
 from collections.abc import Iterable
@@ -22,16 +23,25 @@ ORDER, MEMORY = 6, 256 << 20
 PIECE = 16_000_000  # bytes of text
 
 
-def compress(text: bytes) -> bytes:
+def compress(text: bytes) -> tuple[str, bytes]:
+    """The suffix of a piece, and its content. PPMd's decoder refuses a few of the pieces that its encoder has written:
+    these become xz."""
     import pyppmd
 
     encoder = pyppmd.Ppmd7Encoder(ORDER, MEMORY)
-    return len(text).to_bytes(8, "little") + encoder.encode(text) + encoder.flush()
+    packed = len(text).to_bytes(8, "little") + encoder.encode(text) + encoder.flush()
+    try:
+        right = decompress("ppmd", packed) == text
+    except ValueError:
+        right = False
+    return ("ppmd", packed) if right else ("xz", lzma.compress(text))
 
 
-def decompress(packed: bytes) -> bytes:
+def decompress(kind: str, packed: bytes) -> bytes:
     import pyppmd
 
+    if kind == "xz":
+        return lzma.decompress(packed)
     return pyppmd.Ppmd7Decoder(ORDER, MEMORY).decode(packed[8:], int.from_bytes(packed[:8], "little"))
 
 
@@ -42,20 +52,20 @@ def pack(folder: Path, patterns: list[str], output: Path, most: int, workers: in
         for name in names:
             text = gzip.decompress((folder / name).read_bytes())
             cuts = [text[at : at + PIECE] for at in range(0, len(text), PIECE)]
-            for number, packed in enumerate(pool.map(compress, cuts)):
+            for number, (kind, packed) in enumerate(pool.map(compress, cuts)):
                 if size + len(packed) > most * 1_000_000:
                     part, size = part + 1, 0
                 size += len(packed)
                 (output / str(part)).mkdir(parents=True, exist_ok=True)
-                (output / str(part) / f"{name}.{number}-{len(cuts)}.ppmd").write_bytes(packed)
+                (output / str(part) / f"{name}.{number}-{len(cuts)}.{kind}").write_bytes(packed)
     print(f"{len(names)} files in {part} folders; the last has {size / 1e6:.0f} MB")
 
 
 def unpack(folder: Path, given: Iterable[Path], workers: int | None) -> None:
     pieces: dict[str, dict[int, Path]] = {}
     totals: dict[str, int] = {}
-    for path in (path for one in given for path in sorted(one.rglob("*.ppmd"))):
-        found = re.fullmatch(r"(.*)\.(\d+)-(\d+)\.ppmd", path.name)
+    for path in (path for one in given for path in sorted(one.rglob("*.*-*.*"))):
+        found = re.fullmatch(r"(.*)\.(\d+)-(\d+)\.(?:ppmd|xz)", path.name)
         if found is not None:
             pieces.setdefault(found[1], {})[int(found[2])] = path
             totals[found[1]] = int(found[3])
@@ -74,7 +84,7 @@ def unpack(folder: Path, given: Iterable[Path], workers: int | None) -> None:
 
 
 def _unpack_piece(path: Path) -> bytes:
-    return gzip.compress(decompress(path.read_bytes()), 1, mtime=0)
+    return gzip.compress(decompress(path.suffix[1:], path.read_bytes()), 1, mtime=0)
 
 
 def main() -> None:

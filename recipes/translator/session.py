@@ -6,8 +6,8 @@ The teacher is trained in several sessions, on machines that keep nothing. A ses
 snapshot (snapshot.py; without `--snapshot`: from new weights), and trains by teacher.yaml in the folder with the data
 for so many minutes, compiling not counted: a short warm-up, then a constant rate. Its result is an average of the
 weights, which on a constant rate is better than the last ones: runs/translator/teacher/snapshot, written every few
-minutes and at the end. `--decay`: the rate falls to zero over the session, for the last one. `--only-encode`: encode
-the files that are there already, and stop.
+minutes and at the end, which SIGTERM or Ctrl-C brings forward. `--decay`: the rate falls to zero over the session, for
+the last one. `--only-encode`: encode the files that are there already, and stop.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ from allyouneed.train.prefetch import Update
 from allyouneed.train.prepare import RunFolder, prepare
 from allyouneed.train.progress import Reporter
 from allyouneed.train.schedule import Schedule
+from allyouneed.train.signals import Interrupted
 from allyouneed.train.validate import validation_loss
 
 EVERY = 10  # updates between two additions to the average
@@ -73,7 +75,8 @@ class Session(Trainer):
         self.average = {name: tensor.clone() for name, tensor in self.weights.items()}
         self.schedule: Any = Rate(self.schedule, (lambda: max(0.0, 1 - self.share)) if self.decay else lambda: 1.0)
         self.began = time.monotonic()
-        self.run()
+        with suppress(Interrupted):
+            self.run()
 
     @property
     def share(self) -> float:
