@@ -95,10 +95,10 @@ class Session(Trainer):
             torch._foreach_lerp_([*self.average.values()], [*self.weights.values()], part)
 
     def save(self, regular: bool) -> None:
-        """On schedule only, and beside training: the first in a minute costs half a second."""
+        """On schedule only: what is not due by the clock is not written, and does not put off what will be."""
         if self.time_to_save and not self.is_finished:
             self.write({})
-        self.saved_at, self.saved_step, self.time_to_save = time.monotonic(), self.state.step, False
+            self.saved_at, self.time_to_save = time.monotonic(), False
 
     def write(self, losses: dict[str, float]) -> None:
         if self.writer is not None:

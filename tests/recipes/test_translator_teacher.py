@@ -130,24 +130,30 @@ def test_a_session_continues_from_the_snapshot_of_the_last(data: Path, monkeypat
     assert second["loss, last"] < first["loss, last"]
 
 
-def test_packed_files_come_back_whatever_folders_their_pieces_are_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_session_writes_snapshots_on_the_way(
+    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("pyppmd")
+    import session
+
+    tree = yaml.safe_load((data / "teacher.yaml").read_text("utf-8"))
+    tree["save"] |= {"minutes": 1e-6}
+    tree["validate"] |= {"every": 2}
+    (data / "teacher.yaml").write_text(yaml.safe_dump(tree), "utf-8")
+    monkeypatch.setattr(session.Session, "share", property(lambda self: self.state.step / 6))
+    monkeypatch.setattr("sys.argv", ["session.py", str(data), "--workers", "1"])
+    session.main()
+    assert capsys.readouterr().err.count("snapshot after update") == 6
+
+
+def test_packed_files_come_back_in_any_order(tmp_path: Path) -> None:
     import pack
 
-    monkeypatch.setattr(pack, "PIECE", 5000)
     texts = {f"{name}.tsv.gz": "".join(f"{name} {n}\tpair {n}\n" for n in range(1000)) for name in ("a", "b")}
     for name, text in texts.items():
         (tmp_path / name).write_bytes(gzip.compress(text.encode()))
-    pack.pack(tmp_path, ["*.tsv.gz"], tmp_path / "out", 1, 1)
-    pieces = sorted((tmp_path / "out" / "1").iterdir())
-    (tmp_path / "out" / "2").mkdir()
-    for path in pieces[::2]:
-        path.rename(tmp_path / "out" / "2" / path.name)
-    pack.unpack(tmp_path / "back", [tmp_path / "out" / "1"], 1)
-    assert not list((tmp_path / "back").glob("*.gz"))
-    pack.unpack(tmp_path / "back", [tmp_path / "out" / "1", tmp_path / "out" / "2"], 1)
+    pack.pack(tmp_path, tmp_path / "out", 0, 1)
+    for number in ("2", "1"):
+        pack.unpack(tmp_path / "out" / number, tmp_path / "back", 1)
     for name, text in texts.items():
         assert gzip.decompress((tmp_path / "back" / name).read_bytes()).decode() == text
 
