@@ -1,24 +1,24 @@
 """Training files as small archives, to be moved to another machine: two thirds of the size of gzip.
 
-    python recipes/translator/pack.py pack FOLDER OUT [--most 48]       OUT/1/*.xz, OUT/2/*.xz, …
+    python recipes/translator/pack.py pack FOLDER OUT [--most 48]       OUT/1/*.bz2, OUT/2/*.bz2, …
     python recipes/translator/pack.py unpack OUT/1 FOLDER
 
-Every *.tsv.gz of the folder becomes xz, which checks itself; a folder of OUT holds at most `--most` MB. Unpacked files
-are gzip again, at its fastest level.
+Every *.tsv.gz of the folder becomes bzip2, which checks itself; a folder of OUT holds at most `--most` MB. Unpacked
+files are gzip again, at its fastest level.
 """
 
 from __future__ import annotations
 
 import argparse
+import bz2
 import gzip
-import lzma
 import os
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 
 def compress(path: Path) -> bytes:
-    return lzma.compress(gzip.decompress(path.read_bytes()), preset=9)
+    return bz2.compress(gzip.decompress(path.read_bytes()))
 
 
 def pack(folder: Path, output: Path, most: int, workers: int | None) -> None:
@@ -32,12 +32,12 @@ def pack(folder: Path, output: Path, most: int, workers: int | None) -> None:
             sizes[part] += len(packed)
             into = output / str(part + 1)
             into.mkdir(parents=True, exist_ok=True)
-            (into / f"{path.name.removesuffix('.gz')}.xz").write_bytes(packed)
+            (into / f"{path.name.removesuffix('.gz')}.bz2").write_bytes(packed)
     print(f"{len(files)} files: " + ", ".join(f"{size / 1e6:.0f} MB" for size in sizes))
 
 
 def unpack_file(path: Path, folder: Path) -> None:
-    text = lzma.decompress(path.read_bytes())
+    text = bz2.decompress(path.read_bytes())
     work = folder / f".{path.stem}"
     work.write_bytes(gzip.compress(text, 1, mtime=0))
     work.rename(folder / f"{path.stem}.gz")
@@ -45,7 +45,7 @@ def unpack_file(path: Path, folder: Path) -> None:
 
 def unpack(given: Path, folder: Path, workers: int | None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    files = sorted(given.glob("*.xz"))
+    files = sorted(given.glob("*.bz2"))
     with ProcessPoolExecutor(workers) as pool:
         list(pool.map(unpack_file, files, [folder] * len(files)))
     print(f"{len(files)} files unpacked")
