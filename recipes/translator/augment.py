@@ -21,7 +21,7 @@ from augmentation.corpus import SAMPLE, Direction, Language
 from augmentation.templated import bare_values, greetings, noun_templates, number_templates, real_numbers
 from augmentation.terms import glossary, phrases, words
 from augmentation.varied import cased, joined, noisy
-from prepare import Pair, write
+from pairs import Pair, write
 
 DIRECTIONS = [("en", "de"), ("de", "en"), ("en", "fr"), ("fr", "en"), ("en", "zh"), ("zh", "en")]
 

@@ -19,7 +19,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[2]))  # for bench.*
 
 from calibrate import markdown as calibration_table
-from prepare import read_sources
+from pairs import read_sources
 
 from allyouneed.folder import Folder
 from bench.translation.quality import tables

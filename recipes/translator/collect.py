@@ -37,7 +37,8 @@ from collecting.names import FROM_PACKAGES, FROM_REPOSITORIES, LANGUAGES, Packag
 from collecting.parallel import EXTRA
 from collecting.repositories import Repository
 from collecting.sentences import simplified
-from prepare import HAN, SOURCES, Pair, letters_and_digits, normalize, read_sources, reason_to_drop, write
+from pairs import HAN, SOURCES, Pair, letters_and_digits, normalize, read_sources, write
+from prepare import reason_to_drop
 
 from allyouneed.errors import UserError
 

@@ -197,7 +197,7 @@ def test_the_licence_names_every_source(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.syspath_prepend(RECIPE)
     import card
     import collect
-    from prepare import read_sources
+    from pairs import read_sources
 
     rows = read_sources()
     licence = card.licence()

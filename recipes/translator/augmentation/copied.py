@@ -6,7 +6,7 @@ import random
 import re
 from collections.abc import Iterator
 
-from prepare import Pair
+from pairs import Pair
 
 from allyouneed.apps.translate.spans.carry import read
 from allyouneed.apps.translate.spans.spans import protect

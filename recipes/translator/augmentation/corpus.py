@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from prepare import Pair
+from pairs import Pair
 
 from augmentation.lexicon import Lexicon, Words, learn
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from prepare import Pair
+from pairs import Pair
 
 from augmentation.amounts import LANGUAGES, SEPARATORS, Texts, decimal, integer, number, same
 from augmentation.corpus import Direction

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from prepare import Pair
+from pairs import Pair
 
 from allyouneed.apps.translate.glossary import Term
 from allyouneed.apps.translate.spans.term_marks import mark_terms

@@ -7,7 +7,8 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
-from prepare import Pair, title
+from pairs import Pair
+from prepare import title
 
 from augmentation.corpus import Direction
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from prepare import HAN, letters_and_digits, read_corpus
+from pairs import HAN, letters_and_digits, read_corpus
 
 from allyouneed.errors import UserError
 from collecting.sentences import split
@@ -43,9 +43,10 @@ class HeldOut:
             raise UserError(f"no test sets to keep out: {data}/mt/*/*.test.tsv.gz, {corpora}/*/ud-pud.tsv.zst")
         return cls(text for path in sets for text in _columns(path))
 
-    def within(self, text: str) -> bool:
+    def within(self, text: str, words: bool = False) -> bool:
+        """`words`: a text may be a short sentence of a test set, as single words are."""
         plain = letters_and_digits(text)
-        if plain in self.whole:
+        if plain in self.whole and not words:
             return True
         size = KEY[_chinese(plain)]
         return any(

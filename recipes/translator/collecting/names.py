@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from prepare import HAN, Pair, letters_and_digits
+from pairs import HAN, Pair, letters_and_digits
 
 from allyouneed.errors import UserError
 from collecting import packages

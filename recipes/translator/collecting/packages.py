@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from prepare import Pair
+from pairs import Pair
 
 
 def find(folder: Path, name: str) -> Path | None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
-from prepare import Pair, letters_and_digits
+from pairs import Pair, letters_and_digits
 
 from collecting.markdown import Block, blocks, plain
 from collecting.repositories import Repository

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
-from prepare import HAN
+from pairs import HAN
 
 from allyouneed.apps.translate.splitting.sentences import sentences
 
