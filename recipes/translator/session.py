@@ -31,17 +31,17 @@ import yaml
 from torch import Tensor
 
 from allyouneed.nn.models.weights import named_tensors
-from allyouneed.train import load_recipe
-from allyouneed.train.backend import choose_backend
-from allyouneed.train.distributed.process_group import SINGLE_PROCESS
-from allyouneed.train.dry_run import dry_run
-from allyouneed.train.loop import Trainer
-from allyouneed.train.prefetch import Update
-from allyouneed.train.prepare import RunFolder, prepare
-from allyouneed.train.progress import Reporter
-from allyouneed.train.schedule import Schedule
-from allyouneed.train.signals import Interrupted
-from allyouneed.train.validate import validation_loss
+from allyouneed.training import load_recipe
+from allyouneed.training.backend import choose_backend
+from allyouneed.training.distributed.process_group import SINGLE_PROCESS
+from allyouneed.training.loop import Trainer
+from allyouneed.training.optim.schedule import Schedule
+from allyouneed.training.planning.dry_run import dry_run
+from allyouneed.training.prefetch import Update
+from allyouneed.training.prepare import RunFolder, prepare
+from allyouneed.training.reporting.progress import Reporter
+from allyouneed.training.signals import Interrupted
+from allyouneed.training.validate import validation_loss
 
 EVERY = 10  # updates between two additions to the average
 HORIZON = 400  # updates that the average looks back

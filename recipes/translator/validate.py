@@ -16,9 +16,9 @@ sys.path.append(str(Path(__file__).parents[2]))  # for bench.*
 
 import snapshot
 
-from allyouneed.evaluate.translation import evaluate
+from allyouneed.apps.translate.translator import Translator
 from allyouneed.folder import Folder
-from allyouneed.infer.predictors.translator import Translator
+from allyouneed.metrics.translation import evaluate
 from allyouneed.models import resolve
 from bench.translation.quality import data
 

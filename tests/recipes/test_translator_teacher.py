@@ -11,12 +11,12 @@ import torch
 import yaml
 from torch import Tensor
 
-from allyouneed.evaluate.likelihood import mean_loss
 from allyouneed.folder import Folder
+from allyouneed.metrics.likelihood import mean_loss
 from allyouneed.nn.models.weights import named_tensors
-from allyouneed.train import load_recipe, train
-from allyouneed.train.prepare import RunFolder, prepare
-from allyouneed.train.progress import Reporter
+from allyouneed.training import load_recipe, train
+from allyouneed.training.prepare import RunFolder, prepare
+from allyouneed.training.reporting.progress import Reporter
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "translator"
 SMALL = ["width=32", "encoder[0].repeat=1", "decoder[0].repeat=1", "dropout=0", "encoder[0].mixer.heads=2"]
