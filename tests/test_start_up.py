@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import allyouneed as ayn
+from allyouneed import plugins
+from allyouneed.apps.inspect.reference.reference import slot_classes
 from allyouneed.plugins import ROOT
+from allyouneed.runtime.cpu.bindings import bind_state
+from allyouneed.runtime.cpu.lower import lower
+from allyouneed.runtime.cuda.capture import check_capture
+from allyouneed.runtime.cuda.kernels import make_kernel
+from allyouneed.runtime.cuda.static_cache import make_static_state
+from allyouneed.runtime.rules import Rules, registering_modules
 
 sys.path.append(str(ROOT.parents[1]))
 from bench.house import modules_loaded
@@ -61,6 +70,23 @@ def test_parts_are_found_by_their_kind_in_a_process_that_has_imported_none(tmp_p
         "for name in preset_names():\n"
         "    ayn.model_config(name)\n"
     )
-    import subprocess
-
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_every_part_is_found_by_the_kind_in_its_source() -> None:
+    """Otherwise it would work only where something else has imported its file."""
+    named = plugins._own_modules()
+    for slot in slot_classes():
+        for kind, part in slot.known().items():
+            if part.__module__.startswith("allyouneed."):
+                assert part.__module__ in named[kind], f"{part.__name__}: no line `kind: Literal[…]` is found"
+
+
+@pytest.mark.parametrize("rules", [lower, bind_state, make_kernel, make_static_state, check_capture])
+def test_every_rule_is_found_by_the_class_that_it_is_for(rules: Rules) -> None:
+    named = registering_modules(rules.folder)
+    assert named
+    for cls in rules.classes():
+        rule = rules.found[cls]
+        if rule.__module__ != rules.module:  # that one is imported with the rules
+            assert rule.__module__ in named.get(cls.__name__, ()), f"no `.register({cls.__name__})` is found"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import cache, partial
 from importlib import import_module
@@ -32,12 +33,13 @@ class Rules:
     """`purpose` completes "RetentionModule has no …". A rule holds for exactly the classes it is registered for: a
     subclass may compute something else. A class that computes the same as another says so (`computes_as`).
 
-    `file`: of the module that makes these rules, beside those that register more. Such a module is imported when a
-    class that it names is first met, so that a model loads the rules of its own parts only.
+    `module`: where these rules are made. Its neighbours register more; one is imported when a class that it names is
+    first met, so that a model loads the rules of its own parts only.
     """
 
-    def __init__(self, purpose: str, file: str) -> None:
-        self.purpose, self.folder = purpose, Path(file).parent
+    def __init__(self, purpose: str, module: str) -> None:
+        self.purpose, self.module = purpose, module
+        self.folder = Path(str(sys.modules[module].__file__)).parent
         self.found: dict[type, Callable[..., Any]] = {}
         self._asked: set[str] = set()  # names of classes whose modules are imported
 

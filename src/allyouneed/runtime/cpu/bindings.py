@@ -28,7 +28,7 @@ from allyouneed.runtime.rules import Rules
 
 HUGE = LARGE = 2 << 20  # bytes of a huge page, and of a carry that is moved to some
 SETTLED = 16  # passes after which it is
-bind_state = Rules("native binding", __file__)  # of states of constant size: rule(state, features, memory)
+bind_state = Rules("native binding", __name__)  # of states of constant size: rule(state, features, memory)
 AHEAD = 64  # positions whose masks are computed together, and tokens that recent ones are moved after
 
 

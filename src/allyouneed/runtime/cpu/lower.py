@@ -25,7 +25,7 @@ from allyouneed.runtime.cpu.instructions import FORMATS, Instructions, Register
 from allyouneed.runtime.program import Add, Call, Function, Op, Program, Scale, Unsupported
 from allyouneed.runtime.rules import Rules
 
-lower = Rules("native instructions", __file__)  # rule(part, x, code, state) -> Register
+lower = Rules("native instructions", __name__)  # rule(part, x, code, state) -> Register
 
 
 def lower_program(program: Program, x: Register, code: Instructions) -> Register:

@@ -31,7 +31,7 @@ from allyouneed.runtime.program import Unsupported
 from allyouneed.runtime.rules import Blocker, Rules
 from allyouneed.runtime.trace import require_traced_model, trace
 
-check_capture = Rules("rule for CUDA graphs", __file__)
+check_capture = Rules("rule for CUDA graphs", __name__)
 
 
 def can_capture(model: Any) -> bool:

@@ -61,7 +61,7 @@ class StepSetup:
 
 
 # rule(part, setup, state, partial) -> Kernel; `partial`: may return partial sums
-make_kernel = Rules("kernel", __file__)
+make_kernel = Rules("kernel", __name__)
 
 
 def kernel(part: Any, setup: StepSetup, state: Any, partial: bool) -> Kernel:

@@ -197,7 +197,7 @@ class StaticCrossKVCache(CrossKVCache):
 
 
 # rule(state, part, states) -> the fixed-shape form of a part's state, with `load(given: Prefilled, past: State)`
-make_static_state = Rules("fixed-shape form", __file__)
+make_static_state = Rules("fixed-shape form", __name__)
 
 
 PLAIN = (RelativeModule, RotaryModule)  # positions that add no features to keys
