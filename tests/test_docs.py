@@ -601,7 +601,7 @@ MISTAKES = {
         "rows = unpacked.gather(x)",
         "rows, unpacked = x, UnpackedRows(None)",
         {
-            "test_neither_padding_nor_strangers_are_seen": "",
+            "test_neither_padding_nor_other_sentences_change_a_sentence": "",
             "test_packed_sentences_give_the_gradients_of_separate_ones": "",
         },
     ),

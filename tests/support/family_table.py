@@ -8,6 +8,7 @@ its parts, reference and differences from the tests.
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from collections import defaultdict
@@ -72,8 +73,8 @@ def parts(node: Any) -> Iterator[Part]:
 def files(preset: str) -> list[str]:
     """The files of a preset's parts, in order of occurrence."""
     config = parse(Model, preset_tree(preset))  # type: ignore[type-abstract]
-    modules = [type(part).__module__.removeprefix("allyouneed.").replace(".", "/") for part in parts(config)]
-    return list(dict.fromkeys(f"{module}.py" for module in modules))
+    sources = [Path(str(inspect.getsourcefile(type(part)))) for part in parts(config)]
+    return list(dict.fromkeys(source.relative_to(PRESETS.parent).as_posix() for source in sources))
 
 
 def page(results: list[dict[str, Any]]) -> str:
@@ -87,7 +88,9 @@ def page(results: list[dict[str, Any]]) -> str:
     for system in sorted(set(measured) | set(presets), key=str.lower):
         names = presets.get(system, [])
         made = list(dict.fromkeys(file for name in names for file in files(name)))
-        links = ", ".join(f"[{Path(file).stem}](../src/allyouneed/{file})" for file in made)
+        links = ", ".join(
+            f"[{Path(file.removesuffix('/__init__.py')).stem}](../src/allyouneed/{file})" for file in made
+        )
         paper = system_and_paper(names[0])[1] if names else ""
         judges = sorted({result["judge"] for result in measured[system]})
         mine = [[result for result in measured[system] if result["judge"] == judge] for judge in judges]
