@@ -232,9 +232,9 @@ def cuda_graphs() -> None:
     for name in names:
         engine = engine_of(name, **({"bidirectional_prompt": True} if name == "seen-prompt" else {}))
         requests, drafts = make_requests(engine, 5 if Options.tiny else 19), drafts_of(engine)
-        specs = {method: engine.spec(decoding) for method, decoding in DECODINGS.items()}
+        specs = {method: engine.runner.spec(decoding) for method, decoding in DECODINGS.items()}
         for method in ("greedy", "draws", "penalties"):
-            specs |= {f"{method}, {kind}": engine.spec(DECODINGS[method], draft=d) for kind, d in drafts.items()}
+            specs |= {f"{method}, {kind}": engine.runner.spec(DECODINGS[method], draft=d) for kind, d in drafts.items()}
         cases = {method: (spec, requests) for method, spec in specs.items()} | ruled(engine, requests)
         cases = {method: case for method, case in cases.items() if Options.wants_method(method)}
         count += len(cases)

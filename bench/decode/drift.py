@@ -172,7 +172,7 @@ def decode(engine: Engine, subject: Subject, rows: int = TEXTS, **options: Any) 
 
 
 def scheduled(engine: Engine, subject: Subject, pool: bool = False) -> list[list[int]]:
-    scheduler = Scheduler(engine, rows=16, budget=24, pool=BlockPool(1 << 12) if pool else None)
+    scheduler = Scheduler(engine.runner, rows=16, budget=24, pool=BlockPool(1 << 12) if pool else None)
     states = []
     for request in subject.requests():
         states.append(scheduler.submit(request, subject.decoding()))

@@ -74,7 +74,7 @@ class Found:
 
 
 def measure(model: Engine, requested: list[tuple[Request, Decoding]], blocks: int, size: int, rows: int) -> Found:
-    scheduler = Scheduler(model, rows=rows, budget=2048, pool=BlockPool(blocks, size))
+    scheduler = Scheduler(model.runner, rows=rows, budget=2048, pool=BlockPool(blocks, size))
     manager = scheduler.blocks
     assert manager is not None
     requests = [scheduler.submit(*one) for one in requested]
@@ -107,7 +107,7 @@ def measure(model: Engine, requested: list[tuple[Request, Decoding]], blocks: in
 
 def largest(model: Engine, requested: list[tuple[Request, Decoding]]) -> int:
     """Blocks that the largest request can need: with fewer it is refused."""
-    scheduler = Scheduler(model, pool=BlockPool(10**6))
+    scheduler = Scheduler(model.runner, pool=BlockPool(10**6))
     assert scheduler.blocks is not None
     return max(scheduler.blocks.most(scheduler.submit(*one)) for one in requested)
 

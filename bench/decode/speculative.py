@@ -129,7 +129,7 @@ def measure_draft_model(text: str, count: int) -> Table:
             assert found[0][0].tokens == tokens[GIVEN:], "the script"
             return found
 
-        drafts: dict[str, Draft] = {f"model, {n} ahead": DraftModel(engines[1], n) for n in (2, 4, 7)}
+        drafts: dict[str, Draft] = {f"model, {n} ahead": DraftModel(engines[1].runner, n) for n in (2, 4, 7)}
         table += compare_drafts(f"agree on {right:.0%}", texts, drafts, ask)
     return table
 

@@ -66,7 +66,7 @@ def main() -> None:
         engine = engine_of(mixer, 12, given.device, given.tiny)
         small, wrong = (engine_of(mixer, 2, given.device, given.tiny, tied) for tied in (True, False))
         drafts: dict[str, Draft | None] = {"none": None, "lookup": PromptLookup(7)}
-        drafts |= {"2 layers": DraftModel(small, 4), "wrong": DraftModel(wrong, 4)}
+        drafts |= {"2 layers": DraftModel(small.runner, 4), "wrong": DraftModel(wrong.runner, 4)}
         for rows in given.rows:
             prompts = [[1, *(5 + (7 * n + k) % 400 for k in range(15))] for n in range(rows)]
             best: dict[tuple[str, bool], tuple[float, str]] = {}

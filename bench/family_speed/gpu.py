@@ -46,6 +46,7 @@ from allyouneed.infer.cuda_graph.runner import GraphRunner
 from allyouneed.infer.decoding.base import RequestState
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
+from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.request import Request
 from allyouneed.nn.linear.ternary import pack_model
 from allyouneed.nn.models.base import Model
@@ -164,7 +165,7 @@ def decode(bench: Bench, engine: Engine, rows: int) -> None:
     """Through the graph runner, as the engine does on a GPU."""
     s = bench.sizes
     decoding = Decoding(method="greedy", min_length=s.new, max_length=s.new)
-    spec, given = engine.spec(decoding), requests(bench, rows)
+    spec, given = engine.runner.spec(decoding), requests(bench, rows)
     states = [RequestState(request, spec, s.new) for request in given]
     batch = engine.graphs.batch(states)
     with torch.inference_mode():
@@ -241,7 +242,7 @@ def measure_long(bench: Bench, name: str, keys: dict[str, Any]) -> None:
     model = bench.build(keys)
     if cuda_choice(model).blockers:
         return
-    spec = Engine(model, bos=1, eos=2, pad=0).spec(Decoding(method="greedy", max_length=s.new))
+    spec = ModelRunner(model, bos=1, eos=2, pad=0).spec(Decoding(method="greedy", max_length=s.new))
     contexts = [s.long >> halvings for halvings in range(6, -1, -1)]
     ends = {context: fitting(bench, model, keys, context) for context in contexts[-2:]}
     groups = [contexts] if len(set(ends.values())) == 1 else [contexts[:-1], contexts[-1:]]

@@ -111,7 +111,7 @@ def measure(bench: Bench, name: str, tree: dict[str, Any]) -> None:
 def run_once(engine: Engine, config: Any, rows: int, given: int, new: int) -> None:
     """A whole run, which captures what is timed."""
     vocab = config.vocabs
-    spec = engine.spec(Decoding(method="greedy", min_length=new, max_length=new))
+    spec = engine.runner.spec(Decoding(method="greedy", min_length=new, max_length=new))
     requests = []
     for row in range(rows):
         if config.kind == "encoder-decoder":

@@ -71,7 +71,7 @@ def prepare_decode(job: Job, s: Sizes, device: str, found: Found) -> Prepared:
         for path, doing_without in variants(job, True).items():
             with found.guarded(f"{path} {rows}"), doing_without(), torch.inference_mode():
                 engine = Engine(model, bos=1, eos=2, pad=0, budget=64 * 1024)
-                spec = engine.spec(Decoding(min_length=s.new, max_length=s.new, **how))
+                spec = engine.runner.spec(Decoding(min_length=s.new, max_length=s.new, **how))
                 states = [RequestState(one, spec, s.new) for one in requests(keys, s, rows, s.given, s.new)]
                 batch = engine.graphs.batch(states)
                 while batch.active:
@@ -97,12 +97,12 @@ def prepare_prefill(job: Job, s: Sizes, device: str, found: Found) -> Prepared:
         for path, doing_without in variants(job, True).items():
             engine = Engine(model, bos=1, eos=2, pad=0, budget=64 * 1024)
             texts = requests(keys, s, rows, 16 * s.given, 8)
-            run = partial(engine.decode, texts, engine.spec(decoding))
+            run = partial(engine.decode, texts, engine.runner.spec(decoding))
             if job.kind != "prefill":  # as a server does, with blocks, and with or without graphs
                 graphs = engine.graphs if job.kind == "served" else None
                 pool = BlockPool(2 * rows * (16 * s.given + 8))
-                scheduler = Scheduler(engine, budget=8192, pool=pool, graphs=graphs)
-                run = partial(serve, scheduler, texts, engine.spec(decoding))
+                scheduler = Scheduler(engine.runner, budget=8192, pool=pool, graphs=graphs)
+                run = partial(serve, scheduler, texts, engine.runner.spec(decoding))
             turn = partial(within, doing_without, partial(clocked, run, 3))
             with found.guarded(f"{path} {rows}"):
                 for _ in range(3):  # sizes that recur are captured

@@ -28,7 +28,7 @@ def tokens(answers: list[list[Hypothesis]]) -> list[list[list[int]]]:
 
 def log_probs(engine: Engine, source: list[int], token_lists: list[int]) -> list[float]:
     """The plain definition: the whole target at once."""
-    batch = Batch(Rows(torch.tensor([[engine.bos, *token_lists[:-1]]])), Rows(torch.tensor([source])))
+    batch = Batch(Rows(torch.tensor([[engine.runner.bos, *token_lists[:-1]]])), Rows(torch.tensor([source])))
     with torch.no_grad():
         found = engine.model.logits(batch)[0].log_softmax(-1)
     return found.gather(1, torch.tensor(token_lists)[:, None])[:, 0].tolist()
@@ -41,7 +41,7 @@ def test_the_answer_does_not_depend_on_the_batch(engine: Engine, sources: list[l
         tokens(engine.generate([source], DECODINGS[decoding], sample_keys=[[number]]))[0]
         for number, source in enumerate(sources)
     ]
-    small = Engine(engine.model, BOS, EOS, PAD, engine.forbidden, budget=100)
+    small = Engine(engine.model, BOS, EOS, PAD, engine.runner.forbidden, budget=100)
     assert together == decode_alone == tokens(small.generate(sources, DECODINGS[decoding]))
     backwards = tokens(
         engine.generate(sources[::-1], DECODINGS[decoding], sample_keys=[[n] for n in range(len(sources))][::-1])

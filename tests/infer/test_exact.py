@@ -109,7 +109,7 @@ def test_a_request_gets_the_same_bits_while_others_come_and_go(
     kind: str, texts: list[list[int]], ways: list[Decoding], rows: int, budget: int
 ) -> None:
     """Mixed methods, some admitted while others decode, and more requests than slots."""
-    scheduler, states = Scheduler(engine_of(kind), rows=rows, budget=budget), []
+    scheduler, states = Scheduler(engine_of(kind).runner, rows=rows, budget=budget), []
     for key, text in enumerate(texts):
         states.append(scheduler.submit(request(kind, text, ways[key], key), ways[key]))
         if key % 3:
@@ -145,7 +145,7 @@ def test_speculative_decoding_is_exact_too() -> None:
 
 def test_exact_is_refused_with_a_pool() -> None:
     with pytest.raises(UserError, match="exact and pool are exclusive"):
-        Scheduler(engine_of("rotary"), pool=BlockPool(9))
+        Scheduler(engine_of("rotary").runner, pool=BlockPool(9))
 
 
 def test_loaded_models_can_decode_exactly(tokenizer: Tokenizer) -> None:

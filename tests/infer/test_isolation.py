@@ -91,27 +91,27 @@ VALID = Request([BOS, 5], 4, (0,))
 )
 def test_a_bad_request_is_refused_at_submission(changes: dict[str, Any], says: str) -> None:
     engine = engine_of("decoder")
-    for scheduler in (Scheduler(engine), Scheduler(engine, queue=LargestFirst(99))):
+    for scheduler in (Scheduler(engine.runner), Scheduler(engine.runner, queue=LargestFirst(99))):
         with pytest.raises(UserError, match=says):
             scheduler.submit(VALID._replace(**changes), GREEDY)
         assert scheduler.idle
 
 
 def test_a_bad_specification_is_refused_at_submission() -> None:
-    engine, spec = engine_of("decoder"), engine_of("decoder").spec(GREEDY)
-    scheduler = Scheduler(engine)
+    engine, spec = engine_of("decoder"), engine_of("decoder").runner.spec(GREEDY)
+    scheduler = Scheduler(engine.runner)
     for changes in ({"eos": VOCAB}, {"forbidden": (-1,)}, {"logits_processor": 5}, {"draft": 5}):
         with pytest.raises(UserError):
             scheduler.submit(VALID, replace(spec, **changes))  # type: ignore[arg-type]
     with pytest.raises(UserError, match="needs a source"):
-        Scheduler(engine_of("encoder-decoder")).submit(VALID, GREEDY)
+        Scheduler(engine_of("encoder-decoder").runner).submit(VALID, GREEDY)
     assert scheduler.idle
 
 
 def test_a_large_limit_costs_nothing_until_it_is_used() -> None:
     """Rows of a batch have columns for tokens that exist, not for the largest limit of anyone in it."""
     engine = engine_of("decoder")
-    scheduler = Scheduler(engine)
+    scheduler = Scheduler(engine.runner)
     for method in ("greedy", "sample"):
         options = Decoding(method=method, max_length=MAX_TOKENS)
         scheduler.submit(Request([BOS, 5], MAX_TOKENS, (0,)), options)
@@ -126,10 +126,10 @@ def test_long_answers_outgrow_their_first_columns(monkeypatch: pytest.MonkeyPatc
     for more in ({"method": "sample", "seed": 3}, {"beam": 2}):
         options = Decoding(max_length=40, min_length=39, loops=None, **more)
         requests = [Request([BOS, 5 + n], 40, (n,)) for n in range(3)]
-        wide = [decode_alone(request, engine.spec(options), engine) for request in requests]
+        wide = [decode_alone(request, engine.runner.spec(options), engine) for request in requests]
         with monkeypatch.context() as patch:
             patch.setattr("allyouneed.infer.decoding.base.WIDTH", 4)
-            scheduler = Scheduler(engine)
+            scheduler = Scheduler(engine.runner)
             states = [scheduler.submit(request, options) for request in requests[:2]]
             for _ in range(20):
                 scheduler.step()
@@ -141,7 +141,7 @@ def test_long_answers_outgrow_their_first_columns(monkeypatch: pytest.MonkeyPatc
 
 def test_a_caller_cannot_change_a_submitted_prompt() -> None:
     engine, prompt = engine_of("decoder"), [BOS, 5, 6]
-    scheduler = Scheduler(engine)
+    scheduler = Scheduler(engine.runner)
     state = scheduler.submit(Request(prompt, 12, (0,)), GREEDY)
     prompt[:] = [10**9]
     scheduler.run()
@@ -150,7 +150,7 @@ def test_a_caller_cannot_change_a_submitted_prompt() -> None:
 
 def test_a_stream_ends_with_its_request() -> None:
     engine = engine_of("decoder")
-    scheduler = Scheduler(engine)
+    scheduler = Scheduler(engine.runner)
 
     def broken(token: int) -> None:
         raise Fault("listener")
@@ -160,7 +160,7 @@ def test_a_stream_ends_with_its_request() -> None:
     abandoned = scheduler.submit(VALID, GREEDY)
     scheduler.close()
     assert list(scheduler.stream(abandoned)) == [] and abandoned.cancelled
-    foreign = Scheduler(engine).submit(VALID, GREEDY)
+    foreign = Scheduler(engine.runner).submit(VALID, GREEDY)
     with pytest.raises(UserError, match="not submitted to this scheduler"):
         list(scheduler.stream(foreign))
 
@@ -266,11 +266,12 @@ def make_request(dice: Random, faults: Faults, key: int, kind: str, bad: bool) -
     return request, decoding
 
 
-def soak(scheduler: Scheduler, kind: str, count: int, seed: int, rate: float, interrupts: float) -> None:
+def soak(
+    engine: Engine, scheduler: Scheduler, kind: str, count: int, seed: int, rate: float, interrupts: float
+) -> None:
     """`count` random requests, a third of them with callbacks that raise; model passes and changes of states fail with
     probability `rate`; `interrupts`: share of steps with Ctrl-C somewhere inside."""
-    dice, engine = Random(seed), scheduler.engine
-    assert isinstance(engine, Engine)
+    dice = Random(seed)
     faults, model = Faults(dice), engine.model
     faults.rate = rate
     drafts = scheduler.blocks is None
@@ -297,7 +298,7 @@ def soak(scheduler: Scheduler, kind: str, count: int, seed: int, rate: float, in
             if number < count:
                 bad = dice.random() < 0.33
                 request, decoding = make_request(dice, faults, number, kind, bad)
-                spec = engine.spec(decoding)
+                spec = engine.runner.spec(decoding)
                 if bad and dice.random() < 0.2:
                     spec = replace(spec, logits_processor=bad_processor(faults))
                 if drafts and decoding.method != "beam" and dice.random() < 0.2:
@@ -335,17 +336,21 @@ def soak(scheduler: Scheduler, kind: str, count: int, seed: int, rate: float, in
         assert is_empty(scheduler)
 
 
-SCHEDULERS: dict[str, Callable[[], tuple[Scheduler, str]]] = {
-    "decoder": lambda: (Scheduler(engine_of("decoder"), rows=24, budget=24), "decoder"),
-    "encoder-decoder": lambda: (Scheduler(engine_of("encoder-decoder"), rows=24, budget=24), "encoder-decoder"),
-    "paged": lambda: (Scheduler(engine_of("decoder"), rows=24, budget=24, pool=BlockPool(90, size=4)), "decoder"),
-    "exact": lambda: (Scheduler(Engine(decoder_model(), BOS, EOS, PAD, [PAD, BOS], exact=True), rows=24), "decoder"),
-    "slots": lambda: (Scheduler(engine_of("decoder"), rows=24, budget=24), "decoder"),
+def scheduled(engine: Engine, kind: str = "decoder", **options: Any) -> tuple[Engine, Scheduler, str]:
+    return engine, Scheduler(engine.runner, rows=24, **options), kind
+
+
+SCHEDULERS: dict[str, Callable[[], tuple[Engine, Scheduler, str]]] = {
+    "decoder": lambda: scheduled(engine_of("decoder"), budget=24),
+    "encoder-decoder": lambda: scheduled(engine_of("encoder-decoder"), "encoder-decoder", budget=24),
+    "paged": lambda: scheduled(engine_of("decoder"), budget=24, pool=BlockPool(90, size=4)),
+    "exact": lambda: scheduled(Engine(decoder_model(), BOS, EOS, PAD, [PAD, BOS], exact=True)),
+    "slots": lambda: scheduled(engine_of("decoder"), budget=24),
 }
 
 
 @pytest.fixture(params=SCHEDULERS)
-def scheduler_and_kind(request: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Scheduler, str]:
+def subject(request: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Engine, Scheduler, str]:
     if request.param == "slots":  # as on a GPU
         admit_as_on_a_gpu(monkeypatch)
     return SCHEDULERS[request.param]()
@@ -355,14 +360,14 @@ RATES = {"callbacks": (0.0, 0.0), "passes": (0.02, 0.0), "interrupts": (0.0, 0.1
 
 
 @pytest.mark.parametrize("rates", ["callbacks", "all"])
-def test_faults_stay_where_they_belong(scheduler_and_kind: tuple[Scheduler, str], rates: str) -> None:
-    soak(*scheduler_and_kind, 30, 1, *RATES[rates])
+def test_faults_stay_where_they_belong(subject: tuple[Engine, Scheduler, str], rates: str) -> None:
+    soak(*subject, 30, 1, *RATES[rates])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rates", RATES)
-def test_thousands_of_requests_among_faults(scheduler_and_kind: tuple[Scheduler, str], rates: str) -> None:
-    soak(*scheduler_and_kind, 400, 2, *RATES[rates])
+def test_thousands_of_requests_among_faults(subject: tuple[Engine, Scheduler, str], rates: str) -> None:
+    soak(*subject, 400, 2, *RATES[rates])
 
 
 # --- offline ----------------------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def by_whole_passes(engine, given):
     for _ in range(given.limit):
         with torch.no_grad():
             logits = model.logits(Batch(Rows(torch.tensor([tokens]), slots=slots[:, : len(tokens)]), source))[0, -1]
-        logits[[*engine.forbidden, EOS]] = -torch.inf
+        logits[[*engine.runner.forbidden, EOS]] = -torch.inf
         tokens.append(int(logits.argmax()))
     return tokens[len(given.prompt) :]
 
@@ -85,7 +85,7 @@ def test_every_way_of_prefilling_gives_the_tokens_of_whole_passes(engine):
     assert [best.tokens for (best,) in offline] == expected
     for pool in (None, BlockPool(40, size=2)):
         # chunks of 2 tokens end inside images; requests arrive while others decode
-        scheduler = Scheduler(engine, budget=2, rows=3, pool=pool)
+        scheduler = Scheduler(engine.runner, budget=2, rows=3, pool=pool)
         states = [scheduler.submit(one, GREEDY) for one in REQUESTS]
         scheduler.run()
         assert [state.hypotheses[0].tokens for state in states] == expected
@@ -104,7 +104,7 @@ def test_beams_and_streams_read_media(engine):
 
 def test_a_cached_prefix_is_that_of_the_same_image(engine):
     pool = BlockPool(60, size=2)
-    scheduler = Scheduler(engine, pool=pool)
+    scheduler = Scheduler(engine.runner, pool=pool)
 
     def hits(given):
         before = scheduler.blocks.prefixes.hits

@@ -50,13 +50,13 @@ def engine_of(model: Any) -> Engine:
 @pytest.mark.parametrize("blocks", [90, 2000])
 def test_the_same_answers_from_a_large_and_a_small_pool(layer: str, blocks: int) -> None:
     engine = engine_of(decoder_model(layer))
-    scheduler = Scheduler(engine, rows=40, budget=40, pool=BlockPool(blocks, size=4))
+    scheduler = Scheduler(engine.runner, rows=40, budget=40, pool=BlockPool(blocks, size=4))
     check(engine, scheduler, 18)
     assert is_empty(scheduler)
 
 
 def test_sources_and_beams_in_a_pool(engine: Engine, sources: list[list[int]]) -> None:
-    scheduler = Scheduler(engine, rows=24, budget=64, pool=BlockPool(3000))
+    scheduler = Scheduler(engine.runner, rows=24, budget=64, pool=BlockPool(3000))
     check_sources(engine, scheduler, sources)
     assert is_empty(scheduler)
 
@@ -65,7 +65,7 @@ def test_a_preempted_request_resumes_where_it_was() -> None:
     """Far fewer blocks than all requests need together; the urgent one is not preempted."""
     engine = engine_of(decoder_model())
     long = [decoding.model_copy(update={"max_length": 30, "min_length": 25}) for decoding in DECODINGS]
-    scheduler = Scheduler(engine, rows=60, pool=BlockPool(60, size=4))
+    scheduler = Scheduler(engine.runner, rows=60, pool=BlockPool(60, size=4))
     cases = [(prompt, long[n % len(long)], n) for n, prompt in enumerate(prompts(14, longest=8))]
     states = [submit(scheduler, *one, priority=int(one[2] == 5)) for one in cases]
     order: list[RequestState] = []
@@ -80,7 +80,7 @@ def test_a_preempted_request_resumes_where_it_was() -> None:
 
 
 def test_a_request_that_can_never_fit_is_refused() -> None:
-    scheduler = Scheduler(engine_of(decoder_model()), pool=BlockPool(10, size=4))
+    scheduler = Scheduler(engine_of(decoder_model()).runner, pool=BlockPool(10, size=4))
     with pytest.raises(UserError, match="blocks of state, the pool has 10"):
         submit(scheduler, [BOS] * 40)
     assert scheduler.idle
@@ -88,7 +88,7 @@ def test_a_request_that_can_never_fit_is_refused() -> None:
 
 def test_a_cached_prefix_is_not_prefilled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(decoder_model())
-    scheduler = Scheduler(engine, pool=BlockPool(200, size=4))
+    scheduler = Scheduler(engine.runner, pool=BlockPool(200, size=4))
     read, advance = [], engine.model.advance
 
     def watched(new: Any, states: Any, last: bool = False) -> Any:
@@ -125,7 +125,7 @@ def test_the_least_recently_used_prefix_is_evicted_first_from_its_end() -> None:
 def test_constant_states_are_reserved_in_the_pool() -> None:
     """By the size their config declares: no more requests at once than fit."""
     engine = engine_of(decoder_model("retention"))
-    scheduler = Scheduler(engine, rows=40, pool=BlockPool(3))
+    scheduler = Scheduler(engine.runner, rows=40, pool=BlockPool(3))
     states = [submit(scheduler, [BOS, 5]) for _ in range(8)]
     at_once = 0
     while not scheduler.idle:
@@ -136,7 +136,7 @@ def test_constant_states_are_reserved_in_the_pool() -> None:
 
 def test_little_of_the_allocated_blocks_is_empty(capsys: pytest.CaptureFixture[str]) -> None:
     mixed = {"kind": "decoder", "decoder": [{"wiring": "pre-norm", "channel": FFN} | LAYERS["kv"]]}
-    dice, scheduler = Random(0), Scheduler(engine_of(build(mixed)), rows=48, budget=512, pool=BlockPool(2000))
+    dice, scheduler = Random(0), Scheduler(engine_of(build(mixed)).runner, rows=48, budget=512, pool=BlockPool(2000))
     for key in range(120):
         decoding = dice.choice(DECODINGS[:4]).model_copy(update={"max_length": dice.randrange(8, 40), "min_length": 8})
         submit(scheduler, [BOS, *(dice.randrange(3, VOCAB) for _ in range(dice.randrange(20, 300)))], decoding, key)
@@ -149,12 +149,10 @@ def test_little_of_the_allocated_blocks_is_empty(capsys: pytest.CaptureFixture[s
 
 
 def soak_the_pool(count: int, seed: int) -> None:
-    dice, scheduler = (
-        Random(seed),
-        Scheduler(engine_of(decoder_model(vocab=23)), rows=48, budget=96, pool=BlockPool(100, size=4)),
-    )
+    dice, engine = Random(seed), engine_of(decoder_model(vocab=23))
+    scheduler = Scheduler(engine.runner, rows=48, budget=96, pool=BlockPool(100, size=4))
     begins = [[BOS, *(dice.randrange(3, 23) for _ in range(n))] for n in (1, 9, 14)]
-    soak(scheduler, count, seed, begins, rare=0.3, most=24)
+    soak(engine, scheduler, count, seed, begins, rare=0.3, most=24)
     assert scheduler.preemptions and is_empty(scheduler)
 
 
@@ -171,14 +169,14 @@ def test_twenty_thousand_requests_release_every_block() -> None:
 def test_equal_prompts_are_prefilled_once(pages: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With any decoding options, also if some of them are cancelled meanwhile."""
     engine = engine_of(decoder_model())
-    scheduler = Scheduler(engine, rows=40, budget=6, pool=BlockPool(200, size=4) if pages else None)
-    read, prefill = [], engine.prefill_chunk
+    scheduler = Scheduler(engine.runner, rows=40, budget=6, pool=BlockPool(200, size=4) if pages else None)
+    read, prefill = [], engine.runner.prefill_chunk
 
     def watched(states: Any, chunks: Any, *rest: Any) -> Any:
         read.append(sum(map(len, chunks)))
         return prefill(states, chunks, *rest)
 
-    monkeypatch.setattr(engine, "prefill_chunk", watched)
+    monkeypatch.setattr(engine.runner, "prefill_chunk", watched)
     prompt, other = [BOS, *range(3, 14)], [BOS, 7, 8]
     wanted = [(prompt, DECODINGS[n % len(DECODINGS)], n) for n in range(8)] + [(other, GREEDY, 9)]
     states = scheduler.submit_all([(Request(p, d.continuation_limit(), (key,)), d) for p, d, key in wanted])

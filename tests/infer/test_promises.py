@@ -184,10 +184,10 @@ def test_every_mixer_keeps_every_promise(name: str) -> None:
         engine.generate([r.source or ()], decoding, [r.prompt[1:]], sample_keys=[r.sample_key], stop=r.stop)[0]
         for r, decoding in cases
     ]
-    room = Scheduler(engine, rows=40, pool=BlockPool(10**6, size=2))
+    room = Scheduler(engine.runner, rows=40, pool=BlockPool(10**6, size=2))
     assert room.blocks is not None
     most = max(room.blocks.most(room.submit(r, decoding)) for r, decoding in cases)
-    scheduler = Scheduler(engine, rows=40, budget=8, pool=BlockPool(most, size=2))
+    scheduler = Scheduler(engine.runner, rows=40, budget=8, pool=BlockPool(most, size=2))
     states, gone = [], []
     for number, (request, decoding) in enumerate(cases):
         states.append(scheduler.submit(request, decoding))
@@ -223,7 +223,7 @@ def test_ten_thousand_requests_at_once_fit_a_small_pool() -> None:
     engine, dice = engine_of(decoder_model(vocab=23)), Random(0)
     kinds = [[BOS, *(dice.randrange(3, 23) for _ in range(dice.randrange(6)))] for _ in range(20)]
     decoding = Decoding(method="greedy", max_length=2)
-    scheduler = Scheduler(engine, rows=512, budget=4096, pool=BlockPool(2000, size=4))
+    scheduler = Scheduler(engine.runner, rows=512, budget=4096, pool=BlockPool(2000, size=4))
     cases = [dice.choice(kinds) for _ in range(10_000)]
     states = [submit(scheduler, prompt, decoding) for prompt in cases]
     scheduler.run()
@@ -234,7 +234,7 @@ def test_ten_thousand_requests_at_once_fit_a_small_pool() -> None:
 def test_a_new_client_gets_no_credit_for_earlier_grants() -> None:
     decoding, scheduler = (
         Decoding(method="greedy", min_length=4, max_length=4),
-        Scheduler(engine_of(decoder_model()), rows=1),
+        Scheduler(engine_of(decoder_model()).runner, rows=1),
     )
     before = [submit(scheduler, [BOS, 5], decoding, client="old") for _ in range(12)]
     while not before[-2].finished:
@@ -254,7 +254,7 @@ def test_a_new_client_gets_no_credit_for_earlier_grants() -> None:
 def test_urgent_requests_do_not_wait_for_preempted_ones() -> None:
     engine = engine_of(decoder_model())
     long = GREEDY.model_copy(update={"max_length": 40, "min_length": 38})
-    scheduler = Scheduler(engine, rows=60, pool=BlockPool(40, size=4))
+    scheduler = Scheduler(engine.runner, rows=60, pool=BlockPool(40, size=4))
     slow = [submit(scheduler, [BOS, n + 3], long, n) for n in range(12)]
     while not scheduler.preempted:
         scheduler.step()
@@ -278,7 +278,7 @@ def test_a_stop_is_found_after_preemption(tokenizer: Tokenizer) -> None:
     stop = next(text[at : at + 2] for at in range(len(text) // 2, len(text)) if "\ufffd" not in text[at : at + 2])
     stops = StopStrings(tokenizer, [stop])
     (expected,) = engine.complete([[tokenizer.bos]], decoding, stop=stops)[0]
-    scheduler = Scheduler(engine, rows=60, pool=BlockPool(30, size=4))
+    scheduler = Scheduler(engine.runner, rows=60, pool=BlockPool(30, size=4))
     states = [submit(scheduler, [tokenizer.bos], decoding, stop=stops) for _ in range(9)]
     scheduler.run()
     assert scheduler.preemptions and len(expected.tokens) < len(free.tokens)

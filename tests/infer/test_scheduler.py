@@ -15,6 +15,7 @@ from allyouneed.infer.decoding.base import RequestState
 from allyouneed.infer.decoding.detokenizer import StopStrings, detokenize
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
+from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
 from allyouneed.infer.scheduling.admission import PATIENCE
@@ -89,7 +90,7 @@ def test_mixed_methods_in_one_batch_give_each_request_its_own_answer(layer: str)
     cases = [(prompt, DECODINGS[n % len(DECODINGS)], n) for n, prompt in enumerate(prompts(18))]
     alone = [decode_alone(engine, *one) for one in cases]
     for budget in (1, 7, 512) if layer == "kv" or THOROUGH else (7,):
-        scheduler, states = Scheduler(engine, rows=16, budget=budget), []
+        scheduler, states = Scheduler(engine.runner, rows=16, budget=budget), []
         for prompt, decoding, key in cases:
             states.append(submit(scheduler, prompt, decoding, key))
             scheduler.step()
@@ -98,7 +99,7 @@ def test_mixed_methods_in_one_batch_give_each_request_its_own_answer(layer: str)
 
 
 def test_sources_are_encoded_together_and_shared_by_beams(engine: Engine, sources: list[list[int]]) -> None:
-    check_sources(engine, Scheduler(engine, rows=24, budget=64), sources)
+    check_sources(engine, Scheduler(engine.runner, rows=24, budget=64), sources)
 
 
 def test_keys_shared_by_all_layers() -> None:
@@ -108,7 +109,7 @@ def test_keys_shared_by_all_layers() -> None:
         "second": [{"wiring": "pre-norm", "cross": LAYERS["kv"]["mixer"], "channel": FFN}],
     }
     engine = Engine(build({"kind": "decoder-decoder"} | stacks), BOS, EOS, PAD, forbidden=[PAD, BOS])
-    check(engine, Scheduler(engine, rows=9, budget=5))
+    check(engine, Scheduler(engine.runner, rows=9, budget=5))
 
 
 @pytest.mark.parametrize("searches", [True, False])
@@ -118,8 +119,8 @@ def test_retrieval_models_decode_concurrently(searches: bool) -> None:
     tree = {"kind": "retro", "neighbours": 2, "encoder": [{"mixer": attention, "channel": FFN}]}
     tree["decoder"] = [plain, plain | {"cross": {"kind": "chunked-cross", "heads": 2, "chunk": 3}}]
     engine = Engine(build(tree), BOS, EOS, PAD, forbidden=[PAD, BOS])
-    engine.retrieve = (lambda chunks: [[chunk[::-1], chunk[:1] * 4] for chunk in chunks]) if searches else None
-    check(engine, Scheduler(engine, rows=9, budget=5))
+    engine.runner.retrieve = (lambda chunks: [[chunk[::-1], chunk[:1] * 4] for chunk in chunks]) if searches else None
+    check(engine, Scheduler(engine.runner, rows=9, budget=5))
 
 
 def check_sources(engine: Engine, scheduler: Scheduler, sources: list[list[int]]) -> None:
@@ -149,7 +150,7 @@ def check(engine: Engine, scheduler: Scheduler, count: int = 8) -> None:
 def test_samples_depend_on_seed_and_sample_key_alone(decoder_engine: Engine) -> None:
     found = []
     for order in ((0, 1, 2, 3), (3, 1, 0, 2)):
-        scheduler = Scheduler(decoder_engine, rows=3)
+        scheduler = Scheduler(decoder_engine.runner, rows=3)
         states = {n: submit(scheduler, [BOS], DECODINGS[1], n % 2) for n in order}
         scheduler.run()
         found.append([tokens_of(states[n]) for n in range(4)])
@@ -159,7 +160,7 @@ def test_samples_depend_on_seed_and_sample_key_alone(decoder_engine: Engine) -> 
 def test_the_position_limit_is_never_exceeded() -> None:
     model = decoder_model(embed={"tied": False, "positions": {"kind": "learned", "length": 20}})
     engine = Engine(model, BOS, EOS, PAD, forbidden=[PAD, BOS, EOS], limit=20)
-    scheduler = Scheduler(engine, rows=32)
+    scheduler = Scheduler(engine.runner, rows=32)
     cases = [[BOS, *[5] * n] for n in [19, *range(16)]]
     states = [submit(scheduler, prompt, Decoding(method="greedy", max_length=40)) for prompt in cases]
     scheduler.run()
@@ -172,7 +173,7 @@ def test_a_bidirectional_prompt_is_prefilled_whole() -> None:
     mixer = LAYERS["kv"]["mixer"] | {"pattern": "causal | prompt"}
     block = {"wiring": "pre-norm", "mixer": mixer, "channel": FFN}
     engine = Engine(decoder_model(decoder=[block]), BOS, EOS, PAD, bidirectional_prompt=True)
-    scheduler = Scheduler(engine, rows=4, budget=3)
+    scheduler = Scheduler(engine.runner, rows=4, budget=3)
     cases = prompts(6)
     states = [submit(scheduler, prompt) for prompt in cases]
     scheduler.run()
@@ -183,7 +184,7 @@ def test_a_bidirectional_prompt_is_prefilled_whole() -> None:
 
 
 def test_a_step_without_requests_does_nothing() -> None:
-    scheduler = Scheduler(Engine(random_model(), BOS, EOS, PAD))
+    scheduler = Scheduler(ModelRunner(random_model(), BOS, EOS, PAD))
     assert scheduler.idle
     scheduler.run()
     scheduler.step()
@@ -205,7 +206,7 @@ def test_an_invalid_request_is_refused_and_others_are_unaffected(
     decoder_engine: Engine, request_: Request, decoding: Decoding, says: str
 ) -> None:
     limited = Engine(decoder_engine.model, BOS, EOS, PAD, forbidden=[PAD, BOS], limit=8)
-    scheduler = Scheduler(limited, rows=4, memory=12_000)
+    scheduler = Scheduler(limited.runner, rows=4, memory=12_000)
     other = submit(scheduler, [BOS, 5])
     scheduler.step()
     with pytest.raises(UserError, match=says):
@@ -216,7 +217,7 @@ def test_an_invalid_request_is_refused_and_others_are_unaffected(
 
 def test_a_beam_wider_than_the_vocabulary_works() -> None:
     engine = Engine(decoder_model(vocab=5), BOS, EOS, PAD, forbidden=[PAD, BOS])
-    scheduler = Scheduler(engine, rows=20)
+    scheduler = Scheduler(engine.runner, rows=20)
     wide = Decoding(beam=16, best=16, max_length=2)
     states = [submit(scheduler, [BOS, 3], decoding) for decoding in (wide, GREEDY)]
     scheduler.run()
@@ -232,7 +233,7 @@ def test_stop_strings_are_found_across_token_boundaries(tokenizer: Tokenizer) ->
     decoding = Decoding(method="sample", temperature=1.5, seed=3, max_length=40)
     (free,) = engine.complete([[tokenizer.bos]], decoding)[0]
     text, across = tokenizer.decode(free.tokens), 0
-    scheduler = Scheduler(engine, rows=40)
+    scheduler = Scheduler(engine.runner, rows=40)
     cases = {}
     for key in range(0, len(text) - 3, 2):
         if "\ufffd" not in (stop := text[key : key + 3]):
@@ -252,7 +253,7 @@ def test_stop_strings_are_found_across_token_boundaries(tokenizer: Tokenizer) ->
 
 @pytest.mark.parametrize("decoding", DECODINGS[:2] + DECODINGS[3:4])
 def test_tokens_are_streamed_as_they_are_decoded(decoder_engine: Engine, decoding: Decoding) -> None:
-    scheduler, received, by_others = Scheduler(decoder_engine), [], []
+    scheduler, received, by_others = Scheduler(decoder_engine.runner), [], []
     first = submit(scheduler, [BOS, 7], decoding, listener=received.append)
     other = submit(scheduler, [BOS, 8, 9], listener=by_others.append)
     came = []
@@ -272,7 +273,7 @@ def test_tokens_are_streamed_as_they_are_decoded(decoder_engine: Engine, decodin
 
 def test_a_long_prompt_does_not_stall_others(decoder_engine: Engine) -> None:
     """While it is prefilled, others decode a token in every step, and new requests arrive and finish."""
-    scheduler = Scheduler(decoder_engine, budget=8)
+    scheduler = Scheduler(decoder_engine.runner, budget=8)
     writing = submit(scheduler, [BOS, 5], Decoding(method="greedy", min_length=90, max_length=90))
     scheduler.step()
     long = submit(scheduler, [BOS, *[9, 11, 4] * 100])
@@ -295,7 +296,7 @@ def test_no_prefill_exceeds_the_budget(decoder_engine: Engine, monkeypatch: pyte
         return advance(new, states, last)
 
     monkeypatch.setattr(decoder_engine.model, "advance", watched)
-    scheduler = Scheduler(decoder_engine, budget=16)
+    scheduler = Scheduler(decoder_engine.runner, budget=16)
     for prompt in prompts(20, longest=60):
         submit(scheduler, prompt)
     scheduler.run()
@@ -312,7 +313,7 @@ def finishing(scheduler: Scheduler, states: dict[str, RequestState]) -> list[str
 
 def test_higher_priority_comes_first_without_starvation(decoder_engine: Engine) -> None:
     decoding = Decoding(method="greedy", min_length=4, max_length=4)
-    scheduler = Scheduler(decoder_engine, rows=1)
+    scheduler = Scheduler(decoder_engine.runner, rows=1)
     states = {
         name: submit(scheduler, [BOS, 5], decoding, priority=priority)
         for name, priority in (("low", 0), ("high", 2), ("middle", 1), ("high too", 2))
@@ -330,7 +331,7 @@ def test_higher_priority_comes_first_without_starvation(decoder_engine: Engine) 
 
 def test_a_client_with_many_requests_does_not_delay_others(decoder_engine: Engine) -> None:
     decoding = Decoding(method="greedy", min_length=4, max_length=4)
-    scheduler = Scheduler(decoder_engine, rows=1)
+    scheduler = Scheduler(decoder_engine.runner, rows=1)
     states = {f"many {n}": submit(scheduler, [BOS, 5], decoding, client="many") for n in range(6)}
     states |= {f"few {n}": submit(scheduler, [BOS, 5], decoding, client="few") for n in range(2)}
     assert finishing(scheduler, states)[:4] == ["many 0", "few 0", "many 1", "few 1"]
@@ -344,7 +345,7 @@ def test_a_client_with_many_requests_does_not_delay_others(decoder_engine: Engin
 def test_a_cancelled_request_leaves_the_others_unaffected(
     decoder_engine: Engine, steps: int, decoding: Decoding
 ) -> None:
-    scheduler = Scheduler(decoder_engine, rows=16, budget=4)
+    scheduler = Scheduler(decoder_engine.runner, rows=16, budget=4)
     cases = prompts(6, seed=3)
     states = [submit(scheduler, prompt, decoding, n) for n, prompt in enumerate(cases)]
     for _ in range(steps):
@@ -363,7 +364,7 @@ def test_a_cancelled_request_leaves_the_others_unaffected(
 
 
 def test_a_failing_listener_cancels_its_own_request_only(decoder_engine: Engine) -> None:
-    scheduler = Scheduler(decoder_engine)
+    scheduler = Scheduler(decoder_engine.runner)
 
     def broken(token: int) -> None:
         raise OSError("connection lost")
@@ -376,7 +377,7 @@ def test_a_failing_listener_cancels_its_own_request_only(decoder_engine: Engine)
 
 def test_states_stay_within_the_memory_limit(decoder_engine: Engine) -> None:
     """Declared bytes bound the real ones, and all are released."""
-    scheduler = Scheduler(decoder_engine, rows=64, budget=32, memory=60_000)
+    scheduler = Scheduler(decoder_engine.runner, rows=64, budget=32, memory=60_000)
     states = [submit(scheduler, prompt) for prompt in prompts(30)]
     most, at_once = 0, 0
     while not scheduler.idle:
@@ -391,7 +392,15 @@ def test_states_stay_within_the_memory_limit(decoder_engine: Engine) -> None:
 # --- everything at once ---------------------------------------------------------------------------------------------
 
 
-def soak(scheduler: Scheduler, count: int, seed: int, begins: list[list[int]], rare: float, most: int) -> None:
+def soak(
+    engine: Engine,
+    scheduler: Scheduler,
+    count: int,
+    seed: int,
+    begins: list[list[int]],
+    rare: float,
+    most: int,
+) -> None:
     """`count` requests of all methods, each prompt starting with one of `begins`, some of them cancelled: all finish,
     and those that were not cancelled get the answer they get alone. A larger `rare` gives shorter prompts."""
     dice = Random(seed)
@@ -419,18 +428,19 @@ def soak(scheduler: Scheduler, count: int, seed: int, begins: list[list[int]], r
     answered = [one for one in cases if one[0].answer is not None]
     assert 0.5 * count < len(answered) < count
     for state, *one in dice.sample(answered, 40):
-        assert tokens_of(state) == decode_alone(scheduler.engine, *one)
+        assert tokens_of(state) == decode_alone(engine, *one)
 
 
-def busy_scheduler() -> Scheduler:
+def soak_rows(count: int, seed: int) -> None:
     engine = Engine(decoder_model(vocab=23), BOS, EOS, PAD, forbidden=[PAD, BOS])
-    return Scheduler(engine, rows=48, budget=96, memory=2_000_000)
+    scheduler = Scheduler(engine.runner, rows=48, budget=96, memory=2_000_000)
+    soak(engine, scheduler, count, seed, begins=[[BOS]], rare=0.15, most=12)
 
 
 def test_hundreds_of_requests_get_the_answers_they_get_alone() -> None:
-    soak(busy_scheduler(), 500, seed=1, begins=[[BOS]], rare=0.15, most=12)
+    soak_rows(500, seed=1)
 
 
 @pytest.mark.slow
 def test_twenty_thousand_requests_get_the_answers_they_get_alone() -> None:
-    soak(busy_scheduler(), 20_000, seed=2, begins=[[BOS]], rare=0.15, most=12)
+    soak_rows(20_000, seed=2)

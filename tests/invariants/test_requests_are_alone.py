@@ -59,7 +59,7 @@ def check_answers(engine: Engine, states: list[RequestState], cases: list[tuple[
 def test_the_answer_does_not_depend_on_other_requests(name: str) -> None:
     engine = Engine(case(name), 1, 2, 0)
     cases = requests(6)
-    busy, states = Scheduler(engine, rows=7, budget=7), []
+    busy, states = Scheduler(engine.runner, rows=7, budget=7), []
     for number, (request, decoding) in enumerate(cases):
         states.append(busy.submit(request, decoding))
         other = busy.submit(*cases[number - 1]) if number % 3 == 2 else None
@@ -76,7 +76,7 @@ def test_the_answer_does_not_depend_on_other_requests(name: str) -> None:
 def test_the_answer_does_not_depend_on_other_requests_with_paged_states(name: str) -> None:
     engine, cases = Engine(case(name), 1, 2, 0), requests(6)
     pool = BlockPool(blocks=800, size=2)  # a source summed up is large beside a token
-    busy, states = Scheduler(engine, rows=9, budget=7, pool=pool), []
+    busy, states = Scheduler(engine.runner, rows=9, budget=7, pool=pool), []
     for request, decoding in cases:
         states.append(busy.submit(request, decoding))
         busy.step()

@@ -69,7 +69,7 @@ def test_blocks_read_in_place_give_the_same_tokens_as_gathered_ones(kernel: None
     requests = [Request(prompt, 20, (n,)) for n, prompt in enumerate(prompts)]
     plain = engine.decode(requests, way)
     assert not CALLS
-    scheduler = Scheduler(engine, rows=9, pool=paged.BlockPool(blocks=60))
+    scheduler = Scheduler(engine.runner, rows=9, pool=paged.BlockPool(blocks=60))
     states = [scheduler.submit(request, way) for request in requests]
     scheduler.run()
     assert CALLS

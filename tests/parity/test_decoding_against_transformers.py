@@ -76,7 +76,7 @@ def test_beam_search_finds_the_same_n_best_with_the_same_scores(
 
 def test_min_length_and_banned_tokens_match(pair: tuple[Any, Engine, list[list[int]]]) -> None:
     marian, engine, sources = pair
-    strict = Engine(engine.model, engine.bos, engine.eos, engine.pad, forbidden=[5, 6, 7])
+    strict = Engine(engine.model, engine.runner.bos, engine.runner.eos, engine.runner.pad, forbidden=[5, 6, 7])
     options: dict[str, Any] = {"min_new_tokens": 6, "bad_words_ids": [[5], [6], [7]], "length_penalty": 0.6}
     expected, _ = theirs(marian, sources, num_beams=3, **options)
     decoding = Decoding(loops=None, beam=3, penalty="power", extra=1000, max_length=LENGTH, min_length=6)
@@ -85,7 +85,7 @@ def test_min_length_and_banned_tokens_match(pair: tuple[Any, Engine, list[list[i
 
 def test_a_forced_prefix_means_the_same(pair: tuple[Any, Engine, list[list[int]]]) -> None:
     marian, engine, sources = pair
-    prefix = torch.tensor([[engine.bos, 9, 4]] * len(sources))
+    prefix = torch.tensor([[engine.runner.bos, 9, 4]] * len(sources))
     expected, _ = theirs(marian, sources, num_beams=4, length_penalty=0.6, decoder_input_ids=prefix)
     decoding = Decoding(loops=None, beam=4, penalty="power", extra=1000, max_length=LENGTH)
     ours = engine.generate(sources, decoding, prefix=[[9, 4]] * len(sources))

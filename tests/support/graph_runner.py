@@ -84,7 +84,7 @@ def engine_of(name: str, **more: Any) -> Engine:
 
 def with_graphs(engine: Engine) -> Engine:
     """The engine with a cache of graph runners, which it has by itself on a GPU only."""
-    engine._graphs = GraphRunnerCache(engine)
+    engine._graphs = GraphRunnerCache(engine.runner)
     return engine
 
 
@@ -95,11 +95,11 @@ def draft_engine(engine: Engine, noise: float = 0.02, limit: int | None = None) 
     with torch.no_grad():
         for weight in model.parameters():
             weight += noise * weight.std() * torch.randn_like(weight)
-    return Engine(model, BOS, EOS, PAD, [PAD, BOS], limit=engine.limit if limit is None else limit)
+    return Engine(model, BOS, EOS, PAD, [PAD, BOS], limit=engine.runner.limit if limit is None else limit)
 
 
 def drafts_of(engine: Engine, ahead: int = 3) -> dict[str, Draft]:
-    return {"lookup": PromptLookup(ahead), "model": DraftModel(draft_engine(engine), ahead)}
+    return {"lookup": PromptLookup(ahead), "model": DraftModel(draft_engine(engine).runner, ahead)}
 
 
 class Stop:
@@ -139,7 +139,7 @@ class Rules:
 
 def ruled(engine: Engine, requests: list[Request]) -> dict[str, tuple[DecodingSpec, list[Request]]]:
     """Ways to decode in which the host takes part in every step, or rows have rules of their own."""
-    spec, stopped = engine.spec, [request._replace(stop=Stop()) for request in requests]
+    spec, stopped = engine.runner.spec, [request._replace(stop=Stop()) for request in requests]
     return {
         "processor, beam": (replace(spec(DECODINGS["penalties-beam"]), logits_processor=Processor()), requests),
         "processor, draws": (replace(spec(DECODINGS["draws"]), logits_processor=Processor()), requests),
@@ -162,9 +162,9 @@ def decode_in_slots(
     engine: Engine, requests: list[Request], decoding: Decoding | DecodingSpec
 ) -> list[list[Hypothesis]]:
     """By a graph runner, as on a GPU."""
-    spec = engine.spec(decoding) if isinstance(decoding, Decoding) else decoding
+    spec = engine.runner.spec(decoding) if isinstance(decoding, Decoding) else decoding
     assert engine.graphs.suits(spec, requests)
-    states = [RequestState(request, spec, engine.token_limit(request)) for request in requests]
+    states = [RequestState(request, spec, engine.runner.token_limit(request)) for request in requests]
     batch = engine.graphs.batch(sorted(states, key=lambda state: -state.request.size))
     with torch.inference_mode():
         while batch.active:

@@ -21,6 +21,8 @@ from allyouneed.infer.validation import RequestValidator
 from allyouneed.runtime.process import pause_gc
 
 if TYPE_CHECKING:
+    import torch
+
     from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
     from allyouneed.infer.speculative.drafts import Draft
 
@@ -28,8 +30,8 @@ Progress = Callable[[int, int], None]
 Forward = Callable[[list[Any]], Sequence[Any]]  # one output per input
 
 
-class Engine(ModelRunner):
-    """`ModelRunner` names the options. Keep one engine as long as its model: captured CUDA graphs belong to it.
+class Engine:
+    """`options`: of its `ModelRunner`. Keep one engine as long as its model: captured CUDA graphs belong to it.
 
     `shared`: decodes in place of a scheduler of the call's own; `shared_compute`: in place of `compute`. A server sets
     them, so that the calls of all its threads share steps (apps/serve/engine/loop.py)."""
@@ -41,15 +43,26 @@ class Engine(ModelRunner):
 
     _graphs: GraphRunnerCache | None = None
 
+    def __init__(self, model: Any, bos: int, eos: int, pad: int, *options: Any, **named: Any) -> None:
+        self.runner = ModelRunner(model, bos, eos, pad, *options, **named)
+
+    @property
+    def model(self) -> Any:
+        return self.runner.model
+
+    @property
+    def device(self) -> torch.device:
+        return self.runner.device
+
     @property
     def graphs(self) -> GraphRunnerCache | None:
         """Captured CUDA graphs of this engine; None on a CPU."""
-        self._graphs = self._graphs or new_graphs(self)
+        self._graphs = self._graphs or new_graphs(self.runner)
         return self._graphs
 
     @cached_property
     def validator(self) -> RequestValidator:
-        return RequestValidator(self)
+        return RequestValidator(self.runner)
 
     def generate(
         self,
@@ -79,14 +92,14 @@ class Engine(ModelRunner):
             if given is not None and len(given) != len(sources):
                 raise ValueError(f"{len(sources)} sources, but {len(given)} entries in {name}")
         if prompts is None:
-            prompts = [[self.bos, *start] for start in prefix] if prefix is not None else [[self.bos]] * len(sources)
+            prompts = [[self.runner.bos, *start] for start in prefix or [()] * len(sources)]
         keys = [tuple(key) for key in sample_keys] if sample_keys is not None else [(n,) for n in range(len(sources))]
         limits = {length: decoding.limit(length) for length in set(map(len, sources))}
         requests = [
             Request(prompt, limits[len(source)], key, source, stop)
             for source, prompt, key in zip(sources, prompts, keys, strict=True)
         ]
-        return self.decode(requests, self.spec(decoding, counted, draft), on_progress)
+        return self.decode(requests, self.runner.spec(decoding, counted, draft), on_progress)
 
     def complete(
         self,
@@ -108,7 +121,7 @@ class Engine(ModelRunner):
             Request(prompt, limit, (first + n,), stop=stop, media=some)
             for n, (prompt, some) in enumerate(zip(prompts, given, strict=True))
         ]
-        return self.decode(requests, self.spec(decoding, draft=draft), on_progress)
+        return self.decode(requests, self.runner.spec(decoding, draft=draft), on_progress)
 
     def stream(
         self,
@@ -121,7 +134,7 @@ class Engine(ModelRunner):
     ) -> Generator[int, None, Hypothesis]:
         """The tokens of the best hypothesis of `complete` as they are decoded; those of a beam search at its end. The
         generator returns the hypothesis."""
-        spec = self.spec(decoding, draft=draft)
+        spec = self.runner.spec(decoding, draft=draft)
         if draft is not None:
             check_draft_options(decoding)
         scheduler = self._offline()
@@ -143,7 +156,7 @@ class Engine(ModelRunner):
         self, requests: Sequence[Request], spec: DecodingSpec | Decoding, on_progress: Progress | None = None
     ) -> list[list[Hypothesis]]:
         """The hypotheses of each request, best first; all are decoded by one specification."""
-        spec = self.spec(spec) if isinstance(spec, Decoding) else spec
+        spec = self.runner.spec(spec) if isinstance(spec, Decoding) else spec
         if spec.draft is not None:
             check_draft_options(spec.decoding)
         if (observer := current_observer()) is not None:
@@ -165,7 +178,7 @@ class Engine(ModelRunner):
         scheduler = self._offline()
         states = [scheduler.submit(request, spec) for request, spec in requests]
         report = None if on_progress is None else _reporter(states, on_progress)
-        graphs = self.graphs if self.captures and requests else None
+        graphs = self.graphs if self.runner.captures and requests else None
         captures = graphs is not None and graphs.suits(requests[0][1], [request for request, _ in requests])
         try:
             # garbage collection would stall a GPU that is kept busy by captured graphs
@@ -184,10 +197,11 @@ class Engine(ModelRunner):
     def scheduler(self, **options: Any) -> Scheduler:
         """A scheduler for requests that arrive at any time; `Scheduler` names the options."""
         graphs = None if options.get("pool") is not None else self.graphs
-        return Scheduler(self, **{"graphs": graphs, "validator": self.validator} | options)
+        return Scheduler(self.runner, **{"graphs": graphs, "validator": self.validator} | options)
 
     def _offline(self) -> Scheduler:
-        return Scheduler(self, queue=LargestFirst(self.budget), graphs=self.graphs, validator=self.validator)
+        queue = LargestFirst(self.runner.budget)
+        return Scheduler(self.runner, queue=queue, graphs=self.graphs, validator=self.validator)
 
 
 def _reporter(states: Sequence[RequestState], on_progress: Progress) -> Callable[[], None]:

@@ -120,7 +120,7 @@ def ours(peer: Peer, workload: Workload) -> tuple[Jobs, dict[str, float]]:
     def read() -> Any:
         long = workload.long
         request = Request([begin], 1, (0,), long) if workload.has_source else Request(long, 1, (0,))
-        return engine.prefill([request])[1].sum().item()
+        return engine.runner.prefill([request])[1].sum().item()
 
     return {"reading": read} | decoding_jobs(workload, decode), figures
 

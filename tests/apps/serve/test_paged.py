@@ -54,14 +54,14 @@ def metric(client: httpx.Client, name: str) -> float:
 def read_tokens(running: Running, patch: pytest.MonkeyPatch, exact: bool = False) -> list[int]:
     """Tokens of each prefill from now on: rows times time."""
     found: list[int] = []
-    engine = scheduler_of(running, exact).engine
-    prefill = engine.prefill_chunk
+    runner = scheduler_of(running, exact).engine
+    prefill = runner.prefill_chunk
 
     def watched(states: Any, chunks: Any, *rest: Any) -> Any:
         found.append(sum(map(len, chunks)))
         return prefill(states, chunks, *rest)
 
-    patch.setattr(engine, "prefill_chunk", watched)
+    patch.setattr(runner, "prefill_chunk", watched)
     return found
 
 
@@ -175,7 +175,7 @@ def test_a_model_without_shared_prefixes_is_not_paged(
         refused = other.post("/v1/completions", json=BODY | {"model": "lm", "prompt": START, "max_tokens": 100})
         assert refused.status_code == 400 and "the pool has" in refused.json()["error"]["message"]
         blocks = small.model("lm").loop.schedulers[False].blocks
-        assert blocks.pool.blocks * block_bytes(small.model("lm").predictor.engine) <= 20_000
+        assert blocks.pool.blocks * block_bytes(small.model("lm").predictor.engine.runner) <= 20_000
 
 
 def test_short_requests_beside_a_very_long_one(
@@ -188,7 +188,7 @@ def test_short_requests_beside_a_very_long_one(
     scheduler, model = scheduler_of(running), running.model("lm")
     loop, tokens, waves = model.loop, 4, 6
     monkeypatch.setattr(scheduler, "budget", 12)
-    spec = model.predictor.engine.spec(Decoding(method="greedy", min_length=tokens))
+    spec = model.predictor.engine.runner.spec(Decoding(method="greedy", min_length=tokens))
     states: list[RequestState] = []
     first_step: dict[RequestState, int] = {}
     steps: dict[RequestState, int] = {}

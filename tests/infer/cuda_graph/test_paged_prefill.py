@@ -78,7 +78,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[PassSize]:
 
 
 def scheduler_of(engine: Engine, blocks: int = 400, budget: int = 64, rows: int = 8) -> Scheduler:
-    return Scheduler(engine, rows=rows, budget=budget, pool=BlockPool(blocks, size=4), graphs=engine.graphs)
+    return Scheduler(engine.runner, rows=rows, budget=budget, pool=BlockPool(blocks, size=4), graphs=engine.graphs)
 
 
 def prompts_of(count: int, longest: int, seed: int = 0) -> list[list[int]]:
@@ -93,7 +93,7 @@ def prompts_of(count: int, longest: int, seed: int = 0) -> list[list[int]]:
     return found
 
 
-def serve(scheduler: Scheduler, requests: list[Request], ways: list[Decoding]) -> None:
+def serve(engine: Engine, scheduler: Scheduler, requests: list[Request], ways: list[Decoding]) -> None:
     """Decode requests that arrive a few at a time, and compare each with its answer alone."""
     asked = [(request, ways[n % len(ways)]) for n, request in enumerate(requests)]
     states = []
@@ -102,7 +102,6 @@ def serve(scheduler: Scheduler, requests: list[Request], ways: list[Decoding]) -
         if number % 5 == 4:
             scheduler.step()
     scheduler.run()
-    engine: Any = scheduler.engine
     for state, (request, decoding) in zip(states, asked, strict=True):
         assert state.answer is not None
         assert token_lists([state.answer]) == decode_alone(engine, request, decoding)
@@ -130,7 +129,7 @@ def test_answers_and_cached_prefixes_are_those_of_the_plain_prefill(
     scheduler = scheduler_of(engine)
     assert scheduler.prefill.captured is not None
     scheduler.prefill.captured.warm_up(64)
-    serve(scheduler, requests, ways)
+    serve(engine, scheduler, requests, ways)
     assert passes and scheduler.blocks is not None and scheduler.blocks.prefixes.hits
     assert {size.end > size.tokens for size in passes} == {True, False}
     assert scheduler.slots is not None and scheduler.slots.batches
@@ -138,7 +137,7 @@ def test_answers_and_cached_prefixes_are_those_of_the_plain_prefill(
 
     monkeypatch.setattr(PagedPrefill, "enabled", False)
     plain, count = scheduler_of(engine), len(passes)
-    serve(plain, requests, ways)
+    serve(engine, plain, requests, ways)
     assert len(passes) == count
     found, expected = cached_prompts(scheduler), cached_prompts(plain)
     assert found.keys() == expected.keys()
@@ -156,9 +155,8 @@ def test_long_prompts_are_read_in_parts_or_in_the_plain_way(
         scheduler = scheduler_of(engine)
         prompts = [[5 + n, *range(5, 4 + length)] for n in range(3)]
         for turn in range(2):  # a size is captured when it recurs
-            serve(
-                scheduler, [Request(prompt[turn:], 6, (n,)) for n, prompt in enumerate([*prompts, [7, 8, 9]])], [GREEDY]
-            )
+            requests = [Request(prompt[turn:], 6, (n,)) for n, prompt in enumerate([*prompts, [7, 8, 9]])]
+            serve(engine, scheduler, requests, [GREEDY])
             passes[: 0 if turn else None] = []
         assert bool(passes) is is_captured
         if is_captured:
@@ -200,7 +198,7 @@ def test_a_capture_that_fails_leaves_the_plain_prefill(
     is_memory = isinstance(error, torch.OutOfMemoryError)
     with nullcontext() if is_memory else pytest.warns(UserWarning, match="operation not permitted"):
         scheduler.warm_up([(Request([5, 6], 3, ()), GREEDY)])
-    serve(scheduler, [Request(prompt, 6, (n,)) for n, prompt in enumerate(prompts_of(10, 12))], [GREEDY])
+    serve(engine, scheduler, [Request(prompt, 6, (n,)) for n, prompt in enumerate(prompts_of(10, 12))], [GREEDY])
     assert not passes and scheduler.prefill.captured is not None
     assert scheduler.prefill.captured.fits is is_memory
 
@@ -214,12 +212,12 @@ def test_after_a_warm_up_requests_run_in_captured_sizes(passes: list[PassSize]) 
     assert PassSize(8, 8, 8) in captured and PassSize(1, 16, 64) in captured and scheduler.slots.batches
     assert not scheduler.blocks.pool.used and not scheduler.blocks.prefixes.prompt_tokens
     del passes[:]
-    serve(scheduler, [Request(prompt, 6, (n,)) for n, prompt in enumerate(prompts_of(20, 16))], [GREEDY])
+    serve(engine, scheduler, [Request(prompt, 6, (n,)) for n, prompt in enumerate(prompts_of(20, 16))], [GREEDY])
     assert passes and set(passes) <= captured == set(scheduler.prefill.captured.graphs)
     before = list(scheduler.prefill.captured.graphs.values())
     for weight in engine.model.parameters():  # as after `model.to(...)`: graphs hold other addresses
         weight.data = weight.data.clone()
-    serve(scheduler, [Request(prompt, 6, (n,)) for n, prompt in enumerate(prompts_of(4, 16, seed=9))], [GREEDY])
+    serve(engine, scheduler, [Request(prompt, 6, (n,)) for n, prompt in enumerate(prompts_of(4, 16, seed=9))], [GREEDY])
     assert not any(old is new for old in before for new in scheduler.prefill.captured.graphs.values())
 
 
@@ -248,6 +246,6 @@ def test_sources_are_read_straight_into_slots(monkeypatch: pytest.MonkeyPatch) -
     """Without a pool, as an encoder-decoder is served, a recurring size runs as one graph."""
     found = prefill_sizes(monkeypatch)
     engine = engine_of("translation")
-    scheduler = Scheduler(engine, rows=12, budget=60)
-    serve(scheduler, make_requests(engine, 24), [GREEDY, DECODINGS["beam"]])
+    scheduler = Scheduler(engine.runner, rows=12, budget=60)
+    serve(engine, scheduler, make_requests(engine, 24), [GREEDY, DECODINGS["beam"]])
     assert found

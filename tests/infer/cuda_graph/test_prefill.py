@@ -131,7 +131,7 @@ def test_long_prompts_and_position_limits_use_the_plain_prefill(monkeypatch: pyt
 
 
 def in_progress(engine: Engine, requests: list[Request]) -> list[RequestState]:
-    return [RequestState(request, engine.spec(DECODINGS["greedy"]), request.limit) for request in requests]
+    return [RequestState(request, engine.runner.spec(DECODINGS["greedy"]), request.limit) for request in requests]
 
 
 def test_spare_rows_repeat_the_first() -> None:

@@ -114,7 +114,7 @@ def test_a_stop_condition_ends_a_text(decoding: str) -> None:
 @pytest.mark.parametrize("decoding", ["draws", "penalties-beam"])
 def test_a_logits_processor_runs_between_two_graphs(decoding: str) -> None:
     engine, processor = engine_of("llama"), Processor()
-    requests, spec = make_requests(engine, 6), engine.spec(DECODINGS[decoding])
+    requests, spec = make_requests(engine, 6), engine.runner.spec(DECODINGS[decoding])
     processor.cut = int(decoding == "draws")
     ruled = replace(spec, logits_processor=processor)
     plain, found = engine.decode(requests, ruled), decode_in_slots(engine, requests, ruled)
@@ -131,8 +131,8 @@ def test_a_processor_that_raises_fails_its_own_request() -> None:
         return logits
 
     engine = engine_of("llama")
-    spec = replace(engine.spec(DECODINGS["greedy"]), logits_processor=broken)
-    good = engine.spec(DECODINGS["greedy"])
+    spec = replace(engine.runner.spec(DECODINGS["greedy"]), logits_processor=broken)
+    good = engine.runner.spec(DECODINGS["greedy"])
     requests = make_requests(engine, 6)
     states = [RequestState(request, spec, 20) for request in requests]
     batch = engine.graphs.batch(states)
@@ -151,7 +151,7 @@ def test_forced_phrases_of_each_request_in_one_runner(tokenizer: Tokenizer) -> N
     engine = with_graphs(Engine(random_model(vocab=tokenizer.size, ends=1.0), 1, 2, 0, forbidden=[0, 1]))
     phrases = [{"lazy dog": 1, "fox": 2}, {"公园": 1}, {}, {"Xylophon": 1, "3 D": 2}]
     for decoding in (Decoding(beam=3, best=2, extra=20), Decoding(method="greedy", extra=20)):
-        base = engine.spec(decoding)
+        base = engine.runner.spec(decoding)
         sources = [[*tokenizer.encode(text), 2] for text in ("The quick fox", "你好，世界", "dog", "The lazy dog")]
         requests = [Request([1], decoding.limit(len(source)), (n,), source) for n, source in enumerate(sources)]
         specs = [phrase_spec(base, tokenizer, r.limit, own) for r, own in zip(requests, phrases, strict=True)]
@@ -172,7 +172,7 @@ def test_bidirectional_prompts_match_the_plain_engine() -> None:
     for decoding in ("greedy", "beam"):
         plain, found = both(engine, DECODINGS[decoding], requests)
         assert token_lists(found) == token_lists(plain)
-    engine.bidirectional_prompt = False
+    engine.runner.bidirectional_prompt = False
     assert token_lists(found) != token_lists(engine.decode(requests, DECODINGS["beam"]))
 
 
@@ -180,7 +180,7 @@ def test_a_listener_gets_every_token_once_and_may_cancel() -> None:
     engine, decoding = engine_of("llama"), Decoding(method="greedy", min_length=24, max_length=25)
     received: dict[int, list[int]] = {n: [] for n in range(3)}
     requests = [r._replace(listener=received[n].append) for n, r in enumerate(make_requests(engine, 3))]
-    states = cancel_second(engine, requests, engine.spec(decoding), received)
+    states = cancel_second(engine, requests, engine.runner.spec(decoding), received)
     assert received[0] == states[0].hypotheses[0].tokens and received[2] == states[2].hypotheses[0].tokens
     assert states[0].done and not states[1].done and 0 < len(received[1]) < 25
 
@@ -192,7 +192,7 @@ def test_runners_are_kept_for_the_next_call_and_remade_when_the_weights_move() -
     (first,) = engine.graphs.kept.values()
     decode_in_slots(engine, requests[:9], DECODINGS["greedy"])
     assert list(engine.graphs.kept.values()) == [first] and sorted(first.free) == list(range(8))
-    engine.model = engine.model.double()
+    engine.runner.model = engine.model.double()
     plain, again = both(engine, DECODINGS["greedy"], requests)
     (second,) = engine.graphs.kept.values()
     assert token_lists(again) == token_lists(plain) and second is not first
@@ -210,7 +210,7 @@ def test_two_batches_at_once_use_two_runners() -> None:
     engine, decoding = engine_of("llama"), DECODINGS["greedy"]
     requests = make_requests(engine, 2)
     plain = engine.decode(requests, decoding)
-    states = [RequestState(request, engine.spec(decoding), 20) for request in requests]
+    states = [RequestState(request, engine.runner.spec(decoding), 20) for request in requests]
     batches = [engine.graphs.batch([state]) for state in states]
     with torch.inference_mode():
         while any(batch.active for batch in batches):
@@ -223,7 +223,7 @@ def test_two_batches_at_once_use_two_runners() -> None:
 @pytest.mark.parametrize("decoding", ["greedy", "draws", "penalties-beam"])
 def test_a_bias_and_penalties_of_each_request_apply_on_the_device(decoding: str) -> None:
     engine = engine_of("llama")
-    requests, spec = make_requests(engine), engine.spec(DECODINGS[decoding])
+    requests, spec = make_requests(engine), engine.runner.spec(DECODINGS[decoding])
     plain, ruled = engine.decode(requests, spec), engine.decode(requests, replace(spec, logits_processor=Rules()))
     found = decode_in_slots(engine, requests, replace(spec, logits_processor=Rules()))
     assert token_lists(found) == token_lists(ruled) != token_lists(plain)
@@ -233,12 +233,13 @@ def test_a_bias_and_penalties_of_each_request_apply_on_the_device(decoding: str)
 
 def test_unsupported_requests_use_the_plain_path() -> None:
     engine = engine_of("llama")
-    state = RequestState(make_requests(engine, 1)[0], engine.spec(DECODINGS["greedy"]), 1000)
+    state = RequestState(make_requests(engine, 1)[0], engine.runner.spec(DECODINGS["greedy"]), 1000)
     assert not engine.graphs.admits([state])  # no GPU here
-    spec = engine.spec(DECODINGS["greedy"])
+    spec = engine.runner.spec(DECODINGS["greedy"])
     assert engine.graphs.suits(spec)
     observed = Request([BOS], 20, (0,), observer=BeamRecord())
-    assert engine.graphs.suits(spec, [observed]) and not engine.graphs.suits(engine.spec(DECODINGS["beam"]), [observed])
+    beam = engine.runner.spec(DECODINGS["beam"])
+    assert engine.graphs.suits(spec, [observed]) and not engine.graphs.suits(beam, [observed])
     drafted = replace(spec, draft=PromptLookup(3))
     with pytest.warns(UserWarning, match="speculative decoding without .* failed: RuntimeError: no"):
         engine.graphs.refuse(RuntimeError("no"), drafted)

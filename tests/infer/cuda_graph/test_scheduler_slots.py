@@ -24,7 +24,7 @@ def test_each_request_gets_the_answer_it_gets_alone(name: str) -> None:
     engine = engine_of(name)
     ways = [*DECODINGS.values(), Decoding(method="greedy", repetition_penalty=1.3)]
     requests = [(request, ways[n % len(ways)]) for n, request in enumerate(make_requests(engine, 24))]
-    scheduler = Scheduler(engine, rows=9, budget=20)
+    scheduler = Scheduler(engine.runner, rows=9, budget=20)
     states = [
         scheduler.submit(request._replace(priority=n % 2, client=str(n % 3)), decoding)
         for n, (request, decoding) in enumerate(requests)
@@ -43,7 +43,7 @@ def test_a_cancelled_request_frees_its_slot() -> None:
     engine = engine_of("grouped")
     long = Decoding(method="greedy", min_length=200, max_length=200)
     requests = [Request([1, 5, 6], 200, (n,)) for n in range(3)]
-    scheduler = Scheduler(engine, rows=1)
+    scheduler = Scheduler(engine.runner, rows=1)
     first, second, third = (scheduler.submit(request, long) for request in requests)
     while len(first.tokens) < 10:
         scheduler.step()
@@ -55,7 +55,7 @@ def test_a_cancelled_request_frees_its_slot() -> None:
 
 
 def test_a_pool_or_a_memory_limit_excludes_slots() -> None:
-    assert Scheduler(engine_of("grouped"), memory=1 << 20).slots is None
+    assert Scheduler(engine_of("grouped").runner, memory=1 << 20).slots is None
 
 
 def test_prompts_are_read_into_blocks_and_leave_them_for_slots() -> None:
@@ -64,7 +64,7 @@ def test_prompts_are_read_into_blocks_and_leave_them_for_slots() -> None:
     ways = [DECODINGS["greedy"], DECODINGS["beam"], Decoding(method="greedy", repetition_penalty=1.3)]
     begin = [1, *range(5, 16)]
     requests = [(Request([*begin, 5 + n % 4], 9, (n,)), ways[n % 3]) for n in range(12)]
-    scheduler = Scheduler(engine, rows=9, budget=20, pool=BlockPool(300, size=4), graphs=engine.graphs)
+    scheduler = Scheduler(engine.runner, rows=9, budget=20, pool=BlockPool(300, size=4), graphs=engine.graphs)
     states = [scheduler.submit(*one) for one in requests]
     scheduler.run()
     for state, (request, decoding) in zip(states, requests, strict=True):
@@ -97,7 +97,7 @@ def test_few_prompts_wait_for_others_while_many_rows_decode(paged: bool) -> None
     """A prefill that is postponed changes no answer."""
     engine = engine_of("grouped")
     pool = BlockPool(400, size=4) if paged else None
-    scheduler = Scheduler(engine, rows=WORTH + 6, budget=500, pool=pool, graphs=engine.graphs)
+    scheduler = Scheduler(engine.runner, rows=WORTH + 6, budget=500, pool=pool, graphs=engine.graphs)
     asked = prompts_of(WORTH + 4)
     states = scheduler.submit_all(asked[:WORTH])
     scheduler.step()
@@ -121,7 +121,7 @@ def test_no_request_waits_longer_because_others_arrive_or_leave(monkeypatch: pyt
     """A prefill is postponed by a fixed number of steps at most."""
     monkeypatch.setattr(admission, "WORTH", 2)  # so few are never enough
     engine = engine_of("grouped")
-    scheduler = Scheduler(engine, rows=40, budget=500)
+    scheduler = Scheduler(engine.runner, rows=40, budget=500)
     scheduler.submit_all(prompts_of(2 * POSTPONED + 4))
     scheduler.step()
     came: list[tuple[int, RequestState]] = []
@@ -143,7 +143,7 @@ def test_rows_that_become_free_one_by_one_are_filled_together(monkeypatch: pytes
     """Many are waiting, and answers end at different steps."""
     monkeypatch.setattr(admission, "WORTH", 4)
     engine, prefills = engine_of("grouped"), []
-    scheduler = Scheduler(engine, rows=16, budget=500)
+    scheduler = Scheduler(engine.runner, rows=16, budget=500)
     asked = [(Request([1, 5 + n % 3, 6], 20 + 4 * (n % 8), (n,)), Decoding(method="greedy")) for n in range(24)] * 2
     expected = [decode_alone(engine, *one) for one in asked[:24]] * 2
     states, seen = scheduler.submit_all(asked), 0
@@ -157,7 +157,7 @@ def test_rows_that_become_free_one_by_one_are_filled_together(monkeypatch: pytes
 
 def test_no_prefill_is_postponed_while_few_rows_decode_or_none_is_free() -> None:
     engine = engine_of("grouped")
-    scheduler = Scheduler(engine, rows=WORTH, budget=500)
+    scheduler = Scheduler(engine.runner, rows=WORTH, budget=500)
     states = [scheduler.submit(*one) for one in prompts_of(WORTH)]
     scheduler.step()
     late = scheduler.submit(*prompts_of(1)[0])

@@ -52,7 +52,7 @@ def test_texts_and_accepted_tokens_are_those_of_the_plain_engine(name: str, meth
     engine = engine_of(name)
     requests = make_requests(engine, 5)
     for draft in drafts_of(engine).values():
-        spec = engine.spec(DECODINGS[method], draft=draft)
+        spec = engine.runner.spec(DECODINGS[method], draft=draft)
         plain, found = engine.decode(requests, spec), decode_in_slots(engine, requests, spec)
         assert token_lists(found) == token_lists(plain)
         assert total_stats(found) == total_stats(plain)
@@ -65,7 +65,7 @@ def test_a_round_does_not_wait_for_the_host() -> None:
     engine = engine_of("translation")
     requests = make_requests(engine, 2)
     for draft in drafts_of(engine).values():
-        spec = engine.spec(DECODINGS["penalties"], draft=draft)
+        spec = engine.runner.spec(DECODINGS["penalties"], draft=draft)
         batch = engine.graphs.batch([RequestState(request, spec, 20) for request in requests])
         with torch.inference_mode():
             batch.refill()
@@ -76,9 +76,9 @@ def test_a_round_does_not_wait_for_the_host() -> None:
 def test_position_limits_of_model_and_draft_are_kept() -> None:
     """The draft has fewer positions than the model, and some prompts have more tokens than that."""
     engine, small = engine_of("gpt2"), engine_of("gpt2")
-    draft = DraftModel(draft_engine(small, 0.01, limit=25), 4)
+    draft = DraftModel(draft_engine(small, 0.01, limit=25).runner, 4)
     requests = [Request([BOS, *range(3, 3 + n)], 99, (n,)) for n in (1, 20, 23, 30, 38, 39)]
-    spec = engine.spec(Decoding(method="greedy", max_length=99), draft=draft)
+    spec = engine.runner.spec(Decoding(method="greedy", max_length=99), draft=draft)
     plain, found = engine.decode(requests, spec), decode_in_slots(engine, requests, spec)
     assert token_lists(found) == token_lists(plain) and total_stats(found) == total_stats(plain)
 
@@ -88,7 +88,7 @@ def test_a_text_that_repeats_itself_is_looked_up() -> None:
     dice = torch.Generator().manual_seed(0)
     texts = [torch.randint(3, VOCAB, (n,), generator=dice).tolist() * 3 for n in (1, 2, 3, 5)]
     requests = [Request([BOS, *text], 20, (n,)) for n, text in enumerate(texts)]
-    spec = engine.spec(Decoding(method="greedy", max_length=20), draft=PromptLookup(6))
+    spec = engine.runner.spec(Decoding(method="greedy", max_length=20), draft=PromptLookup(6))
     plain, found = engine.decode(requests, spec), decode_in_slots(engine, requests, spec)
     assert token_lists(found) == token_lists(plain) and total_stats(found) == total_stats(plain)
     stats = total_stats(found)
@@ -103,7 +103,7 @@ def test_streams_stops_and_cancels() -> None:
             return sum(tokens[-2:]) % 7 == 3
 
     engine = engine_of("llama")
-    spec = engine.spec(Decoding(method="greedy", min_length=24, max_length=25), draft=PromptLookup(3))
+    spec = engine.runner.spec(Decoding(method="greedy", min_length=24, max_length=25), draft=PromptLookup(3))
     received: dict[int, list[int]] = {n: [] for n in range(3)}
     requests = [r._replace(listener=received[n].append) for n, r in enumerate(make_requests(engine, 3))]
     requests[2] = requests[2]._replace(stop=Stop())
@@ -121,7 +121,7 @@ def test_requests_of_a_scheduler_with_equal_drafts_share_a_runner(monkeypatch: p
     requests = make_requests(engine, 6)
     plain = [engine.decode([request], decoding)[0] for request in requests]
     scheduler = engine.scheduler(rows=8)
-    states = [scheduler.submit(request, engine.spec(decoding, draft=PromptLookup(3))) for request in requests]
+    states = [scheduler.submit(request, engine.runner.spec(decoding, draft=PromptLookup(3))) for request in requests]
     scheduler.run()
     assert token_lists([state.hypotheses for state in states]) == token_lists(plain)
     assert scheduler.slots is not None and len(scheduler.slots.batches) == 1
@@ -132,15 +132,15 @@ def test_custom_drafts_run_on_the_host() -> None:
         pass
 
     engine = engine_of("llama")
-    drafts: list[Draft] = [Own(3), DraftModel(engine_of("gpt2", bidirectional_prompt=True), 3)]
-    reasons = [refusal(engine, engine.spec(DECODINGS["greedy"], draft=draft)) for draft in drafts]
+    drafts: list[Draft] = [Own(3), DraftModel(engine_of("gpt2", bidirectional_prompt=True).runner, 3)]
+    reasons = [refusal(engine.runner, engine.runner.spec(DECODINGS["greedy"], draft=draft)) for draft in drafts]
     assert reasons == ["Own drafts on the host", "the tokens of a prompt attend to each other in the draft model"]
     assert PromptLookup(3) == PromptLookup(3) != PromptLookup(4) and Own(3) != Own(3)
 
 
 def test_a_logits_processor_comes_before_a_draft() -> None:
     engine = engine_of("llama")
-    requests, spec = make_requests(engine, 3), engine.spec(DECODINGS["greedy"])
+    requests, spec = make_requests(engine, 3), engine.runner.spec(DECODINGS["greedy"])
     processed = replace(spec, logits_processor=Rules())
     found = engine.decode(requests, replace(processed, draft=PromptLookup(3)))
     assert token_lists(found) == token_lists(engine.decode(requests, processed))

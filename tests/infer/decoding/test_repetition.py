@@ -124,7 +124,7 @@ def test_a_beam_search_ends_with_its_best_hypothesis(speaker: Engine) -> None:
 def test_the_same_in_a_batch_with_paged_states_in_slots_and_with_a_draft(speaker: Engine, name: str) -> None:
     way = WAYS[name]
     expected = [[(h.tokens, h.repeats) for h in speaker.complete([p], way, first=n)[0]] for n, p in enumerate(few())]
-    scheduler = Scheduler(speaker, rows=12, budget=16, pool=BlockPool(400, size=4))
+    scheduler = Scheduler(speaker.runner, rows=12, budget=16, pool=BlockPool(400, size=4))
     states = []
     for number, prompt in enumerate(few()):
         states.append(submit(scheduler, prompt, way, number))
@@ -134,7 +134,7 @@ def test_the_same_in_a_batch_with_paged_states_in_slots_and_with_a_draft(speaker
     assert [[(h.tokens, h.repeats) for h in state.answer or ()] for state in states] == expected
     assert all(state.tokens == tokens_of(state)[0] for state in states if way.rows == 1) and is_empty(scheduler)
     requests = [Request(prompt, 150, (number,)) for number, prompt in enumerate(few())]
-    if speaker.graphs.suits(speaker.spec(way)):
+    if speaker.graphs.suits(speaker.runner.spec(way)):
         found = decode_in_slots(speaker, requests, way)
         assert [[(h.tokens, h.repeats) for h in best] for best in found] == expected
     if name == "greedy":

@@ -276,7 +276,7 @@ def test_one_engine_serves_all_calls(echo: MakeFolder, tokenizer: Tokenizer) -> 
     assert translator.engine is not engine and translator.engine.model is translator.model
     assert translator.translate("one") == "one"
     translator.exact = True
-    assert translator.engine.exact
+    assert translator.engine.runner.exact
 
 
 def test_confidence_is_calibrated_by_the_folder(tmp_path: Path, echo: MakeFolder, tokenizer: Tokenizer) -> None:

@@ -185,7 +185,7 @@ def test_a_model_retrieves_while_it_generates(work, made):
             source = Neighbours.of([near], 2, 2 * M) if near else None
             with torch.no_grad():
                 logits = generator.model.logits(Batch(Rows(torch.tensor([ids])), source))[0, -1]
-            logits[generator.engine.forbidden] = -torch.inf
+            logits[generator.engine.runner.forbidden] = -torch.inf
             ids.append(int(logits.argmax()))
         said = tokenizer.decode(ids)
         assert said[len(prompt) :] == full.text

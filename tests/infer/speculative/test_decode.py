@@ -69,8 +69,8 @@ def perturb(model: Any, by: float = 0.05) -> Any:
 
 def drafts(engine: Engine, ahead: int = 4) -> dict[str, Draft]:
     near, far = perturb(engine.model), perturb(engine.model, 3.0)
-    near_engine, far_engine = (engine_of(model, limit=engine.limit) for model in (near, far))
-    return {"lookup": PromptLookup(ahead), "near": DraftModel(near_engine, ahead), "far": DraftModel(far_engine, ahead)}
+    near_runner, far_runner = (engine_of(model, limit=engine.runner.limit).runner for model in (near, far))
+    return {"lookup": PromptLookup(ahead), "near": DraftModel(near_runner, ahead), "far": DraftModel(far_runner, ahead)}
 
 
 def same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]]) -> None:
@@ -136,7 +136,7 @@ def test_results_do_not_depend_on_the_batch(way: Decoding) -> None:
 def test_a_model_that_drafts_for_itself_is_always_right() -> None:
     engine = engine_of(decoder_model(), forbidden=[PAD, BOS, EOS])
     for way in (GREEDY, SAMPLES[0]):
-        ((found,),) = engine.complete([[BOS, 5]], way, draft=DraftModel(engine, ahead=3))
+        ((found,),) = engine.complete([[BOS, 5]], way, draft=DraftModel(engine.runner, ahead=3))
         assert isinstance(found, SpeculativeHypothesis) and found.stats.right == found.stats.guessed
         assert (
             found.stats.passes == 1 + -(-(way.continuation_limit() - 1) // 4)
@@ -162,10 +162,10 @@ def test_models_of_other_kinds_decode_the_same_with_a_draft() -> None:
             decoder_model(decoder=[{"wiring": "pre-norm", "mixer": prefix, "channel": FFN}]), bidirectional_prompt=True
         ),
     ]
-    engines[1].retrieve = lambda chunks: [[chunk[::-1], chunk[:1] * 4] for chunk in chunks]
+    engines[1].runner.retrieve = lambda chunks: [[chunk[::-1], chunk[:1] * 4] for chunk in chunks]
     for engine in engines:
         asked = prompts(8)
-        for draft in (PromptLookup(), DraftModel(engine_of(decoder_model("rwkv"))), DraftModel(engine)):
+        for draft in (PromptLookup(), DraftModel(engine_of(decoder_model("rwkv")).runner), DraftModel(engine.runner)):
             same(engine.complete(asked, GREEDY, draft=draft), engine.complete(asked, GREEDY))
 
 
@@ -207,7 +207,7 @@ def text_probs(engine: Engine, prompt: list[int], way: Decoding, length: int) ->
         longer = {}
         for text, chance in found.items():
             logits: Tensor = model.logits(Batch(Rows(torch.tensor([[*prompt, *text]]))))[0, -1].float()
-            logits[list(engine.forbidden)] = -torch.inf
+            logits[list(engine.runner.forbidden)] = -torch.inf
             if place < way.min_length:
                 logits[EOS] = -torch.inf
             odds = (
@@ -233,7 +233,7 @@ def test_sampled_draft_tokens_leave_the_distribution_of_texts_unchanged(way: Dec
     with torch.no_grad():
         model.head.weight *= 0.35
     engine = engine_of(model, budget=1 << 20)
-    draft = DraftModel(engine_of(perturb(model, 0.6)), ahead=2)
+    draft = DraftModel(engine_of(perturb(model, 0.6)).runner, ahead=2)
     answers = engine.complete([[BOS, 5, 6]] * total, way, draft=draft)
     went = total_stats(answers)
     assert went is not None and 0.3 < went.right / went.guessed < 0.9, went
@@ -277,7 +277,7 @@ def test_texts_end_at_the_position_limit_with_a_draft() -> None:
     asked, way = [[BOS, *[5] * n] for n in (19, *range(16))], Decoding(method="greedy", max_length=40)
     expected = engine.complete(asked, way)
     assert {len(prompt) + len(h.tokens) for prompt, (h,) in zip(asked, expected, strict=True)} == {21}
-    for draft in (PromptLookup(), DraftModel(engine), DraftModel(engine_of(few, limit=12))):
+    for draft in (PromptLookup(), DraftModel(engine.runner), DraftModel(engine_of(few, limit=12).runner)):
         same(engine.complete(asked, way, draft=draft), expected)
 
 
@@ -292,7 +292,7 @@ def test_stop_strings_are_found_across_passes(tokenizer: Tokenizer) -> None:
     engine = Engine(
         decoder_model(vocab=tokenizer.size), tokenizer.bos, tokenizer.eos, tokenizer.pad, tokenizer.specials
     )
-    way, draft = Decoding(method="sample", temperature=1.5, seed=3, max_length=40), DraftModel(engine, ahead=6)
+    way, draft = Decoding(method="sample", temperature=1.5, seed=3, max_length=40), DraftModel(engine.runner, ahead=6)
     ((free,),) = engine.complete([[tokenizer.bos]], way, draft=draft)
     text, ended = tokenizer.decode(free.tokens), 0
     for place in range(0, len(text) - 3, 3):
@@ -323,7 +323,7 @@ def test_streaming_with_a_draft(way: Decoding) -> None:
 def test_a_draft_with_a_larger_vocabulary() -> None:
     """The head of an imported model may have more rows than there are tokens."""
     engine = engine_of(decoder_model())
-    draft, asked = DraftModel(engine_of(decoder_model(vocab=VOCAB + 8))), [[BOS, 5, 6], [BOS, 9]]
+    draft, asked = DraftModel(engine_of(decoder_model(vocab=VOCAB + 8)).runner), [[BOS, 5, 6], [BOS, 9]]
     same(engine.complete(asked, GREEDY, draft=draft), engine.complete(asked, GREEDY))
     assert all(h.tokens for answers in engine.complete(asked, SAMPLES[2], draft=draft) for h in answers)
 
@@ -346,7 +346,7 @@ def test_a_draft_may_have_nothing_to_propose() -> None:
     engine = engine_of(decoder_model())
     assert engine.complete([], GREEDY, draft=PromptLookup()) == []
     one = Decoding(method="greedy", max_length=1)
-    same(engine.complete([[BOS, 5]], one, draft=DraftModel(engine)), engine.complete([[BOS, 5]], one))
+    same(engine.complete([[BOS, 5]], one, draft=DraftModel(engine.runner)), engine.complete([[BOS, 5]], one))
     ((empty,),) = engine_of(random_model()).generate([[]], GREEDY, draft=PromptLookup())
     assert empty.tokens == []
 

@@ -155,7 +155,7 @@ def test_bptt_cuts_the_gradient_between_groups_of_segments():
 def test_requests_of_the_engine_are_answered_as_alone(pool):
     engine = Engine(MODELS["the paper's"], 1, 2, 0)
     decodings = [Decoding(method="greedy", max_length=9), Decoding(beam=3, best=2, max_length=8)]
-    busy, states = Scheduler(engine, rows=6, budget=9, pool=pool), []
+    busy, states = Scheduler(engine.runner, rows=6, budget=9, pool=pool), []
     for number in range(5):
         request = Request([1, *range(3, 3 + number)], 9, (number,))
         states.append((request, decodings[number % 2], busy.submit(request, decodings[number % 2])))

@@ -14,6 +14,7 @@ from allyouneed.config import parse
 from allyouneed.errors import UserError
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
+from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.kernels.cpu import build as native
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.context import Context
@@ -295,6 +296,6 @@ def test_the_engine_decodes_with_the_native_executor(monkeypatch: pytest.MonkeyP
     for way in (Decoding(method="greedy", max_length=9), Decoding(beam=3, max_length=7)):
         found = engine.generate(SOURCES, way)
         with monkeypatch.context() as patch:
-            patch.setattr(Engine, "decoder", property(lambda self: self.model))
+            patch.setattr(ModelRunner, "decoder", property(lambda self: self.model))
             expected = engine.generate(SOURCES, way)
         assert [[h.tokens for h in answers] for answers in found] == [[h.tokens for h in a] for a in expected]

@@ -30,8 +30,7 @@ T = TypeVar("T")
 class DecodingEngine(Protocol):
     """`Engine`, as far as it is observed."""
 
-    model: Any
-    pad: int
+    runner: Any  # a `ModelRunner`
 
     def decode(
         self, requests: Sequence[Request], spec: DecodingSpec, on_progress: Progress | None = None

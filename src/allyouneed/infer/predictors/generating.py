@@ -52,7 +52,7 @@ class GeneratingPredictor(Predictor):
         if draft is not None or ahead is not None:
             from allyouneed.infer.speculative.drafts import draft_for
 
-            drafter = draft_for(self, draft, ahead, lambda other: other.draft_engine)
+            drafter = draft_for(self, draft, ahead, lambda other: other.draft_engine.runner)
         if drafter is not None:
             check_draft_options(options)
         return CallOptions(options, on_progress, first, drafter)
@@ -91,7 +91,7 @@ class GeneratingPredictor(Predictor):
             from allyouneed.infer.retrieval.unlimited import UnlimitedModel
 
             engine = self.build_engine()
-            engine.model = UnlimitedModel(self.model, options, self.folder.max_tokens)
+            engine.runner.model = UnlimitedModel(self.model, options, self.folder.max_tokens)
             return engine
 
         return self.cached_engine(f"unlimited {options!r}", build)
@@ -102,5 +102,5 @@ class GeneratingPredictor(Predictor):
         if name not in engines or engines[name][0] is not model or engines[name][1] != device:
             engines[name] = (model, device, build())
         engine = engines[name][2]
-        engine.exact = self.exact
+        engine.runner.exact = self.exact
         return engine

@@ -27,7 +27,7 @@ class RetrievalPredictor(GeneratingPredictor):
     @property
     def engine(self) -> Engine:
         engine, found = super().engine, self.retriever
-        engine.retrieve = None if found is None else partial(found.search, count=self.model.config.neighbours)
+        engine.runner.retrieve = None if found is None else partial(found.search, count=self.model.config.neighbours)
         return engine
 
     def retrieve(self, index: Path | str | Retriever | None, encoder: Path | str | None = None) -> Self:

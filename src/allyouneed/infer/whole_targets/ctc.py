@@ -26,7 +26,8 @@ class CtcEngine(TargetEngine):
             raise UserError(f"best={spec.decoding.best}: ctc-translation finds one hypothesis; remove best")
 
     def targets(self, sources: list[Sequence[int]], spec: DecodingSpec) -> list[list[Hypothesis]]:
-        rows = Rows.of([[token for token in source for _ in range(self.upsample)] for source in sources], self.pad)
+        copied = [[token for token in source for _ in range(self.upsample)] for source in sources]
+        rows = Rows.of(copied, self.runner.pad)
         hidden, _ = self.model.run(Batch(rows.to(self.device)), None)
         scores = self.model.head(hidden).float().log_softmax(-1)
         banned = sorted({*spec.forbidden, *spec.eos_ids} - {BLANK})

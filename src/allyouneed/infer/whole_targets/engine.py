@@ -13,7 +13,7 @@ import torch
 from allyouneed.errors import UserError
 from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.engine import Engine, Progress
+from allyouneed.infer.engine import Engine, Forward, Progress
 from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
 from allyouneed.runtime.process import refuse_after_fork
@@ -50,21 +50,21 @@ class TargetEngine(Engine):
     def decode(
         self, requests: Sequence[Request], spec: DecodingSpec | Decoding, on_progress: Progress | None = None
     ) -> list[list[Hypothesis]]:
-        spec = self.spec(spec) if isinstance(spec, Decoding) else spec
+        spec = self.runner.spec(spec) if isinstance(spec, Decoding) else spec
         self.check(spec)
         sources = [self.validator.request(request).source for request in requests]
         found: list[list[Hypothesis]] = [[Hypothesis([], 0.0, 0.0, [], True)] for _ in sources]
         done = len([source for source in sources if not source])
         for batch in self._batches(sources, spec.decoding.rows):
             some = [sources[number] or [] for number in batch]
-            for number, own in zip(batch, self.compute((self.method, spec), some, self._runner(spec)), strict=True):
+            for number, own in zip(batch, self.compute((self.method, spec), some, self._forward(spec)), strict=True):
                 found[number] = own[: spec.decoding.best]
             done += len(batch)
             if on_progress is not None:
                 on_progress(done, len(sources))
         return found
 
-    def _runner(self, spec: DecodingSpec) -> Any:
+    def _forward(self, spec: DecodingSpec) -> Forward:
         """Decodes sources without dropout and gradients. A server may call it with those of several requests."""
 
         def run(sources: list[Any]) -> list[list[Hypothesis]]:
@@ -84,7 +84,7 @@ class TargetEngine(Engine):
         batch: list[int] = []
         for number in sorted((n for n, one in enumerate(sources) if one), key=lambda n: -len(sources[n] or ())):
             longest = len(sources[batch[0]] or ()) if batch else 0
-            if batch and (self.exact or (len(batch) + 1) * longest * rows > BUDGET):
+            if batch and (self.runner.exact or (len(batch) + 1) * longest * rows > BUDGET):
                 yield batch
                 batch = []
             batch.append(number)

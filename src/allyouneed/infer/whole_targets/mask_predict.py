@@ -25,7 +25,7 @@ class MaskPredictEngine(TargetEngine):
 
     def targets(self, sources: list[Sequence[int]], spec: DecodingSpec) -> list[list[Hypothesis]]:
         options, model = spec.decoding, self.model
-        memory = model.encode(Rows.of(sources, self.pad).to(self.device))
+        memory = model.encode(Rows.of(sources, self.runner.pad).to(self.device))
         lengths, length_log_probs = self._lengths(model.head.length_logits(memory).float(), sources, spec)
         count = lengths.shape[1]
         rows = torch.arange(len(sources), device=self.device).repeat_interleave(count)
@@ -46,7 +46,7 @@ class MaskPredictEngine(TargetEngine):
         """The likeliest lengths of each target and their log-probabilities, (sources, beam), within the limits."""
         options = spec.decoding
         most = [options.limit(len(source)) for source in sources]
-        most = most if self.limit is None else [min(one, self.limit) for one in most]
+        most = most if self.runner.limit is None else [min(one, self.runner.limit) for one in most]
         candidates = torch.arange(1, logits.shape[1] + 1, device=logits.device)
         limits = torch.tensor(most, device=logits.device).clamp(max=len(candidates))[:, None]
         least = torch.full_like(limits, max(1, options.min_length)).minimum(limits)
@@ -57,7 +57,7 @@ class MaskPredictEngine(TargetEngine):
         return torch.where(values.isfinite(), found, found[:, :1]) + 1, values
 
     def _banned(self, spec: DecodingSpec) -> Tensor:
-        return torch.tensor(sorted({*spec.forbidden, *spec.eos_ids, self.mask, self.pad}), device=self.device)
+        return torch.tensor(sorted({*spec.forbidden, *spec.eos_ids, self.mask, self.runner.pad}), device=self.device)
 
 
 def refine(

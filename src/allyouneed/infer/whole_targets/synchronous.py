@@ -18,6 +18,7 @@ from allyouneed.infer.decoding.rules import (
     can_improve,
     find_short,
 )
+from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.request import Request
 from allyouneed.infer.whole_targets.engine import TargetEngine
 from allyouneed.nn.batch import Rows
@@ -30,7 +31,7 @@ class SynchronousEngine(TargetEngine):
     def targets(self, sources: list[Sequence[int]], spec: DecodingSpec) -> list[list[Hypothesis]]:
         half = 1 if spec.decoding.method == "greedy" else max(1, spec.decoding.beam // 2)
         spec = replace(spec, decoding=spec.decoding.model_copy(update={"method": "beam", "beam": half, "best": 1}))
-        search = SynchronousSearch(self, sources, spec)
+        search = SynchronousSearch(self.runner, sources, spec)
         while search.active:
             search.step()
         found = [join(ahead.hypotheses, back.hypotheses) for ahead, back in zip(*search.requests, strict=True)]
@@ -55,29 +56,29 @@ def join(ahead: list[Hypothesis], back: list[Hypothesis]) -> list[Hypothesis]:
 class SynchronousSearch:
     """Rows are ordered by direction, source, beam: all of them have the same length."""
 
-    def __init__(self, engine: SynchronousEngine, sources: list[Sequence[int]], spec: DecodingSpec) -> None:
-        self.engine, self.spec, self.half = engine, spec, spec.decoding.beam
+    def __init__(self, runner: ModelRunner, sources: list[Sequence[int]], spec: DecodingSpec) -> None:
+        self.spec, self.half = spec, spec.decoding.beam
         limits = [spec.decoding.limit(len(source)) for source in sources]
-        limits = limits if engine.limit is None else [min(one, engine.limit) for one in limits]
+        limits = limits if runner.limit is None else [min(one, runner.limit) for one in limits]
         # left to right and right to left, of each source
         self.requests = [
             [RequestState(Request([begin], limit, (0,)), spec, limit) for limit in limits]
-            for begin in (engine.bos, engine.eos)
+            for begin in (runner.bos, runner.eos)
         ]
         self.active = list(range(len(sources)))
-        self.decoder = engine.decoder
-        self.states: States = self.decoder.start(Rows.of(sources, engine.pad).to(engine.device))
+        self.decoder = runner.decoder
+        self.states: States = self.decoder.start(Rows.of(sources, runner.pad).to(runner.device))
         self.states.select([*self.active, *self.active])
         self.states.repeat_rows(self.half)
         rows = 2 * len(sources)
-        self.newest = torch.tensor([engine.bos, engine.eos], device=engine.device).repeat_interleave(
+        self.newest = torch.tensor([runner.bos, runner.eos], device=runner.device).repeat_interleave(
             rows * self.half // 2
         )
-        self.scores = torch.full((rows, self.half), -torch.inf, device=engine.device)
+        self.scores = torch.full((rows, self.half), -torch.inf, device=runner.device)
         self.scores[:, 0] = 0.0
-        self.tokens = torch.empty(rows, self.half, 0, dtype=torch.long, device=engine.device)
-        self.log_probs = torch.empty(rows, self.half, 0, device=engine.device)
-        self.rules = TokenRules(spec, engine.device)
+        self.tokens = torch.empty(rows, self.half, 0, dtype=torch.long, device=runner.device)
+        self.log_probs = torch.empty(rows, self.half, 0, device=runner.device)
+        self.rules = TokenRules(spec, runner.device)
 
     def step(self) -> None:
         hidden = self.decoder.advance(Rows(self.newest[:, None], mirrored=True), self.states)[:, -1]

@@ -171,8 +171,8 @@ def read_generator(predictor: Any, given: Any, target: Any = None, **options: An
         tokens["encoder"] = tokens_of(predictor.tokenizer, neighbours.tokens[0].flatten().tolist())
     batch = Batch(rows, neighbours).to(predictor.device)
     answers = next_tokens(inputs, answer[-1] if answer else None, len(prompt))
-    engine = predictor.engine
-    never, ends = tuple(engine.forbidden), (engine.eos, *engine.ends)
+    runner = predictor.engine.runner
+    never, ends = tuple(runner.forbidden), (runner.eos, *runner.ends)
     name = output_name(predictor.tokenizer)
     return Reading(batch, tokens, answers, given=len(prompt), name=name, never=never, ends=ends)
 
@@ -197,7 +197,8 @@ def read_interleaved(predictor: Any, given: Any, target: Any = None, **options: 
     batch = Batch(Rows(torch.tensor([inputs]), slots=slots), media).to(predictor.device)
     tokens = {"decoder": tokens_of(predictor.tokenizer, inputs)}
     answers = next_tokens(inputs, answer[-1] if answer else None, len(read.tokens))
-    never, ends = tuple(predictor.engine.forbidden), (predictor.engine.eos, *predictor.engine.ends)
+    runner = predictor.engine.runner
+    never, ends = tuple(runner.forbidden), (runner.eos, *runner.ends)
     name = output_name(predictor.tokenizer)
     return Reading(batch, tokens, answers, given=len(read.tokens), name=name, never=never, ends=ends)
 
@@ -289,6 +290,7 @@ def _read_pair(predictor: Any, frame: Frame, source: Sequence[int], target: Any,
         "decoder": tokens_of(vocabularies.target, inputs),
     }
     answers = next_tokens(inputs, answer[-1] if answer else None, len(begin))
-    never, ends = tuple(engine.forbidden), (engine.eos, *engine.ends)
+    runner = engine.runner
+    never, ends = tuple(runner.forbidden), (runner.eos, *runner.ends)
     name = output_name(vocabularies.target)
     return Reading(batch, tokens, answers, given=len(begin), name=name, never=never, ends=ends)

@@ -132,7 +132,7 @@ def _tree(decoded: DecodedRequest, target: Tokenizer) -> Document | None:
 def _alignment(decoded: DecodedRequest) -> Document | None:
     """Cross-attention of each token of the answer (rows) to what was read (columns); None for other models."""
     engine, request = decoded.engine, decoded.request
-    model = engine.model
+    model, pad = engine.runner.model, engine.runner.pad
     blocks = getattr(getattr(model, "decoder", None), "blocks", ())
     crosses = hasattr(model, "attention") and any("cross" in block.sublayers for block in blocks)
     if request.source is None or not crosses:
@@ -141,7 +141,7 @@ def _alignment(decoded: DecodedRequest) -> Document | None:
 
     def compute(some: list[tuple[list[int], list[int]]]) -> list[Tensor]:
         with torch.inference_mode():
-            return cross_attention(model, [one for one, _ in some], [other for _, other in some], engine.pad)
+            return cross_attention(model, [one for one, _ in some], [other for _, other in some], pad)
 
     pair = (list(request.source), [*request.prompt, *tokens])
     (weights,) = engine.compute("cross-attention", [pair], compute)

@@ -72,7 +72,7 @@ class ServedModel:
         if device == "cpu" and settings.dtype is None:
             widen_half_for_cpu(found.model)
         if isinstance(found, GeneratingPredictor):
-            _ = found.engine.decoder  # the CPU's program is made now, not for the first request
+            _ = found.engine.runner.decoder  # the CPU's program is made now, not for the first request
         return cls(name, path, found, settings, metrics, event_loop)
 
     def warm_up(self) -> None:
@@ -109,9 +109,9 @@ class ServedModel:
         engine, rows = self.predictor.engine, self.settings.rows
         budget = self.settings.budget or PREFILL_BUDGET.get(engine.device.type, 512)
         if exact:
-            retrieve, engine = engine.retrieve, self.predictor.build_engine()
-            engine.exact, engine.retrieve = True, retrieve
-        elif self.settings.paged and shares_prefixes(engine):
+            retrieve, engine = engine.runner.retrieve, self.predictor.build_engine()
+            engine.runner.exact, engine.runner.retrieve = True, retrieve
+        elif self.settings.paged and shares_prefixes(engine.runner):
             pool = BlockPool(self._blocks(engine))
             return engine.scheduler(rows=rows, budget=budget, pool=pool, graphs=engine.graphs)
         return engine.scheduler(rows=rows, budget=budget)
@@ -120,11 +120,11 @@ class ServedModel:
         """Of the pool: what `kv_memory` holds; by default enough for all rows at their longest, within a share of the
         free memory, and in any case enough for one."""
         if self.settings.kv_memory is not None:
-            return max(1, self.settings.kv_memory // block_bytes(engine))
+            return max(1, self.settings.kv_memory // block_bytes(engine.runner))
         longest = -(-self.max_model_len // BLOCK) + 2
         free = available_memory(engine.device)
         most = self.settings.rows * longest
-        return most if free is None else max(longest, min(most, int(free * MEMORY_SHARE) // block_bytes(engine)))
+        return most if free is None else max(longest, min(most, int(free * MEMORY_SHARE) // block_bytes(engine.runner)))
 
     def close(self) -> None:
         self.loop.stop()

@@ -198,11 +198,11 @@ class LanguageModel(TextModel):
         return found if rules is None else replace(found, logits_processor=rules)
 
     def _spec(self, changes: tuple[tuple[str, Any], ...]) -> DecodingSpec:
-        return self.predictor.engine.spec(Decoding.of({"loops": None} | self.defaults, **dict(changes)))
+        return self.predictor.engine.runner.spec(Decoding.of({"loops": None} | self.defaults, **dict(changes)))
 
     @cached_property
     def spec_of(self) -> Callable[[Decoding], DecodingSpec]:
-        return lru_cache(KNOWN_OPTIONS)(self.predictor.engine.spec)
+        return lru_cache(KNOWN_OPTIONS)(self.predictor.engine.runner.spec)
 
 
 class SourceModel(TextModel):
@@ -244,7 +244,7 @@ class SourceModel(TextModel):
             found = found.model_copy(update={"loops": None})  # its target may repeat as well
         if fields.seed is None and found.method == "sample":
             found = found.model_copy(update={"seed": new_seed()})
-        spec, rules = self.predictor.engine.spec(found, counted=forced), LogitsRules.of(fields)
+        spec, rules = self.predictor.engine.runner.spec(found, counted=forced), LogitsRules.of(fields)
         return spec if rules is None else replace(spec, logits_processor=rules)
 
     def _decoding(self, fields: SamplingFields) -> Decoding:

@@ -109,7 +109,7 @@ class StandIn:
         self.answers, self.limit = description["answers"], limit
         self.folder = SimpleNamespace(tokenizers=tokenizers, max_tokens=limit, decoding=description["decoding"])
         # the engine process adds the rest of the specification
-        self.engine = SimpleNamespace(spec=lambda decoding: DecodingSpec(decoding, eos))
+        self.engine = SimpleNamespace(runner=SimpleNamespace(spec=lambda decoding: DecodingSpec(decoding, eos)))
 
     def retrieve_as_trained(self) -> None:
         """Only the engine process retrieves."""

@@ -31,7 +31,7 @@ def force_phrases(
 ) -> list[list[Hypothesis]]:
     """`generate_targets`, with each target containing its phrases, as often as given."""
     decoding = frame.without_forced(decoding)
-    spec, given = engine.spec(decoding, len(frame.forced)), list[tuple[Request, DecodingSpec]]()
+    spec, given = engine.runner.spec(decoding, len(frame.forced)), list[tuple[Request, DecodingSpec]]()
     for source, key, some in zip(sources, keys, phrases, strict=True):
         request = Request(frame.begin, decoding.limit(len(source)), key, source)
         given.append((request, phrase_spec(spec, vocabularies.target, request.limit, some)))
