@@ -55,6 +55,11 @@ class Engine:
         return self.runner.device
 
     @property
+    def bos(self) -> int:
+        """The begin token, for requests to a scheduler (docs/decoding.md)."""
+        return self.runner.bos
+
+    @property
     def graphs(self) -> GraphRunnerCache | None:
         """Captured CUDA graphs of this engine; None on a CPU."""
         self._graphs = self._graphs or new_graphs(self.runner)
