@@ -246,10 +246,8 @@ class Scheduler:
                 self._step_batch(batch)
             if self.prefill.batches:
                 self.prefill.step()
-            if (
-                self.slots is not None and self.slots.batches
-            ):  # after the prefill: the run it launches includes the new requests
-                self.slots.step(self.fail)
+            if self.slots is not None and self.slots.batches:
+                self.slots.step(self.fail)  # after the prefill: the run it launches includes the new requests
             self.steps += 1
             if self.active:
                 self._settle()

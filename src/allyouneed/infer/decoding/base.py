@@ -241,12 +241,6 @@ class Search(ABC):
             self.penalties.join(other.penalties)
         self._update()
 
-    def make_room(self) -> None:
-        """A column for the next token."""
-        width = self.tokens.shape[1]
-        if self.steps - self.oldest >= width < self.longest:
-            self.widen(min(2 * width, self.longest))
-
     def widen(self, width: int) -> None:
         """Make room for `width` generated tokens."""
         missing = width - self.tokens.shape[1]
@@ -257,12 +251,14 @@ class Search(ABC):
     def _update(self) -> None:
         """Limits and first steps (requests,) of the requests that are here now."""
         limits = list[int]()
-        self.stop_reach, self.observed = 0, False  # tokens that stop conditions read
+        self.stop_reach = 0  # tokens that stop conditions read
+        self.observed = self.streams = False
         for state in self.requests:
             limits.append(state.limit)
             if state.request.stop is not None:
                 self.stop_reach = max(self.stop_reach, state.request.stop.reach)
             self.observed = self.observed or state.request.observer is not None
+            self.streams = self.streams or state.streams
         self.limits = torch.tensor(limits, dtype=torch.long, device=self.device)
         self.first_steps = torch.tensor(self.started, dtype=torch.long, device=self.device)
         self.starts = set(self.started)
@@ -311,8 +307,11 @@ class Search(ABC):
         self.requests, self.started = [self.requests[n] for n in indices], [self.started[n] for n in indices]
         self._update()
 
-    def process_logits(self, logits: Tensor) -> Tensor:
-        """Apply the logits processor of the specification."""
+    def begin_step(self, logits: Tensor) -> Tensor:
+        """Make room for the next token; the logits as the specification's processor changes them."""
+        width = self.tokens.shape[1]
+        if self.steps - self.oldest >= width < self.longest:
+            self.widen(min(2 * width, self.longest))
         if self.spec.logits_processor is None:
             return logits
         tokens = self.tokens[: len(logits), : self.steps]

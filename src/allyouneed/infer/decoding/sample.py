@@ -63,13 +63,12 @@ class IndependentSearch(Search):
             logits = logits.repeat_interleave(self.group, 0)
             if self.penalties is not None:
                 self.penalties.repeat_rows(self.group)
-        self.make_room()
         self.fresh = False
-        tokens, log_probs = self.choose(self.process_logits(logits), self.short())
+        tokens, log_probs = self.choose(self.begin_step(logits), self.short())
         if self.spec.force_eos:
             tokens, log_probs = force_eos_at_limit(tokens, log_probs, self.lengths, self.limits, self.spec.eos)
         self.append(tokens, log_probs)
-        on_cpu, streams = self.device.type == "cpu", self.group == 1 and any([state.streams for state in self.requests])
+        on_cpu, streams = self.device.type == "cpu", self.group == 1 and self.streams
         newest = tokens.tolist() if on_cpu or streams else []
         if streams:
             self.emit(newest)
