@@ -57,16 +57,16 @@ class BlockManager:
         """Blocks to reserve for states that are not paged."""
         request = state.request
         length = len(request.prompt) + state.limit
-        return self.declared.constant(length, len(request.source or ())) * state.spec.decoding.rows
+        return self.declared.constant(length, len(request.source or ())) * state.spec.rows
 
     def most(self, state: RequestState) -> int:
         """The most blocks it can come to need."""
         pages = self.declared.pages(len(state.request.prompt) + state.limit)
-        return self.constant(state) + (pages and pages + 1) * state.spec.decoding.rows
+        return self.constant(state) + (pages and pages + 1) * state.spec.rows
 
     def soon(self, state: RequestState, unread: int) -> int:
         """Blocks for its unread prompt tokens and its first token."""
-        return self.declared.pages(unread) + 2 * state.spec.decoding.rows * self.declared.paged
+        return self.declared.pages(unread) + 2 * state.spec.rows * self.declared.paged
 
     # --- what is held ------------------------------------------------------------------------------------------------
 
@@ -79,7 +79,7 @@ class BlockManager:
         """Evict enough cached prefixes for `counts` more tokens of each row, all at once rather than block by block."""
         if isinstance(states, PagedStates) and states.has_pages:
             size, rows = self.pool.size, zip(states.lengths, states.block_tables, counts, strict=True)
-            self.evict(sum(max(0, -(-(seen + count) // size) - len(table)) for seen, table, count in rows))
+            self.evict(sum([max(0, -(-(seen + count) // size) - len(table)) for seen, table, count in rows]))
 
     def evict(self, needed: int) -> bool:
         """Evict cached prefixes until this many blocks are free; False: they are not."""

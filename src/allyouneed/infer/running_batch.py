@@ -94,10 +94,9 @@ class RunningBatch:
             expanded = [[row * self.group + beam for row in rows for beam in range(self.group)] for rows in self.rows]
         else:
             expanded = self.rows
-        orders = [
-            search.step(logits if len(self.searches) == 1 else logits[rows], tight)
-            for search, rows in zip(self.searches, self.rows, strict=True)
-        ]
+        orders: list[list[int] | None] = []
+        for search, rows in zip(self.searches, self.rows, strict=True):
+            orders.append(search.step(logits if len(self.searches) == 1 else logits[rows], tight))
         self.rows = expanded
         if orders.count(None) < len(orders):
             self.reorder(orders)

@@ -17,8 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from contextlib import ExitStack
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,6 @@ import torch
 from allyouneed.errors import UserError
 from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.isolation import isolate
 from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.prefill import PrefillBatch, prefill_key, share_rows
 from allyouneed.infer.request import Request
@@ -85,6 +83,8 @@ class Scheduler:
         self.fair, self.offline, self.postponement = FairQueue(), queue, Postponement()
         self.streams_offline = False  # whether the offline batch has requests that stream
         self.running: list[ActiveBatch] = []
+        self.preempted: list[RunningBatch] = []  # batches of one request each that wait for blocks
+        self.preemptions = 0  # so far
         self.active: list[RequestState] = []  # admitted requests that hold rows or blocks
         self.failures: list[RequestState] = []  # in this step
         self.is_stepping = False  # also between steps if the last one was interrupted
@@ -149,7 +149,7 @@ class Scheduler:
             raise UserError("draft and pool are exclusive: speculative decoding does not use paged states; set one")
         if self.offline is not None:
             return
-        if (rows := state.spec.decoding.rows) > self.rows:
+        if (rows := state.spec.rows) > self.rows:
             raise UserError(f"the request needs {rows} rows (beam, best), the scheduler has {self.rows}; ask for fewer")
         if self.memory is not None and (needed := self._bytes([state])) > self.memory:
             raise UserError(f"the request needs {needed:,} bytes of state, the limit is {self.memory:,}; shorten it")
@@ -163,7 +163,7 @@ class Scheduler:
         source = max(len(state.request.source or ()) for state in states)
         cost = model.config.cost(max(length, source))
         each = cost.state_bytes(length, next(model.parameters()).itemsize)
-        return round(each * sum(state.spec.decoding.rows for state in states))
+        return round(each * sum(state.spec.rows for state in states))
 
     def warm_up(self, requests: Iterable[tuple[Request, DecodingSpec | Decoding | None]] = ()) -> None:
         """Prepare for the first request: capture the usual prefills, and decode these requests, which leave no trace
@@ -224,19 +224,14 @@ class Scheduler:
         with self._inference():
             self._step()
 
-    @contextmanager
-    def _inference(self) -> Iterator[None]:
+    def _inference(self) -> ExitStack:
         refuse_after_fork()
-        model = self.engine.model
-        was_training: bool = model.training
-        if was_training:  # only then: it visits every module
+        model, stack = self.engine.model, ExitStack()
+        if model.training:  # only then: it visits every module
             model.eval()
-        try:
-            with torch.inference_mode():
-                yield
-        finally:
-            if was_training:
-                model.train()
+            stack.callback(model.train)
+        stack.enter_context(torch.inference_mode())
+        return stack
 
     def _step(self) -> None:
         if self.is_stepping:  # the last step was interrupted, and so was cleaning up after it
@@ -251,10 +246,8 @@ class Scheduler:
                 self._step_batch(batch)
             if self.prefill.batches:
                 self.prefill.step()
-            if (
-                self.slots is not None and self.slots.batches
-            ):  # after the prefill: the run it launches includes the new requests
-                self.slots.step(self.fail)
+            if self.slots is not None and self.slots.batches:
+                self.slots.step(self.fail)  # after the prefill: the run it launches includes the new requests
             self.steps += 1
             if self.active:
                 self._settle()
@@ -268,8 +261,10 @@ class Scheduler:
             self._after_failures()
 
     def _step_batch(self, batch: ActiveBatch) -> None:
-        with isolate(partial(self.drop, batch)):
+        try:
             self.with_blocks(batch.step, batch)
+        except Exception as error:
+            self.drop(batch, error)
         if batch in self.running and not batch.active:
             batch.close()
             self.running.remove(batch)
@@ -285,7 +280,7 @@ class Scheduler:
             return
         here = self._held()
         for state in self.active:
-            if state.done and state.streams and state.spec.decoding.rows > 1:
+            if state.done and state.streams and state.spec.rows > 1:
                 self._stream_best(state)
             if state not in here and self.blocks is not None:
                 self.blocks.release(state)
@@ -298,9 +293,11 @@ class Scheduler:
 
     def _held(self) -> set[RequestState]:
         """Requests in any batch."""
-        here = {state for batch in [*self.running, *self.preempted] for state in batch.requests}
-        here |= {state for batch in self.prefilling for state in batch.requests}
-        return here | set(self.slots.requests) if self.slots is not None else here
+        here = set[RequestState]() if self.slots is None else set(self.slots.requests)
+        batches: list[ActiveBatch | PrefillBatch] = [*self.running, *self.preempted, *self.prefilling]
+        for batch in batches:
+            here.update(batch.requests)
+        return here
 
     def close(self) -> None:
         """Abandon everything: unfinished requests are cancelled, blocks go back to the pool, slots are free again."""
@@ -343,8 +340,7 @@ class Scheduler:
         if self.slots is not None:
             self.slots.close()
         self.running, self.prefill.batches = [], []
-        if self.preemption is not None:
-            self.preemption.batches = []
+        self.preempted = []
         if self.blocks is not None:
             for state in self.active:
                 state.reserved = []
@@ -396,7 +392,7 @@ class Scheduler:
             self.postponement.end()
             return
         taken: list[RequestState] = []
-        rows, tokens, free, slots = sum([state.spec.decoding.rows for state in self.active]), 0, 0, self.slots
+        rows, tokens, free, slots = sum([state.spec.rows for state in self.active]), 0, 0, self.slots
         if slots and slots.batches and self.postponement.applies(queue, slots.rows_in_use, self.rows - rows):
             return
         if blocks is not None:
@@ -407,7 +403,7 @@ class Scheduler:
                 break
             size, key = len(state.request.source or state.request.prompt), prefill_key(state)
             unread = 0 if key in known else len(state.request.prompt)
-            rows, tokens = rows + state.spec.decoding.rows, tokens + (0 if key in known else size)
+            rows, tokens = rows + state.spec.rows, tokens + (0 if key in known else size)
             full = rows > self.rows or (self.memory is not None and self._bytes([*self.active, state]) > self.memory)
             if blocks is not None:
                 free -= blocks.constant(state) + blocks.soon(state, unread)
@@ -425,8 +421,10 @@ class Scheduler:
             self.postponement.end()
         if taken and self.slots is not None and blocks is None:
             given, taken = taken, []
-            with isolate(partial(self.fail_unheld, given)):
+            try:
                 taken = self.slots.prefill(given)
+            except Exception as error:
+                self.fail_unheld(given, error)
         for some in share_rows(taken) if self.engine.exact else [taken] if taken else []:
             self.prefill.start(some)
 
@@ -445,16 +443,6 @@ class Scheduler:
 
     # --- blocks ------------------------------------------------------------------------------------------------------
 
-    @property
-    def preempted(self) -> list[RunningBatch]:
-        """Preempted batches, of one request each, that wait for blocks."""
-        return [] if self.preemption is None else self.preemption.batches
-
-    @property
-    def preemptions(self) -> int:
-        """Number of preemptions so far."""
-        return 0 if self.preemption is None else self.preemption.count
-
     def with_blocks(self, act: Callable[[], None], batch: ActiveBatch | None = None) -> None:
         """Call `act`; where blocks run out, free some."""
         act() if self.preemption is None else self.preemption.run(act, batch)
@@ -471,8 +459,10 @@ class Scheduler:
         """Decode a batch together with a running one, or beside it."""
         for other in [] if self.engine.exact else self.running:
             if isinstance(other, RunningBatch) and other.can_join(batch):
-                with isolate(partial(self._drop_both, batch, other)):
+                try:
                     other.join(batch)
+                except Exception as error:
+                    self._drop_both(batch, other, error)
                 return
         self.running.append(batch)
 

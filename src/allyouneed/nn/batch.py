@@ -68,7 +68,7 @@ class Rows:
             for sentence in sentences
         ]
         tokens = torch.tensor(rows, dtype=torch.long).reshape(len(rows), longest)
-        if all(length == longest for length in lengths):
+        if lengths.count(longest) == len(lengths):
             return cls(tokens)
         return cls(tokens, lengths=torch.tensor(lengths), side=side)
 
@@ -191,6 +191,8 @@ def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
 
 
 def _each(value: D, change: Callable[[Tensor], Tensor]) -> D:
-    found: dict[str, Any] = {field.name: getattr(value, field.name) for field in fields(value)}
-    tensors = {name: change(tensor) for name, tensor in found.items() if isinstance(tensor, Tensor)}
-    return type(value)(**(found | tensors))
+    found = dict[str, Any]()
+    for field in fields(value):
+        one = getattr(value, field.name)
+        found[field.name] = change(one) if isinstance(one, Tensor) else one
+    return type(value)(**found)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from allyouneed.nn.batch import Rows, to_device
-from allyouneed.nn.observe import announce_call, observe
+from allyouneed.nn.observe import current_probe
 from allyouneed.nn.patterns.core import TokenFields
 
 T = TypeVar("T")
@@ -156,12 +156,8 @@ class TokenLayout:
     def fields(self, axis: int) -> TokenFields:
         """Fields as (batch, …) tensors that broadcast along the other axis: 1 for queries, 2 for keys."""
         other = 3 - axis
-
-        def spread(value: Tensor | None) -> Tensor | None:
-            return None if value is None else value.unsqueeze(other)
-
         segments = self.segments if self.segments is not None else torch.ones_like(self.positions)
-        marks = (spread(self.prompt), spread(self.chosen), spread(self.order))
+        marks = [None if one is None else one.unsqueeze(other) for one in (self.prompt, self.chosen, self.order)]
         return TokenFields(self.positions.unsqueeze(other), segments.unsqueeze(other), *marks)
 
 
@@ -280,8 +276,10 @@ class Context:
     def call(self, part: Any, x: Any, state: Any = None) -> Any:
         """part(x). Stacks, blocks and wirings call every sub-layer, norm and end through here, so that a tracing
         context (runtime/trace.py) can record the call instead, and a probe the result."""
-        announce_call(part, x, self)
-        return observe(part, "", part(x, context=self) if state is None else part(x, context=self, state=state))
+        if (probe := current_probe()) is not None:
+            probe.call(part, x, self)
+        found = part(x, context=self) if state is None else part(x, context=self, state=state)
+        return found if probe is None else probe.observe(part, "", found)
 
     @property
     def preceding(self) -> Memory | None:

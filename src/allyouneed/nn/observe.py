@@ -66,9 +66,13 @@ def probing(probe: Probe) -> Iterator[None]:
             _active -= 1
 
 
+def current_probe() -> Probe | None:
+    """The probe that watches this thread."""
+    return _probe.get() if _active else None
+
+
 def is_observed() -> bool:
-    """Whether a probe watches this thread."""
-    return bool(_active) and _probe.get() is not None
+    return current_probe() is not None
 
 
 def observe(part: Any, name: str, value: Any) -> Any:
@@ -82,11 +86,6 @@ def offer(part: Any, name: str, make: MakeValue) -> Tensor | None:
 def show(part: Any, name: str, make: MakeValue) -> None:
     if _active and (probe := _probe.get()) is not None:
         probe.show(part, name, make)
-
-
-def announce_call(part: Any, x: Any, context: Any) -> None:
-    if _active and (probe := _probe.get()) is not None:
-        probe.call(part, x, context)
 
 
 def enter_block(stack: Any, number: int, stream: Any) -> Any:

@@ -14,6 +14,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,7 @@ class ChatTemplate:
         return ids[: ends[-1] + 1], ids[ends[-1] + 1 :]
 
     def _safe(self, messages: Iterable[Message], spelled: list[str]) -> list[Any]:
-        return [_replace(dict(message), lambda text: self._hide(text, spelled)) for message in messages]
+        return [_replace(dict(message), partial(self._hide, spelled=spelled)) for message in messages]
 
     def _ids(self, text: str, spelled: Sequence[str]) -> list[int]:
         ids: list[int] = []

@@ -23,7 +23,7 @@ from allyouneed.config import Config, parse
 from allyouneed.data.languages import find as find_language
 from allyouneed.data.tokenizers.bounds import MAX_BYTES, parse_tokenizer
 from allyouneed.data.tokenizers.byte_level import BYTE_OF, BYTES, show_bytes
-from allyouneed.data.tokenizers.errors import translate_errors
+from allyouneed.data.tokenizers.errors import translate_error
 from allyouneed.data.tokenizers.plain import plain, unknown_id
 from allyouneed.data.tokenizers.special_tokens import Id, Template
 from allyouneed.data.tokenizers.subwords import train_subwords
@@ -231,8 +231,10 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str], specials: bool = False) -> list[list[int]]:
         """`specials`: parse special tokens spelled out in the text."""
         inner = self._special_aware if specials else self._inner
-        with translate_errors(texts):
+        try:
             found = [e.ids for e in inner.encode_batch_fast(list(texts), add_special_tokens=False)]
+        except BaseException as error:
+            raise translate_error(error, texts) from None
         if self.foreign and not specials:
             for number, ids in enumerate(found):
                 if self._contains_specials(ids, texts[number]):
@@ -254,8 +256,10 @@ class Tokenizer:
 
     def _encode_with_offsets(self, text: str) -> Any:
         """Encode with offsets."""
-        with translate_errors([text]):
+        try:
             encoding = self._inner.encode(text, add_special_tokens=False)
+        except BaseException as error:
+            raise translate_error(error, [text]) from None
         if self.foreign and self._contains_specials(encoding.ids, text):
             return self._plain.encode(text, add_special_tokens=False)
         return encoding
@@ -285,8 +289,10 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], specials: bool = False) -> str:
         """The text, without special tokens unless `specials`. Incomplete UTF-8 sequences become U+FFFD."""
-        with translate_errors():
+        try:
             return str(self._inner.decode(list(ids), skip_special_tokens=not specials))
+        except BaseException as error:
+            raise translate_error(error) from None
 
     def decode_masked(self, ids: Sequence[int]) -> str:
         """Inverse of `encode_masked`, with `<mask>` for the mask token."""
@@ -301,8 +307,10 @@ class Tokenizer:
         return MASK.join(self.decode_batch(parts))
 
     def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
-        with translate_errors():
+        try:
             return list(self._inner.decode_batch([list(ids) for ids in batch], skip_special_tokens=True))
+        except BaseException as error:
+            raise translate_error(error) from None
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Readable pieces; a byte that is only part of a character is shown as `<E6>`."""

@@ -12,7 +12,7 @@ import string
 from collections.abc import Iterator
 from typing import Any
 
-from allyouneed.data.tokenizers.errors import translate_errors
+from allyouneed.data.tokenizers.errors import translate_error
 from allyouneed.data.tokenizers.regex import OutOfBounds, least_width
 from allyouneed.errors import UserError
 
@@ -121,14 +121,14 @@ def _charsmap_growth(text: str) -> int:
 
 def _try(inner: Any, where: str) -> None:
     try:
-        with translate_errors([TRIED]):
-            normalizer = inner.normalizer
-            normal = TRIED if normalizer is None else normalizer.normalize_str(TRIED)
-            if len(normal) > MAX_TRIED_GROWTH * len(TRIED) + MAX_ADDED:
-                raise UserError(f"makes {len(normal):,} characters of {len(TRIED)}")
-            ids = inner.encode(TRIED, add_special_tokens=False).ids
-            text = inner.decode(ids)
-            if len(text) > MAX_TRIED_GROWTH * len(TRIED) + MAX_ADDED:
-                raise UserError(f"decodes a text of {len(TRIED)} characters as {len(text):,}")
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
+        normalizer = inner.normalizer
+        normal = TRIED if normalizer is None else normalizer.normalize_str(TRIED)
+        if len(normal) > MAX_TRIED_GROWTH * len(TRIED) + MAX_ADDED:
+            raise UserError(f"makes {len(normal):,} characters of {len(TRIED)}")
+        ids = inner.encode(TRIED, add_special_tokens=False).ids
+        text = inner.decode(ids)
+        if len(text) > MAX_TRIED_GROWTH * len(TRIED) + MAX_ADDED:
+            raise UserError(f"decodes a text of {len(TRIED)} characters as {len(text):,}")
+    except BaseException as error:
+        found = translate_error(error, [TRIED])
+        raise (UserError(f"{where}: {found}") if isinstance(found, UserError) else found) from None

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from allyouneed.errors import UserError
 
 
-@contextmanager
-def translate_errors(texts: Sequence[str] = ()) -> Iterator[None]:
-    """A damaged tokenizer makes the library panic with a `BaseException`."""
-    try:
-        yield
-    except TypeError:
-        if not texts:
-            raise
-        raise UserError(_not_unicode(texts)) from None
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        raise UserError(f"the tokenizer is damaged and fails on a text ({error}); download it again") from None
+def translate_error(error: BaseException, texts: Sequence[str] = ()) -> BaseException:
+    """What to raise where the library raises `error`. A damaged tokenizer makes it panic with a `BaseException`."""
+    if isinstance(error, TypeError) and texts:
+        return UserError(_not_unicode(texts))
+    if type(error).__name__ == "PanicException":
+        return UserError(f"the tokenizer is damaged and fails on a text ({error}); download it again")
+    return error
 
 
 def _not_unicode(texts: Sequence[str]) -> str:

@@ -89,6 +89,11 @@ class DecodingSpec:
     def eos_ids(self) -> frozenset[int]:
         return frozenset({self.eos, *self.extra_eos})
 
+    @cached_property
+    def rows(self) -> int:
+        """Rows decoded for one request."""
+        return self.decoding.rows
+
     @property
     def min_new_tokens(self) -> int:
         return self.decoding.min_length - self.counted_prompt
@@ -202,7 +207,9 @@ class Search(ABC):
     def __init__(self, spec: DecodingSpec, requests: Sequence[RequestState], device: torch.device) -> None:
         self.spec, self.options, self.device = spec, spec.decoding, device
         self.batch_key, self.rules = spec.batch_key, TokenRules(spec, device)
-        self.penalties = Penalties.of(spec.decoding, [state.request.prompt for state in requests])
+        self.penalties: Penalties | None = None
+        if spec.decoding.has_penalties:
+            self.penalties = Penalties(spec.decoding, [state.request.prompt for state in requests])
         self.group = self.rows_per_request(spec.decoding)
         self.requests, self.fresh = list(requests), True
         self.steps, self.started = 0, [0] * len(requests)  # a request has generated steps - started tokens
@@ -234,12 +241,6 @@ class Search(ABC):
             self.penalties.join(other.penalties)
         self._update()
 
-    def make_room(self) -> None:
-        """A column for the next token."""
-        width = self.tokens.shape[1]
-        if self.steps - self.oldest >= width < self.longest:
-            self.widen(min(2 * width, self.longest))
-
     def widen(self, width: int) -> None:
         """Make room for `width` generated tokens."""
         missing = width - self.tokens.shape[1]
@@ -249,7 +250,15 @@ class Search(ABC):
 
     def _update(self) -> None:
         """Limits and first steps (requests,) of the requests that are here now."""
-        limits, requests = [state.limit for state in self.requests], [state.request for state in self.requests]
+        limits = list[int]()
+        self.stop_reach = 0  # tokens that stop conditions read
+        self.observed = self.streams = False
+        for state in self.requests:
+            limits.append(state.limit)
+            if state.request.stop is not None:
+                self.stop_reach = max(self.stop_reach, state.request.stop.reach)
+            self.observed = self.observed or state.request.observer is not None
+            self.streams = self.streams or state.streams
         self.limits = torch.tensor(limits, dtype=torch.long, device=self.device)
         self.first_steps = torch.tensor(self.started, dtype=torch.long, device=self.device)
         self.starts = set(self.started)
@@ -257,9 +266,6 @@ class Search(ABC):
         self.aligned = len(self.starts) == 1  # all have generated as many tokens
         self.first_limit = min(map(add, limits, self.started), default=0)
         self.longest = max(limits, default=0)
-        # tokens that stop conditions read
-        self.stop_reach = max([0, *[one.stop.reach for one in requests if one.stop is not None]])
-        self.observed = any([one.observer is not None for one in requests])
 
     @property
     def lengths(self) -> Tensor:
@@ -301,8 +307,11 @@ class Search(ABC):
         self.requests, self.started = [self.requests[n] for n in indices], [self.started[n] for n in indices]
         self._update()
 
-    def process_logits(self, logits: Tensor) -> Tensor:
-        """Apply the logits processor of the specification."""
+    def begin_step(self, logits: Tensor) -> Tensor:
+        """Make room for the next token; the logits as the specification's processor changes them."""
+        width = self.tokens.shape[1]
+        if self.steps - self.oldest >= width < self.longest:
+            self.widen(min(2 * width, self.longest))
         if self.spec.logits_processor is None:
             return logits
         tokens = self.tokens[: len(logits), : self.steps]

@@ -46,10 +46,9 @@ class BeamSearch(Search):
         return order
 
     def step(self, logits: Tensor, compact: bool = False) -> list[int] | None:
-        self.make_room()
         beams, lengths = self.group, self.lengths
         looping = self.close_loops()
-        found = self.candidates(self.process_logits(logits), lengths)
+        found = self.candidates(self.begin_step(logits), lengths)
         ended = self.rules.is_eos(found.tokens)
         if self.at_limit():
             ended = ended | (self.limits <= lengths + 1)[:, None]

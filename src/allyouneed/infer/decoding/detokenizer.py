@@ -70,9 +70,10 @@ def _overlap(text: str, stop: str) -> int:
 def detokenize(
     tokenizer: Tokenizer, tokens: Iterable[int], prompt: Sequence[int] = (), stop: Sequence[str] = ()
 ) -> str:
-    """The whole text at once."""
-    stream = StreamingDetokenizer(tokenizer, prompt, stop)
-    return stream.add_all(list(tokens)) + stream.end()
+    """The whole text at once, up to the first `stop` string."""
+    begin = len(tokenizer.decode(prompt)) if prompt else 0
+    text = tokenizer.decode([*prompt, *tokens])[begin:]
+    return text[: min([len(text), *[text.index(one) for one in stop if one in text]])]
 
 
 class StopStrings:

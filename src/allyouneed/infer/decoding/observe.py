@@ -87,7 +87,7 @@ class DecodedRequest:
     def next_logits(self, tokens: Sequence[int], decoding: Decoding) -> Tensor:
         """(vocab,): what a token after these is chosen by: `logits` with the penalties and bans of these options."""
         spec, logits = replace(self.spec, decoding=decoding), self.logits_after(tokens)[None]
-        penalties = Penalties.of(decoding, [[*self.request.prompt, *tokens]])
+        penalties = Penalties(decoding, [[*self.request.prompt, *tokens]]) if decoding.has_penalties else None
         allowed = logits if penalties is None else penalties.apply(logits)
         return TokenRules(spec, logits.device).ban_tokens(allowed, torch.tensor([len(tokens)]))[0]
 

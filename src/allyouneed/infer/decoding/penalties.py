@@ -18,11 +18,6 @@ class Penalties:
         self.factor, self.ngram = options.repetition_penalty, options.no_repeat
         self.history = [list(prompt) for prompt in prompts]
 
-    @classmethod
-    def of(cls, options: Decoding, prompts: Sequence[Sequence[int]]) -> Penalties | None:
-        """None where the options set no penalty."""
-        return cls(options, prompts) if options.has_penalties else None
-
     def append(self, tokens: Sequence[int]) -> None:
         for history, token in zip(self.history, tokens, strict=True):
             history.append(token)

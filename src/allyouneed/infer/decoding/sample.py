@@ -63,13 +63,12 @@ class IndependentSearch(Search):
             logits = logits.repeat_interleave(self.group, 0)
             if self.penalties is not None:
                 self.penalties.repeat_rows(self.group)
-        self.make_room()
         self.fresh = False
-        tokens, log_probs = self.choose(self.process_logits(logits), self.short())
+        tokens, log_probs = self.choose(self.begin_step(logits), self.short())
         if self.spec.force_eos:
             tokens, log_probs = force_eos_at_limit(tokens, log_probs, self.lengths, self.limits, self.spec.eos)
         self.append(tokens, log_probs)
-        on_cpu, streams = self.device.type == "cpu", self.group == 1 and any([state.streams for state in self.requests])
+        on_cpu, streams = self.device.type == "cpu", self.group == 1 and self.streams
         newest = tokens.tolist() if on_cpu or streams else []
         if streams:
             self.emit(newest)
@@ -112,7 +111,7 @@ class IndependentSearch(Search):
 
     def emit(self, tokens: list[int]) -> None:
         for state, token in zip(self.requests, tokens, strict=True):
-            if state.streams and not state.finished and token not in self.rules.eos_ids:
+            if state.streams and not (state.done or state.cancelled) and token not in self.rules.eos_ids:
                 state.emit(token)
 
     def find_loops(self, indices: Sequence[int]) -> Tensor:
@@ -136,10 +135,11 @@ class IndependentSearch(Search):
                 state.complete()
 
     def drop_finished(self, compact: bool) -> list[int] | None:
-        over = [state.finished for state in self.requests]
-        if not any(over) or (DROP_SHARE * sum(over) < len(over) and not compact):
+        left = [index for index, state in enumerate(self.requests) if not (state.done or state.cancelled)]
+        over = len(self.requests) - len(left)
+        if not over or (DROP_SHARE * over < len(self.requests) and not compact):
             return None
-        return self.keep_requests([index for index, left in enumerate(over) if not left])
+        return self.keep_requests(left) if left else []  # the batch drops a search without rows
 
     def keep_requests(self, indices: Sequence[int]) -> list[int]:
         order = super().keep_requests(indices)

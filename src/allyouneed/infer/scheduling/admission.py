@@ -42,12 +42,15 @@ class FairQueue:
 
     def peek(self, step: int) -> RequestState | None:
         """The most urgent request that is still waiting."""
+        heads = list[RequestState]()
         for lane, queue in list(self.waiting.items()):
             while queue and (queue[0].finished or queue[0].admitted):
                 queue.popleft()
-            if not queue:
+            if queue:
+                heads.append(queue[0])
+            else:
                 del self.waiting[lane]
-        return min((queue[0] for queue in self.waiting.values()), key=lambda s: self.urgency(s, step), default=None)
+        return min(heads, key=lambda s: self.urgency(s, step), default=None)
 
     def pop(self, state: RequestState, tokens: int) -> None:
         """Remove a request that `peek` returned and charge its client."""
@@ -78,7 +81,7 @@ class Postponement:
         if free <= 0 or self.steps >= POSTPONED:
             return False
         worth = -(-decoding // WORTH)
-        rows = (state.spec.decoding.rows for state in waiting if not state.finished)
+        rows = (state.spec.rows for state in waiting if not state.finished)
         found = min(sum(islice(rows, worth)), free)  # a request has one row at least
         if found >= worth or (self.steps and found <= self.rows):
             return False
@@ -124,7 +127,7 @@ class LargestFirst:
                 break
             if state.cancelled:
                 continue
-            draft, rows = state.spec.draft, state.spec.decoding.rows
+            draft, rows = state.spec.draft, state.spec.rows
             largest = largest or max(state.request.size, SHORT)
             if batch and (len(batch) + 1) * largest * rows * (1 if draft is None else 1 + draft.ahead) > self.budget:
                 break

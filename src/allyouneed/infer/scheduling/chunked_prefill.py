@@ -4,14 +4,13 @@ captured graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 from allyouneed.infer.decoding.base import DecodingSpec, RequestState
-from allyouneed.infer.isolation import isolate
 from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.prefill import PrefillBatch, share_rows
 from allyouneed.infer.running_batch import ActiveBatch, RunningBatch
@@ -64,28 +63,29 @@ class ChunkedPrefill:
             for kind in (True, False):
                 self.start([state for state in requests if (state.request.source is None) is kind])
             return
-        with isolate(partial(self.scheduler.fail, requests)):
+        try:
             model, rows = self.engine.decoder, share_rows(requests)
             distinct = [row[0].request for row in rows]
             states, media = self.engine.start(distinct, model), self.engine.encode_media(distinct)
             if self.blocks is not None:
                 states = self.blocks.start(states, [row[0] for row in rows])
             self.batches.append(PrefillBatch(model, states, rows, list(states.lengths), media))
+        except Exception as error:
+            self.scheduler.fail(requests, error)
 
     def step(self) -> None:
         """Read a chunk of every unread prompt; all chunks together are no larger than the budget."""
         share = max(1, self.scheduler.budget // len(self.batches))
         for batch in list(self.batches):
-            with isolate(partial(self._drop, batch, batch.requests)):
+            requests = batch.requests
+            try:
                 batch.drop_cancelled()
                 if batch.rows:
                     self.scheduler.with_blocks(partial(self._read_chunk, batch, max(1, share // len(batch.rows))))
+            except Exception as error:  # its requests that no running batch has taken over have failed
+                self.batches.remove(batch)
+                self.scheduler.fail_unheld(requests, error)
         self.batches = [batch for batch in self.batches if batch.rows]
-
-    def _drop(self, batch: PrefillBatch, requests: list[RequestState], error: Exception) -> None:
-        """Drop a failed prefill, and fail its requests that no running batch has taken over."""
-        self.batches.remove(batch)
-        self.scheduler.fail_unheld(requests, error)
 
     def _read_chunk(self, batch: PrefillBatch, size: int) -> None:
         engine, prompts = self.engine, batch.prompts
@@ -95,22 +95,24 @@ class ChunkedPrefill:
         chunks = [prompt[at : at + size] for prompt, at in zip(prompts, batch.read, strict=True)]
         if self.blocks is not None:
             self.blocks.make_room(batch.states, list(map(len, chunks)))
-        last = self._replay(batch, chunks)
-        if last is None:
+        last = None
+        if self.captured is not None and not batch.media and isinstance(batch.states, PagedStates):
+            last = self.captured.read(batch.states, chunks)
+        if last is None:  # captured graphs cannot read this batch
             last = engine.prefill_chunk(batch.states, chunks, batch.model, batch.media)
         batch.read = [at + len(chunk) for at, chunk in zip(batch.read, chunks, strict=True)]
-        unread = batch.unread
-        done = [(n, state) for n, left in enumerate(unread) if not left for state in batch.rows[n]]
+        done, left = list[ReadPrompt](), list[int]()
+        for n, row in enumerate(batch.rows):
+            if batch.read[n] < len(prompts[n]):
+                left.append(n)
+            else:
+                done += [(n, state) for state in row]
         for some in self._decoded_together(done):
-            with isolate(partial(self._fail_read, some)):
+            try:
                 self._decode(batch, some, last)
-        batch.keep([n for n, left in enumerate(unread) if left])
-
-    def _replay(self, batch: PrefillBatch, chunks: Sequence[Sequence[int]]) -> Tensor | None:
-        """`prefill_chunk` as captured graphs; None: this batch needs the plain one."""
-        if self.captured is None or batch.media or not isinstance(batch.states, PagedStates):
-            return None
-        return self.captured.read(batch.states, chunks)
+            except Exception as error:
+                self._fail_read(some, error)
+        batch.keep(left)
 
     def _fail_read(self, some: list[ReadPrompt], error: Exception) -> None:
         """Fail the requests that have not begun to decode."""
@@ -122,8 +124,8 @@ class ChunkedPrefill:
         """Groups that one running batch can hold: requests with equally many rows; in exact mode each runs alone."""
         if self.engine.exact or len(done) == 1:
             return [[one] for one in done]
-        counts = sorted({state.spec.decoding.rows for _, state in done})
-        return [[one for one in done if one[1].spec.decoding.rows == rows] for rows in counts]
+        counts = sorted({state.spec.rows for _, state in done})
+        return [[one for one in done if one[1].spec.rows == rows] for rows in counts]
 
     def _decode(self, batch: PrefillBatch, some: list[ReadPrompt], last: Tensor) -> None:
         """Decode the first token of these requests, whose prompts have been read, and let them join the others."""
@@ -144,11 +146,13 @@ class ChunkedPrefill:
 
             drafted = groups.pop(kind)
             requests = [state for _, state in drafted]
-            with isolate(partial(self.scheduler.fail, requests)):
+            try:
                 taken = self._take(batch, [row for row, _ in drafted], last)
                 speculation = SpeculativeDecoder(batch.model, *taken, requests)
                 if speculation.active:
                     self.scheduler.running.append(speculation)
+            except Exception as error:
+                self.scheduler.fail(requests, error)
         if groups:
             states, last = self._take(batch, [row for some in groups.values() for row, _ in some], last)
             chosen = [(kind, [state for _, state in some]) for kind, some in groups.items()]

@@ -4,12 +4,10 @@ cached prefixes evicted, then the least urgent request swapped out; it resumes w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Protocol
 
 from allyouneed.infer.block_manager import BlockManager
 from allyouneed.infer.decoding.base import RequestState
-from allyouneed.infer.isolation import isolate
 from allyouneed.infer.prefill import PrefillBatch
 from allyouneed.infer.running_batch import ActiveBatch, RunningBatch
 from allyouneed.nn.states.paged import PagedStates, PoolFullError
@@ -19,6 +17,8 @@ class SchedulerProtocol(Protocol):
     """The scheduler, as far as preemption uses it."""
 
     running: list[ActiveBatch]
+    preempted: list[RunningBatch]
+    preemptions: int
 
     @property
     def prefilling(self) -> list[PrefillBatch]: ...
@@ -33,12 +33,8 @@ class SchedulerProtocol(Protocol):
 
 
 class Preemption:
-    """`batches`: preempted requests, each in a batch of its own; `count`: preemptions so far."""
-
     def __init__(self, scheduler: SchedulerProtocol, blocks: BlockManager) -> None:
         self.scheduler, self.blocks = scheduler, blocks
-        self.batches: list[RunningBatch] = []
-        self.count = 0
 
     def run(self, act: Callable[[], None], batch: ActiveBatch | None = None) -> None:
         """Call `act`, and free blocks while there are too few for it. `batch`: stop once that batch has left."""
@@ -56,8 +52,10 @@ class Preemption:
         batches = [batch for batch in scheduler.running if isinstance(batch, RunningBatch)]
         for batch in batches:
             before = len(batch)
-            with isolate(partial(scheduler.drop, batch)):
+            try:
                 batch.drop_finished()
+            except Exception as error:
+                scheduler.drop(batch, error)
             if len(batch) < before or batch not in scheduler.running:
                 return True
         if self.blocks.prefixes.evict():
@@ -66,36 +64,36 @@ class Preemption:
         if not running or len(running) + len(scheduler.prefilling) < 2:  # prefills were admitted with blocks enough
             return False
         state, batch = max(running, key=lambda both: scheduler.urgency(both[0]))
-        with isolate(partial(scheduler.drop, batch)):
+        try:
             self._preempt(state, batch)
+        except Exception as error:
+            scheduler.drop(batch, error)
         return True
 
     def _preempt(self, state: RequestState, batch: RunningBatch) -> None:
         alone = batch.split(state)
         assert isinstance(alone.states, PagedStates)
         alone.states.swap_out()
-        self.batches.append(alone)
+        self.scheduler.preempted.append(alone)
         self.blocks.release(state)
-        self.count += 1
+        self.scheduler.preemptions += 1
 
     def resume(self) -> None:
         """Resume preempted requests, the most urgent first, as far as there are blocks."""
         scheduler = self.scheduler
-        self.batches = [batch for batch in self.batches if not batch.requests[0].cancelled]
-        self.batches.sort(key=lambda batch: scheduler.urgency(batch.requests[0]))
-        while self.batches:
-            resumed = False
-            with isolate(self._fail_first):
-                resumed = self._swap_in(self.batches[0])
-            if not resumed:
+        left = [batch for batch in scheduler.preempted if not batch.requests[0].cancelled]
+        scheduler.preempted = sorted(left, key=lambda batch: scheduler.urgency(batch.requests[0]))
+        while scheduler.preempted:
+            try:
+                if not self._swap_in(scheduler.preempted[0]):
+                    return
+            except Exception as error:
+                scheduler.fail(scheduler.preempted.pop(0).requests, error)
                 return
-            scheduler.join(self.batches.pop(0))
+            scheduler.join(scheduler.preempted.pop(0))
 
     def _swap_in(self, batch: RunningBatch) -> bool:
         states, scheduler = batch.states, self.scheduler
         assert isinstance(states, PagedStates)
         nothing_else = not scheduler.running and not scheduler.prefilling
         return self.blocks.resume(batch.requests[0], states, len(batch), force=nothing_else)
-
-    def _fail_first(self, error: Exception) -> None:
-        self.scheduler.fail(self.batches.pop(0).requests, error)

@@ -127,6 +127,10 @@ class Block(nn.Module):
 
     def new_states(self, segments: bool = False) -> dict[str, State]:
         """A fresh state for each sub-layer that keeps one; `segments`: to remember whole segments, not to decode."""
-        parts = {name: part for name, part in self.sublayers.items() if isinstance(part, SubLayer)}
-        states = {name: part.new_segment_state() if segments else part.new_state() for name, part in parts.items()}
-        return {name: state for name, state in states.items() if state is not None}
+        states = dict[str, State]()
+        for name, part in self.sublayers.items():
+            if isinstance(part, SubLayer):
+                state = part.new_segment_state() if segments else part.new_state()
+                if state is not None:
+                    states[name] = state
+        return states

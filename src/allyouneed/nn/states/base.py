@@ -122,7 +122,7 @@ class States:
 
     def ungroup(self) -> None:
         """Rows that share no source need not stay together."""
-        if not self.has_sources:
+        if self.group > 1 and not self.has_sources:
             self.group = 1
 
     def join(self, other: Self) -> None:

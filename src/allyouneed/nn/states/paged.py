@@ -51,9 +51,11 @@ class BlockPool:
         return self.blocks - len(self.free)
 
     def allocate(self, count: int) -> list[int]:
-        if count > len(self.free):
+        left = len(self.free) - count
+        if left < 0:
             raise PoolFullError(f"{count} blocks requested, {len(self.free)} of {self.blocks} are free")
-        found = [self.free.pop() for _ in range(count)]
+        found = self.free[left:][::-1]
+        del self.free[left:]
         for block in found:
             self.ref_counts[block] = 1
         return found
@@ -141,7 +143,7 @@ class PagedKVCache(KVState):
         self, q: Tensor, keys: Tensor, values: Tensor, context: Context, scale: float
     ) -> Tensor | None:
         queries, states = context.queries, self.states
-        if not usable(q) or queries.time != 1 or queries.segments is not None:
+        if not usable(q) or queries.segments is not None:
             return None
         if q.shape[-1] % 2 or states.pool.size == 1:  # to the kernel, blocks of one token are those of beams
             return None
@@ -172,20 +174,21 @@ class PagedStates(States):
 
     def __init__(self, states: States, pool: BlockPool) -> None:
         layers: list[dict[str, State]] = []
+        own = list[State]()  # of a row's tokens, not of its source
         for number, layer in enumerate(states.layers):
-            paged = {
-                name: PagedKVCache(self, number) if type(state) is KVCache else state for name, state in layer.items()
-            }
-            layers.append(paged)
+            layers.append({})
+            for name, state in layer.items():
+                layers[-1][name] = state = PagedKVCache(self, number) if type(state) is KVCache else state
+                if not state.shared:
+                    own.append(state)
         super().__init__(layers, len(states.lengths), states.device, states.memory)
         self.pool = pool
         self.block_tables: list[list[int]] = [[] for _ in states.lengths]
         self.copies: list[tuple[int, int]] = []  # (shared block, own copy) of the tokens about to be written
         self.swapped: dict[int, tuple[Tensor, Tensor]] = {}  # blocks outside of the pool, by layer
         self.swapped_tables: list[list[int]] = []  # and which of them belong to each row
-        own = [state for layer in layers for state in layer.values() if not state.shared]
-        self.has_pages = any(isinstance(state, PagedKVCache) for state in own)
-        self.fully_paged = all(isinstance(state, PagedKVCache) for state in own)  # no other state but a source's
+        pages = [isinstance(state, PagedKVCache) for state in own]
+        self.has_pages, self.fully_paged = any(pages), all(pages)  # fully: no other state but a source's
         self.reads_past = True  # False: no row has tokens before the new ones
         # where new tokens are written (batch, time), and the block tables as a tensor (batch, blocks)
         self.write_blocks = self.write_slots = self.block_table = torch.empty(0, dtype=torch.long)
@@ -222,19 +225,20 @@ class PagedStates(States):
         """Allocate blocks for `counts` more tokens of each row, and copies of shared blocks. All or nothing."""
         if not self.has_pages:
             return
-        size, needs = self.pool.size, []
+        size, needs, wanted = self.pool.size, [], 0
         ref_counts: dict[int, int] = {}
         for row, (seen, count) in enumerate(zip(self.lengths, counts, strict=True)):
             blocks = self.block_tables[row]
-            more = -(-(seen + count) // size) - len(blocks)
+            more = max(0, -(-(seen + count) // size) - len(blocks))
             last = seen // size  # the block that is written to, if it exists
             shared = None
             if count and last < len(blocks):
                 left = ref_counts.setdefault(blocks[last], self.pool.ref_counts[blocks[last]])
                 if left > 1:
                     shared, ref_counts[blocks[last]] = last, left - 1
-            needs.append((row, max(0, more), shared))
-        new = self.pool.allocate(sum(more + (shared is not None) for _, more, shared in needs))
+            needs.append((row, more, shared))
+            wanted += more + (shared is not None)
+        new = self.pool.allocate(wanted)
         self.copies = []
         for row, more, shared in needs:
             blocks = self.block_tables[row]
@@ -243,7 +247,8 @@ class PagedStates(States):
                 self.copies.append((blocks[shared], own))
                 self.pool.release([blocks[shared]])
                 blocks[shared] = own
-            self.block_tables[row] = blocks + [new.pop() for _ in range(more)]
+            if more:
+                self.block_tables[row] = blocks + [new.pop() for _ in range(more)]
 
     def close(self) -> None:
         for blocks in self.block_tables:

@@ -42,8 +42,7 @@ class StateBinding:
         self.slots = caches
         self.states: list[Any] = [find_state(slot, states) for slot in caches]
         paged = isinstance(states, PagedStates)
-        wanted = [kind_of_cache(slot, paged) for slot in caches]
-        self.supported = all(type(state) is kind for state, kind in zip(self.states, wanted, strict=True))
+        self.supported = list(map(type, self.states)) == [kind_of_cache(slot, paged) for slot in caches]
         self.keys: list[Tensor | None] = [None] * len(caches)
         self.caches = (Cache * max(1, len(caches)))()
         self.memories = (Memory * max(1, len(memories)))()

@@ -7,6 +7,7 @@ import ctypes
 import weakref
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import add
 from typing import Any
 
 import torch
@@ -125,6 +126,7 @@ class CpuExecutor:
         lowered = lower_model(model)
         self._model = weakref.ref(model)
         self.weights = list(model.parameters())
+        self.dtype = self.weights[0].dtype if self.weights else torch.float32
         self.lowered_from = self.signature()
         arena = arena_for(library, lowered.decoder, lowered.head, lowered.encoder)
         self.decoder = NativeProgram(lowered.decoder, library, arena)
@@ -149,10 +151,6 @@ class CpuExecutor:
         model = self._model()
         assert model is not None, "the caller holds the model"
         return model
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.weights[0].dtype if self.weights else torch.float32
 
     def start(self, source: Any, **options: Any) -> States:
         model, encoder = self.model, self.encoder
@@ -204,7 +202,7 @@ class CpuExecutor:
             caller = PartCaller(self.decoder, batch, self.model.embed, new, context, states.layers, self.dtype)
         hidden, *_ = self.decoder.run(batch, call_part=caller)
         binding.finish(end)
-        states.lengths = [seen + count for seen, count in zip(states.lengths, lengths, strict=True)]
+        states.lengths = list(map(add, states.lengths, lengths))
         found = hidden.view(rows, time, self.width)
         if last and time > 1:
             indices = torch.tensor([max(0, count - 1) for count in lengths])[:, None, None]
@@ -229,7 +227,13 @@ class CpuExecutor:
 
     def supports(self, new: Rows, states: States, end: int) -> bool:
         return (
-            (type(states) is States or self.supports_pages(states))
+            (type(states) is States or type(states) is PagedStates)
+            # blocks hold 2^n tokens in single precision
+            and (
+                not isinstance(states, PagedStates)
+                or not states.has_pages
+                or (states.pool.size.bit_count() == 1 and self.dtype is torch.float32)
+            )
             and len(states.lengths) == len(new.tokens)
             and not states.marks
             and is_plain(new)
@@ -241,12 +245,6 @@ class CpuExecutor:
             and (self.limit is None or end <= self.limit)
             and (self.read_limit is None or states.memory is None or states.memory.layout.time <= self.read_limit)
         )
-
-    def supports_pages(self, states: States) -> bool:
-        """Whether the blocks hold 2^n tokens in single precision."""
-        if type(states) is not PagedStates:
-            return False
-        return not states.has_pages or (states.pool.size.bit_count() == 1 and self.dtype is torch.float32)
 
     def bind(self, states: States, rows: int, end: int) -> StateBinding | None:
         """States with capacity for tokens up to `end`; None where they are of another kind or have other rows."""

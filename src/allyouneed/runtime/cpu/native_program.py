@@ -188,9 +188,10 @@ class NativeProgram:
             given.shift = batch.shift
             if x is not None:
                 self.registers[0] = x.data_ptr()
-            out = [torch.empty(tokens, self.widths[number]) for number in self.returned]
-            for number, tensor in zip(self.returned, out, strict=True):
-                self.registers[number] = tensor.data_ptr()
+            out = list[Tensor]()
+            for number in self.returned:
+                out.append(torch.empty(tokens, self.widths[number]))
+                self.registers[number] = out[-1].data_ptr()
             count = self.thread_count(tokens)
             given.threads = count.current
             seconds = 0.0

@@ -23,18 +23,14 @@ class ThreadCount:
 
     def measure(self, passes: int) -> None:
         """Measure this many passes on one thread before all are tried."""
-        self.left = passes
+        self.left, self.current = passes, 1  # `current`: the number of threads of the next pass
         self.tries = 0  # passes on all threads since then
         self.total = self.slowest = 0.0  # their seconds
-
-    @property
-    def current(self) -> int:
-        """The number of threads of the next pass."""
-        return 1 if self.left or self.most == 1 else self.most
 
     def record(self, threads: int, seconds: float) -> None:
         if threads == 1:
             self.single, self.left = [*self.single[1 - TRIES :], seconds], self.left - 1
+            self.current = 1 if self.left else self.most
             return
         self.tries, self.total, self.slowest = self.tries + 1, self.total + seconds, max(self.slowest, seconds)
         count, spent = self.tries - 1, self.total - self.slowest

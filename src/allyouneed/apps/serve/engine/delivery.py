@@ -67,7 +67,7 @@ class Delivery:
         if not (self.outbox or self.outlets or self.batches):
             return
         ending, now = {id(queue) for queue, _ in self.outbox}, time.monotonic()
-        count = sum(one.paced for one in self.outlets)
+        count = sum([one.paced for one in self.outlets])
         if count <= CROWD or now - self.delivered > count * EVENT_SECONDS:
             due, self.outlets, self.delivered = self.outlets, [], now
         else:

@@ -97,13 +97,9 @@ class SequenceGroup:
             if self.draws > self.n:
                 answers = sorted(answers, key=lambda both: -mean_log_prob(both[0]))[: self.n]
             for index, (one, own) in enumerate(answers, prompt * self.n):
-                found.append((index, self._text(prompt, one), own, finish_reason(one)))
+                answer = self.model.text.answer(self.requests[prompt], self.specs[prompt], one.tokens)
+                found.append((index, answer, own, finish_reason(one)))
         return found
-
-    def _text(self, prompt: int, hypothesis: Hypothesis) -> str:
-        text = self.model.text
-        detokenizer = text.detokenizer(self.requests[prompt], self.specs[prompt])
-        return text.clean(detokenizer.add_all(hypothesis.tokens) + detokenizer.end())
 
     async def stream(self) -> AsyncIterator[Part]:
         """One part per step and answer, or fewer (`Delivery.deliver`). A beam search yields its whole answers at its
@@ -123,7 +119,8 @@ class SequenceGroup:
                     if self.beams:
                         self.completion_tokens += sum([len(one.tokens) for one in answers])
                         for index, one in enumerate(answers, number * self.n):
-                            yield index, self._text(number, one), [], finish_reason(one)
+                            answer = text.answer(self.requests[number], self.specs[number], one.tokens)
+                            yield index, answer, [], finish_reason(one)
                     else:
                         yield number, detokenizers[number].end(), pending[number], finish_reason(answers[0])
                 elif not self.beams:

@@ -21,7 +21,7 @@ from allyouneed.apps.serve.sampling import SamplingFields, new_seed
 from allyouneed.apps.translate.translator import Translator, one_line
 from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.infer.decoding.base import DecodingSpec
-from allyouneed.infer.decoding.detokenizer import StopStrings, StreamingDetokenizer
+from allyouneed.infer.decoding.detokenizer import StopStrings, StreamingDetokenizer, detokenize
 from allyouneed.infer.decoding.notes import drop_invalid
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.decoding.repetition import has_repeats
@@ -83,6 +83,10 @@ class TextModel(ABC):
     def clean(self, text: str) -> str:
         """A finished answer as the predictor returns it."""
         return text
+
+    def answer(self, request: Request, spec: DecodingSpec, tokens: Sequence[int]) -> str:
+        """The whole text of an answer."""
+        return self.clean(detokenize(self.tokenizer, tokens, self.context(request), spec.decoding.stop))
 
     def detokenizer(self, request: Request, spec: DecodingSpec) -> StreamingDetokenizer:
         return StreamingDetokenizer(self.tokenizer, self.context(request), spec.decoding.stop)

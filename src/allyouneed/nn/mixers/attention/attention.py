@@ -234,11 +234,12 @@ class SoftmaxAttention(SubLayer):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context, keys: TokenLayout) -> Tensor:
         """(batch, heads, queries, width of v)"""
-        q, k, v = observe(self, "q", q), observe(self, "k", k), observe(self, "v", v)
+        if observed := is_observed():
+            q, k, v = observe(self, "q", q), observe(self, "k", k), observe(self, "v", v)
         score_mod = self.score_mod()
         if context.replay is not None:  # a recomputed layer cannot share a bias: its gradient would be shared too
             score_mod = replace(score_mod, static=None)
-        if context.record is not None or is_observed():
+        if context.record is not None or observed:
             weights = self.show_weights(q, k, context, keys, score_mod)
             if weights is not None:
                 seen = weighted_sum(weights, v, context.queries.positions, keys.positions, score_mod)
@@ -378,7 +379,8 @@ class SelfAttention(MultiHeadAttention):
             if self.caches_hidden:
                 k, v, keys = self.project_cached_hidden(x[:, :count], kept, state)
             elif (
-                self.attends_to_whole_cache(context)
+                count == 1
+                and self.attends_to_whole_cache(context)
                 and (seen := state.attend_new_token(q, k, v, context, self.score_mod().scale)) is not None
             ):
                 return self.merge_heads(seen, context)

@@ -78,16 +78,16 @@ SHORT = 128  # tokens: all scores of a row and head are one tile of a kernel
 
 
 def _general(pattern: Pattern, queries: TokenLayout, keys: TokenLayout, score_mod: ScoreMod) -> AttentionFn:
-    packed, cuda = queries.packed, queries.device.type == "cuda"
+    packed, cuda, plain = queries.packed, queries.device.type == "cuda", score_mod.plain
     long = queries.time * keys.time >= MIN_BLOCK_SPARSE_SCORES
     large = long or (packed and queries.time >= FLEX_BLOCK)
     own = cuda and keys is queries and queries.time >= FLEX_BLOCK and torch.is_grad_enabled()
-    by_distance = score_mod.fused and score_mod.distance_bias is not None and queries.consecutive
+    by_distance = score_mod.distance_bias is not None and score_mod.fused and queries.consecutive
     if own and by_distance and isinstance(pattern, Causal | Full):
         return tiled(pattern, queries, score_mod.constant_from)
     # a bias inside the kernel, in training: prompts have many lengths, and each would be compiled
-    pairwise = score_mod.plain or (score_mod.fused and score_mod.pair_bias is not None and torch.is_grad_enabled())
-    if own and large and score_mod.plain and queries.time <= LONGEST_TILED and _whole_rows(queries) is not None:
+    pairwise = plain or (score_mod.pair_bias is not None and score_mod.fused and torch.is_grad_enabled())
+    if own and large and plain and queries.time <= LONGEST_TILED and _whole_rows(queries) is not None:
         return tiled_or_flex(pattern, queries)
     if cuda and pairwise and large:
         return flex(pattern, queries, keys)
