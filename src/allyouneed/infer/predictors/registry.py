@@ -7,9 +7,8 @@ and methods are imported when used.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from allyouneed.errors import UserError, near
 
@@ -18,8 +17,7 @@ if TYPE_CHECKING:  # the command line reads this table without importing torch
     from allyouneed.infer.predictors.base import Predictor
 
 
-@dataclass(frozen=True)
-class TaskEntry:
+class TaskEntry(NamedTuple):
     """`module` and `predictor`: where the class is. `commands`: those of `allyouneed`, the main one
     first. `pretrained`: the body also serves `similarity`, with a pooled head."""
 

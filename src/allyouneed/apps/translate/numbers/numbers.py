@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import lru_cache
 
 from allyouneed.apps.translate.numbers.words import MYRIADS, chinese, says
 from allyouneed.apps.translate.spans.spans import NUMBER_SPAN, SYMBOL, protect
@@ -75,8 +76,13 @@ class Number:
         return self.start + len(self.text)
 
 
-def read(text: str, language: str | None = None) -> Iterator[Number]:
+@lru_cache(maxsize=256)
+def read(text: str, language: str | None = None) -> tuple[Number, ...]:
     """The numbers of a text, in order, in the notation of its language, or (None) in any."""
+    return tuple(_numbers(text, language))
+
+
+def _numbers(text: str, language: str | None) -> Iterator[Number]:
     names, last = set[str](), 0  # labels, and where the last one ends
     for found in NUMBER.finditer(text):
         if (digits := found["digits"]) is None:
@@ -132,7 +138,7 @@ def localized(digits: str, here: str, there: str) -> str:
 def localized_text(text: str, here: str, there: str) -> str:
     """A text such as `$1,250.50` or `34,6 ml` with its numbers in the notation of another language."""
     if here in NOTATION and there in NOTATION:
-        for one in reversed(list(read(text, here))):
+        for one in reversed(read(text, here)):
             text = text[: one.start] + localized(one.text, here, there) + text[one.end :]
     return text
 
@@ -140,7 +146,7 @@ def localized_text(text: str, here: str, there: str) -> str:
 def differing_numbers(source: str, target: str) -> list[str]:
     """Numbers in digits that one of two texts has and the other has not, neither in digits nor, as far as we can tell,
     in words. Clock times and months need not be there: they have too many forms (2:30, halb drei; 7月, July)."""
-    sides = [(text, list(read(text))) for text in (_with_numbers(source), _with_numbers(target))]
+    sides = [(text, read(text)) for text in (_with_numbers(source), _with_numbers(target))]
     found = []
     for (text, numbers), (other, others) in (sides, sides[::-1]):
         known = {value for one in others for value in one.loose}
