@@ -43,7 +43,7 @@ Prepared = dict[str, dict[str, Turn]]  # by size and path
 
 
 def clocked(work: Callable[[], Any], count: int) -> float:
-    """Seconds of each of so many."""
+    """Seconds per repetition."""
     wait()
     began = time.perf_counter()
     for _ in range(count):
@@ -84,7 +84,7 @@ def prepare_decode(job: Job, s: Sizes, device: str, found: Found) -> Prepared:
 
 @torch.inference_mode()
 def step(runner: Any, context: int) -> float:
-    """Seconds of a decode step at so many tokens of context."""
+    """Seconds of a decode step with `context` tokens of context."""
     runner.states.device_lengths.fill_(context)
     count = runner.search.run_steps  # that are launched at once
     return clocked(lambda: runner.launch(count), -(-32 // count)) / count

@@ -94,7 +94,7 @@ def _is_record(kind: type) -> bool:
 
 
 def walk(folder: Path) -> Walk:
-    """Of a request to the model in this folder, which has a chat template."""
+    """The walk of a request to the model in this folder, which has a chat template."""
     from allyouneed.apps.serve.app import create_app
     from allyouneed.apps.serve.settings import Settings
 

@@ -4,7 +4,7 @@
 
 The teacher is trained in several sessions, on machines that keep nothing. A session starts from the weights of the last
 snapshot (snapshot.py; without `--snapshot`: from new weights), and trains by teacher.yaml in the folder with the data
-for so many minutes, compiling not counted: a short warm-up, then a constant rate. Its result is an average of the
+for the given minutes, compiling not counted: a short warm-up, then a constant rate. Its result is an average of the
 weights, which on a constant rate is better than the last ones: runs/translator/teacher/snapshot, written every few
 minutes and at the end, which SIGTERM or Ctrl-C brings forward. `--decay`: the rate falls to zero over the session, for
 the last one. `--only-encode`: encode the files that are there already, and stop.
@@ -80,7 +80,7 @@ class Session(Trainer):
 
     @property
     def share(self) -> float:
-        """Of the session that is over."""
+        """The share of the session that is over."""
         return 0.0 if self.began is None else (time.monotonic() - self.began) / self.seconds
 
     @property

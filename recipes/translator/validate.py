@@ -3,7 +3,7 @@
     python recipes/translator/validate.py MODEL … --data DATA [--sentences 150] [--device cuda]
 
 A MODEL is a model folder, a snapshot (snapshot.py) or `translator`, the one that ships. `--data` holds mt/ and
-corpora/. Of each set, so many sentences, evenly spaced. sacreBLEU, `tok:13a`, Chinese `tok:zh`.
+corpora/. The given number of sentences of each set, evenly spaced. sacreBLEU, `tok:13a`, Chinese `tok:zh`.
 """
 
 from __future__ import annotations

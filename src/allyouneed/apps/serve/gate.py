@@ -26,7 +26,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 SHOWN = 2000  # bytes of a body in the log
-DISCARD, DISCARD_SECONDS = 4, 1.0  # of a body that is refused, so many times the limit is read, for so long
+DISCARD, DISCARD_SECONDS = 4, 1.0  # what is read of a refused body: multiples of the limit, and seconds
 ALWAYS = ("/healthz", "/readyz", "/metrics")  # answered by a busy or stopping server too
 
 

@@ -18,7 +18,7 @@ Stop = Annotated[Text | list[Text] | None, Field(description="strings before whi
 
 
 def new_seed() -> int:
-    """Of a request without one."""
+    """A seed for a request that has none."""
     return secrets.randbits(63)
 
 

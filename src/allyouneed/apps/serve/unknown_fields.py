@@ -54,7 +54,7 @@ def check_fields(
 
 
 def note_ignored(name: str) -> None:
-    """Of a field that this model has no use for."""
+    """Record that this model has no use for a field."""
     noted = _ignored.get()
     if noted is not None and name not in noted:
         noted.append(name)

@@ -45,7 +45,7 @@ class Delivery:
         self.delivered = 0.0  # when all outlets were
 
     def listener(self, queue: Any, number: int) -> Callable[[int], None]:
-        """Of a sequence that is streamed: what its queue wants, or else a `TokenOutlet`."""
+        """The listener of a streamed sequence: what its queue wants, or else a `TokenOutlet`."""
         own: Callable[[Delivery, int], Callable[[int], None]] | None = getattr(queue, "listener", None)
         return TokenOutlet(self, queue, number) if own is None else own(self, number)
 

@@ -60,7 +60,7 @@ class LogitsRules:
         return lambda token: listener(self.record(token))
 
     def record(self, token: int) -> TokenRecord:
-        """Of the token that was chosen last."""
+        """The record of the token that was chosen last."""
         if self.log_probs is None:
             return TokenRecord(token)
         return record_of(self.log_probs, token, self.top or 0)

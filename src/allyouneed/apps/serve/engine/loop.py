@@ -130,7 +130,7 @@ class EngineLoop:
         return states
 
     def _refusal(self, count: int, left: int) -> ApiError | None:
-        """Why so many sequences cannot be added now; `left`: how many can."""
+        """Why `count` sequences cannot be added now; `left`: how many can."""
         if self.stopping:
             return self._stopped()
         if count <= left:

@@ -117,7 +117,7 @@ class ServedModel:
         return engine.scheduler(rows=rows, budget=budget)
 
     def _blocks(self, engine: Engine) -> int:
-        """Of the pool: what `kv_memory` holds; by default enough for all rows at their longest, within a share of the
+        """The size of the pool: what `kv_memory` holds; by default enough for all rows at their longest, within a share of the
         free memory, and in any case enough for one."""
         if self.settings.kv_memory is not None:
             return max(1, self.settings.kv_memory // block_bytes(engine.runner))
@@ -202,7 +202,7 @@ class ServedModel:
         return ViewModel(self.name, self.predictor, self._compute_in_loop)
 
     def _compute_in_loop(self, function: Callable[[], Any]) -> Any:
-        """Of a call: waits its turn in the engine loop, unless the client has left."""
+        """Call a function in the engine loop, in its turn, unless the client has left."""
         call = current_call.get()
         if call is not None and call.cancelled:
             raise CallCancelled

@@ -88,7 +88,7 @@ class RemoteSequences(PendingRequest):
     def end(
         self, sequence: int, hypotheses: list[Hypothesis], done: bool = True, error: ApiError | None = None
     ) -> bool:
-        """Of a sequence; whether it is the last one."""
+        """Record the end of a sequence; return whether it is the last one."""
         state = self.states[sequence]
         state.hypotheses, state.done, state.error = hypotheses, done, error
         self.left -= 1

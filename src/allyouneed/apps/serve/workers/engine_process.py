@@ -108,7 +108,7 @@ class ApiConnection(MessageChannel):
             self._begin({Kind.OPEN: self._open, Kind.HTTP: self._http}[Kind(kind)], number, payload)
 
     def put_nowait(self, tokens: array[int]) -> None:
-        """Of a step (`Delivery.post_tokens`)."""
+        """Send the tokens of a step (`Delivery.post_tokens`)."""
         self.send(Kind.TOKENS, 0, tokens.tobytes())
 
     def after_messages(self) -> None:
@@ -238,7 +238,7 @@ def parse_wanted(head: bytes) -> WantedGeneration:
 
 
 class RemoteListener:
-    """Of a sequence that is streamed: its tokens join those of all streams of the API process."""
+    """The listener of a streamed sequence: its tokens join those of all streams of the API process."""
 
     def __init__(self, delivery: Delivery, connection: ApiConnection, number: int, sequence: int) -> None:
         self.delivery, self.connection, self.number, self.sequence = delivery, connection, number, sequence
