@@ -117,8 +117,8 @@ class ServedModel:
         return engine.scheduler(rows=rows, budget=budget)
 
     def _blocks(self, engine: Engine) -> int:
-        """The size of the pool: what `kv_memory` holds; by default enough for all rows at their longest, within a share of the
-        free memory, and in any case enough for one."""
+        """The size of the pool: what `kv_memory` holds; by default enough for all rows at their longest, within a share
+        of the free memory, and in any case enough for one."""
         if self.settings.kv_memory is not None:
             return max(1, self.settings.kv_memory // block_bytes(engine.runner))
         longest = -(-self.max_model_len // BLOCK) + 2
