@@ -242,7 +242,7 @@ PREPARE = {"decode": prepare_decode, "beams": prepare_decode, "prefill": prepare
 
 
 def child(job: Job, s: Sizes, device: str, rounds: int) -> None:
-    """Prepare, say so, and measure when told to."""
+    """Prepare, report that, and measure at each request."""
     found, prepared = Found(), dict[str, dict[str, Turn]]()
     with found.guarded("all"):
         prepared = PREPARE[job.kind](job, s, device, found)
