@@ -83,7 +83,8 @@ def texts(data: Path, part: int, parts: int, only_monolingual: bool) -> Iterator
 class Teacher:
     def __init__(self, folder: str, device: str, budget: int) -> None:
         found = load(folder, as_stored=True)
-        found.model = widen(found.model).to(device, torch.bfloat16 if device == "cuda" else None)
+        if device == "cuda":  # a CPU runs int8 as it is, several times as fast
+            found.model = widen(found.model).to(device, torch.bfloat16)
         self.translator = Translator(found)
         self.source, self.target = self.translator.source, self.translator.target
         self.frames = {to: self.translator.frame(to) for to in ("en", *LANGUAGES)}
@@ -119,6 +120,7 @@ def main() -> None:
     parser.add_argument("--part", default="0/1", help="i/n: every n-th text, for several processes")
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no slice after this time")
     parser.add_argument("--only-monolingual", action="store_true", help="no text of the pairs")
+    parser.add_argument("--tag", default="", help="begins every back-translated source (Caswell et al. 2019)")
     parser.add_argument("--worst", type=float, default=0.05, help="share of a direction to drop, by log-probability")
     parser.add_argument("--budget", type=int, default=64 * 1024, help="tokens decoded together")
     given = parser.parse_args()
@@ -137,7 +139,8 @@ def main() -> None:
                 continue
             rows.setdefault((one.source, one.target, "distilled"), []).append((score, one.text, translation))
             if one.back:
-                rows.setdefault((one.target, one.source, "back"), []).append((score, translation, one.text))
+                pair = (score, given.tag + translation, one.text)
+                rows.setdefault((one.target, one.source, "back"), []).append(pair)
         counts["read"] += len(some)
         print(f"{time.perf_counter() - began:.0f} s {dict(counts)}", flush=True)
     for (source, target, kind), found in rows.items():

@@ -3,8 +3,8 @@
     python recipes/translator/pack.py pack FOLDER OUT [--most 48]       OUT/1/*.bz2, OUT/2/*.bz2, …
     python recipes/translator/pack.py unpack OUT/1 FOLDER
 
-Every *.tsv.gz of the folder becomes bzip2, which checks itself; a folder of OUT holds at most `--most` MB. Unpacked
-files are gzip again, at its fastest level.
+Every *.tsv.gz and *.mono.txt.gz of the folder becomes bzip2, which checks itself, monolingual text first; a folder of
+OUT holds at most `--most` MB. Unpacked files are gzip again, at its fastest level.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def compress(path: Path) -> bytes:
 
 
 def pack(folder: Path, output: Path, most: int, workers: int | None) -> None:
-    files = sorted(folder.glob("*.tsv.gz"))
+    files = [*sorted(folder.glob("*.mono.txt.gz")), *sorted(folder.glob("*.tsv.gz"))]
     sizes: list[int] = []  # of the folders
     with ProcessPoolExecutor(workers) as pool:
         for path, packed in zip(files, pool.map(compress, files), strict=True):

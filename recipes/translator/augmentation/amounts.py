@@ -13,7 +13,7 @@ from datetime import date, time, timedelta
 
 from babel.dates import format_date, get_day_names, get_month_names
 
-from allyouneed.apps.translate import numbers
+from allyouneed.apps.translate.numbers import words as number_words
 
 LANGUAGES = ("en", "de", "fr", "zh")
 LOCALES = {"en": "en_US", "de": "de_DE", "fr": "fr_FR", "zh": "zh_Hans_CN"}
@@ -348,7 +348,7 @@ def in_words(rng: random.Random) -> Texts:
     value += value % 100 == 1
     chinese = "两" if value == 2 else chinese_words(value)
     return {
-        "en": numbers._english(value), "de": numbers._german(value), "fr": numbers._french(value), "zh": chinese
+        "en": number_words._english(value), "de": number_words._german(value), "fr": number_words._french(value), "zh": chinese
     }  # fmt: skip
 
 
