@@ -29,13 +29,15 @@ def raw_lines(path: Path) -> Iterator[bytes]:
     for chunk in read_chunks(path):
         text = rest + chunk
         *lines, rest = text.split(b"\n")
-        number += len(lines)
-        _check_length(rest, f"{path}:{number}")
         if b"\r" in text:
             lines = [line.removesuffix(b"\r") for line in lines]
         if first and lines:
             lines[0], first = without_mark(lines[0], str(path)), False
-        yield from lines
+        for line in lines:
+            _check_length(line, path, number)
+            yield line
+            number += 1
+        _check_length(rest, path, number)
     if rest:
         rest = rest.removesuffix(b"\r")
         yield without_mark(rest, str(path)) if first else rest
@@ -47,15 +49,17 @@ def trim_lines(lines: Iterable[bytes], name: str) -> Iterator[bytes]:
     """The same of lines that come from elsewhere."""
     first = True
     for number, line in enumerate(lines, start=1):
-        _check_length(line, f"{name}:{number}")
+        _check_length(line, name, number)
         line = line.removesuffix(b"\n").removesuffix(b"\r")
         yield without_mark(line, name) if first else line
         first = False
 
 
-def _check_length(line: bytes, where: str) -> None:
+def _check_length(line: bytes, file: Path | str, number: int) -> None:
     if len(line) > MAX_LINE:
-        raise UserError(f"{where}: a line of more than {MAX_LINE >> 20} MiB; a text is a line, so break it into lines")
+        raise UserError(
+            f"{file}:{number}: a line of more than {MAX_LINE >> 20} MiB; a text is a line, so break it into lines"
+        )
 
 
 def without_mark(line: bytes, name: str) -> bytes:
