@@ -33,10 +33,11 @@ def raw_lines(path: Path) -> Iterator[bytes]:
             lines = [line.removesuffix(b"\r") for line in lines]
         if first and lines:
             lines[0], first = without_mark(lines[0], str(path)), False
-        for line in lines:
-            _check_length(line, path, number)
+        for number, line in enumerate(lines, start=number):
+            if len(line) > MAX_LINE:
+                _check_length(line, path, number)
             yield line
-            number += 1
+        number += bool(lines)
         _check_length(rest, path, number)
     if rest:
         rest = rest.removesuffix(b"\r")
