@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from allyouneed.cli import text_commands
-from allyouneed.cli.merge import merge
 from allyouneed.cli.options import FileOptions
+from allyouneed.cli.text.merge import merge
 from allyouneed.cli.text.resumable_output import partial_paths
 from allyouneed.cli.text.shards import Shard
 from allyouneed.cli.text_commands import TextCommand

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
 
 from allyouneed.data.batches.sharding import DataShard
 from allyouneed.errors import UserError
@@ -198,7 +199,7 @@ def join_process_group(recipe: Recipe) -> Iterator[ProcessGroup]:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     patience = timedelta(minutes=recipe.parallel.patience)
     timeout = patience + NCCL_EXTRA * cuda
-    store, rank, _ = next(iter(dist.rendezvous("env://", timeout=timeout)))
+    store, rank, _ = next(iter(rendezvous("env://", timeout=timeout)))
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timeout, store=_of_attempt(store), rank=rank, world_size=world
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
@@ -82,13 +82,13 @@ def _check(output: Path, shards: list[Path]) -> int:
     return lines
 
 
-def _join(files: list[BinaryIO], target: BinaryIO) -> None:
+def _join(files: Sequence[BinaryIO], target: BinaryIO) -> None:
     """Lines, plain or packed: joined streams of gzip or zstd are one."""
     for file in files:
         shutil.copyfileobj(file, target)
 
 
-def _join_arrays(files: list[BinaryIO], target: BinaryIO) -> None:
+def _join_arrays(files: Sequence[BinaryIO], target: BinaryIO) -> None:
     """Rows of NumPy arrays under one header."""
     import numpy as np
 
