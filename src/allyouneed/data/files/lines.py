@@ -33,11 +33,11 @@ def raw_lines(path: Path) -> Iterator[bytes]:
             lines = [line.removesuffix(b"\r") for line in lines]
         if first and lines:
             lines[0], first = without_mark(lines[0], str(path)), False
-        for number, line in enumerate(lines, start=number):
+        for passed, line in enumerate(lines):
             if len(line) > MAX_LINE:
-                _check_length(line, path, number)
+                _check_length(line, path, number + passed)
             yield line
-        number += bool(lines)
+        number += len(lines)
         _check_length(rest, path, number)
     if rest:
         rest = rest.removesuffix(b"\r")
