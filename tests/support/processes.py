@@ -10,8 +10,10 @@ import socket
 import threading
 import time
 import traceback
+from collections.abc import Mapping
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from allyouneed.training import load_recipe, train
@@ -33,14 +35,7 @@ SERVER.set_forkserver_preload(
 
 def train_with(recipe: Path, processes: int, *changes: str) -> None:
     """Train by a recipe file in several processes; an error in any of them is raised here."""
-    port = _free_port()
-    started, ends = [], []
-    for rank in range(processes):
-        here, there = SERVER.Pipe(duplex=False)
-        process = SERVER.Process(target=_run, args=(there, str(recipe), changes, rank, processes, port), daemon=True)
-        process.start()
-        started.append(process)
-        ends.append(here)
+    started, ends = start_training(recipe, processes, _free_port(), *changes)
     failure, waiting = "", list(ends)
     while waiting and not failure:
         ready: list[Any] = wait(waiting, timeout=PATIENCE)
@@ -53,9 +48,32 @@ def train_with(recipe: Path, processes: int, *changes: str) -> None:
     assert not failure, failure
 
 
+def start_training(
+    recipe: Path, processes: int, port: int, *changes: str, **environment: str
+) -> tuple[list[Any], list[Any]]:
+    """The processes of a run, and of each the end of a pipe that says how it went: nothing, or its error."""
+    started, ends = [], []
+    for rank in range(processes):
+        here, there = SERVER.Pipe(duplex=False)
+        arguments = (there, str(recipe), changes, rank, processes, port, "", environment)
+        process = SERVER.Process(target=_run, args=arguments, daemon=True)
+        process.start()
+        started.append(process)
+        ends.append(here)
+    return started, ends
+
+
 def _run(
-    end: Connection, recipe: str, changes: tuple[str, ...], rank: int, world: int, port: int, result: Any = ""
+    end: Connection,
+    recipe: str,
+    changes: tuple[str, ...],
+    rank: int,
+    world: int,
+    port: int,
+    result: Any = "",
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
+    os.environ.update(environment)
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     if world > 1:
         os.environ.update({name: str(value) for name, value in place.items()})

@@ -197,11 +197,14 @@ def test_stopped_before_a_validation_the_run_ends_in_the_same_model(make: Make, 
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(loop.Trainer, "_update", update)
-    for fresh in (True, False):
+    marker = make().output / "stopped.json"  # for scripts around torchrun, which has no exit code for it
+    for fresh, step in ((True, 3), (False, 6)):
         with pytest.raises(Interrupted):
             train(make(**options), fresh=fresh)
+        assert json.loads(marker.read_text()) == {"step": step}
     monkeypatch.undo()
     assert train(make(**options)).steps == 6
+    assert not marker.exists()
     assert outcome() == straight
 
 

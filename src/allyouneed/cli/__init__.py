@@ -125,6 +125,7 @@ MODULES = {
 for _name in commands():
     _declare(_name, next((m for m, names in MODULES.items() if _name in names), "analysis"), USE, recorded=True)
 _declare("browse", "generation", USE)
+_declare("merge", "text.merge", USE, plugins=False)
 _declare("serve", "serve", USE)
 _declare("train", "", TRAIN, plugins=False, quiet=False)
 _declare("evaluate", "evaluate", TRAIN)

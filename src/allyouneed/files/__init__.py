@@ -10,7 +10,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from allyouneed.errors import UserError
 
@@ -55,9 +55,15 @@ def sync(path: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file atomically."""
+    write_file(path, lambda file: file.write(text.encode()))
+
+
+def write_file(path: Path, fill: Callable[[BinaryIO], object]) -> None:
+    """Let `fill` write a file under a hidden name, then rename it to `path`."""
     work = temporary_name(path)
     try:
-        work.write_text(text, encoding="utf-8", newline="\n")
+        with work.open("wb") as file:
+            fill(file)
         sync(work)
         work.replace(path)
     except BaseException:

@@ -50,6 +50,7 @@ FREE_KEYS = {"steps", "epochs", "validate", "save", "average", "decoding", "outp
 FREE_KEYS |= {"device", "compile", "precision", "parallel", "checkpoint_activations", "name", "description", "licence"}
 FREE_KEYS |= {"plugins"}  # the config names their parts
 LOCK = ".lock"
+STOPPED = "stopped.json"
 HASH = "hash.json"  # of the tokenizer, beside it
 
 
@@ -58,7 +59,7 @@ class RunFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.recipe, self.result = folder / "recipe.yaml", folder / "result.json"
+        self.recipe, self.result, self.stopped = folder / "recipe.yaml", folder / "result.json", folder / STOPPED
         self.tokenizer, self.data, self.checkpoints = folder / "tokenizer", folder / "data", folder / "checkpoints"
         self.log, self.model, self.labels = folder / "log.jsonl", folder / "model", folder / "labels.json"
         self.languages = folder / LANGUAGES
@@ -66,6 +67,11 @@ class RunFolder:
     @property
     def has_started(self) -> bool:
         return self.recipe.exists()
+
+    def mark_stopped(self, step: int) -> None:
+        """Write that the run was stopped by a signal and has saved: a job script sees it, whatever exit code torchrun
+        makes of that. The next start deletes it."""
+        write_text(self.stopped, json.dumps({"step": step}) + "\n")
 
     def read_result(self) -> dict[str, Any] | None:
         """result.json of a finished run."""
@@ -101,6 +107,7 @@ class RunFolder:
                     f"{self.folder}: another process is training here; wait, or set another output"
                 ) from None
             self._remove_leftovers()
+            self.stopped.unlink(missing_ok=True)
             yield
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -56,22 +56,27 @@ def train(
     if recipe.retrieval is not None:
         require("retrieval", "retrieval")
     run = RunFolder(recipe.output)
-    with join_process_group(recipe) as processes:
+    with join_process_group(recipe) as processes, ExitStack() as held:
         quiet = None if processes.is_main else Console(quiet=True)
         reporter = Reporter(quiet or console, recipe.task.loss_unit, recipe.task.has_perplexity)
         missing = missing_folder(run.folder)
-        with run.lock() if processes.is_main else nullcontext():
+        try:
+            processes.on_main(lambda: held.enter_context(run.lock()), "opening the run folder")
             if missing is not None:
                 reporter.print(f"created the folder {missing}")
-            try:
-                return _train(recipe, run, resume, fresh, reporter, processes)
-            except RuntimeError as error:
-                if processes.is_single or not is_peer_lost(error):
-                    raise
-                raise UserError(
-                    f"process {processes.rank} of {processes.world_size}: {lost_peer_report(processes, error)}; the "
-                    f"last checkpoint is in {run.checkpoints}, run the same command again to resume"
-                ) from None
+            return _train(recipe, run, resume, fresh, reporter, processes)
+        except Interrupted as stopped:
+            reporter.print(f"stopped at step {stopped.step:,} and saved; run the same command again to resume")
+            if processes.is_main:
+                run.mark_stopped(stopped.step)
+            raise
+        except RuntimeError as error:
+            if processes.is_single or not is_peer_lost(error):
+                raise
+            raise UserError(
+                f"process {processes.rank} of {processes.world_size}: {lost_peer_report(processes, error)}; the "
+                f"last checkpoint is in {run.checkpoints}, run the same command again to resume"
+            ) from None
 
 
 def _train(
@@ -82,9 +87,7 @@ def _train(
     reporter: Reporter,
     processes: ProcessGroup,
 ) -> Result:
-    started, done, tree = processes.broadcast(
-        _open(recipe, run, resume, fresh) if processes.is_main else (False, None, {})
-    )
+    started, done, tree = processes.on_main(lambda: _open(recipe, run, resume, fresh), "opening the run")
     if not run.has_started:
         raise UserError(
             f"{run.folder}: process {processes.rank} cannot see it; output must be on storage shared by all machines"
@@ -121,11 +124,7 @@ def _train(
             reporter.print("compiling; the first batch takes a while")
         with reraise_lost_interrupt():
             dry_run(trainer)
-    try:
-        trainer.run()
-    except Interrupted as stopped:
-        reporter.print(f"stopped at step {stopped.step:,} and saved; run the same command again to resume")
-        raise
+    trainer.run()
     last = trainer.end()
     text = _recipe_text(tree)
     scores = processes.on_main(lambda: finish(trainer, last, run, text), "writing and scoring the model")
@@ -146,11 +145,7 @@ def _train_ppo(
     tuning = PPORun(recipe, run, backend, reporter)
     if tuning.resumed:
         reporter.print(f"resuming the run in {run.folder} after step {tuning.state.step:,}")
-    try:
-        tuning.train()
-    except Interrupted as stopped:
-        reporter.print(f"stopped at step {stopped.step:,} and saved; run the same command again to resume")
-        raise
+    tuning.train()
     scores = tuning.finish(_recipe_text(tree), tree["data"]["sha256"])
     return Result(run.model, tuning.state.step, scores)
 
@@ -166,7 +161,8 @@ def _open(
     if fresh:
         run.clear()
     _check_resume(run, resume)
-    tree = resolve(recipe, InputHashes(run.data / "inputs.json"))
+    with InputHashes(run.data / "inputs.json") as hashes:
+        tree = resolve(recipe, hashes)
     started = run.has_started
     run.open(tree)
     return started, run.read_result(), tree

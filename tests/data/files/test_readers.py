@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allyouneed.config import ConfigError, parse, to_yaml, tree_of
+from allyouneed.data.files.lines import raw_lines
 from allyouneed.data.files.pairs import PairFiles
 from allyouneed.data.files.readers import Report
 from allyouneed.data.files.texts import TextFiles
@@ -228,3 +229,16 @@ def test_a_plain_word_is_a_path_and_the_config_survives_yaml() -> None:
     assert "from: zh" in to_yaml(config)
     with pytest.raises(ConfigError, match="'columns'"):
         parse(PairFiles, {"source": "a", "target": "b", "columns": [0, 1]})
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_an_endless_line_is_refused_by_its_number_before_it_is_read(tmp_path: Path, suffix: str) -> None:
+    """Packed zeros: some kilobytes that would unpack to gigabytes of one line."""
+    pack = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[suffix]
+    file = tmp_path / f"pairs.txt{suffix}"
+    file.write_bytes(pack(b"first\nsecond\n" + bytes(40 << 20)))
+    read = 0
+    with pytest.raises(UserError, match=rf"pairs.txt{suffix}:3: a line of more than 16 MiB; .* break it into lines"):
+        for _ in raw_lines(file):
+            read += 1
+    assert read == 2

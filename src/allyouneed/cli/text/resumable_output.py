@@ -113,7 +113,7 @@ class ResumableOutput:
                 fcntl.flock(self._log, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise UserError(f"{self.path}: another process is writing it; wait until it has finished") from None
-        settings, point, torn = self._read()
+        settings, point, torn = read_journal(self.journal)
         os.ftruncate(self._log, os.fstat(self._log).st_size - torn)
         if settings is None:
             return None
@@ -128,18 +128,6 @@ class ResumableOutput:
                 "--restart to begin again"
             )
         return point
-
-    def _read(self) -> tuple[dict[str, Any] | None, ResumePoint, int]:
-        """Settings and last point of the journal, and the number of bytes of an incomplete last line."""
-        written = self.journal.read_bytes()
-        *lines, torn = written.split(b"\n")
-        try:
-            if not written.startswith(HEAD) and not HEAD.startswith(written):
-                raise ValueError
-            head, *points = map(json.loads, lines or [b'{"settings": null}'])
-            return head["settings"], ResumePoint(**points[-1]) if points else ResumePoint(), len(torn)
-        except (ValueError, TypeError, KeyError):
-            raise UserError(f"{self.journal}: not a journal of allyouneed; move it away") from None
 
     def add(self, text: bytes, lines: int, asked: int, read: str, whole: bool = False) -> None:
         """Append a block and journal it; the other arguments: see `ResumePoint`."""
@@ -179,7 +167,7 @@ class ResumableOutput:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if not self.point.whole:
-            point = self._read()[1]  # an interrupt may have come between journal and `self.point`
+            point = read_journal(self.journal)[1]  # an interrupt may have come between journal and `self.point`
             if not point.lines:
                 self.part.unlink(missing_ok=True)
                 self.journal.unlink(missing_ok=True)
@@ -192,6 +180,19 @@ class ResumableOutput:
     def _close(self) -> None:
         for file in self._files:
             os.close(file)
+
+
+def read_journal(path: Path) -> tuple[dict[str, Any] | None, ResumePoint, int]:
+    """Settings and last point of a journal, and the number of bytes of an incomplete last line."""
+    written = path.read_bytes()
+    *lines, torn = written.split(b"\n")
+    try:
+        if not written.startswith(HEAD) and not HEAD.startswith(written):
+            raise ValueError
+        head, *points = map(json.loads, lines or [b'{"settings": null}'])
+        return head["settings"], ResumePoint(**points[-1]) if points else ResumePoint(), len(torn)
+    except (ValueError, TypeError, KeyError):
+        raise UserError(f"{path}: not a journal of allyouneed; move it away") from None
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ from allyouneed.files.reading import file_in, has_file, parse_json, read_text
 FORMAT = 2
 CHUNK = 4096  # examples encoded together
 CHARACTERS = 1 << 22  # fewer, once they hold this many characters
+SAVE_AFTER = 1 << 30  # bytes hashed before their sums are saved
 
 Progress = Callable[[int], None]
 
@@ -201,8 +202,8 @@ class Store:
         """The store of exactly this data under `cache`: opened if present and intact, otherwise built."""
         cache = Path(cache)
         cache.mkdir(parents=True, exist_ok=True)
-        hashes = InputHashes(cache / "inputs.json")
-        fingerprint = _fingerprint(files, filters, encoding, hashes)
+        with InputHashes(cache / "inputs.json") as hashes:
+            fingerprint = _fingerprint(files, filters, encoding, hashes)
         folder = cache / fingerprint[:16]
         try:
             store = cls.open(folder)
@@ -218,10 +219,13 @@ LATER_KEYS = ("header", "quotes", "bpe_dropout", "segmentations", "context", "do
 
 
 class InputHashes:
-    """SHA-256 of input files, cached by path, size and times, so that large files are not hashed at every start."""
+    """SHA-256 of input files, cached by path, size and times, so that large files are not hashed at every start.
+
+    The cache is written when the `with` block ends, however it ends, and after every `SAVE_AFTER` bytes: not after
+    every file, because the table is written whole."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self.path = path
+        self.path, self._unsaved = path, 0  # bytes hashed since the last write
         self.known: dict[str, Any] = {}
         if path is not None and path.exists():
             try:
@@ -229,6 +233,17 @@ class InputHashes:
                 self.known = loaded if isinstance(loaded, dict) else {}
             except (ValueError, OSError):
                 pass  # a damaged cache is ignored
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._save()
+
+    def _save(self) -> None:
+        if self._unsaved and self.path is not None:
+            write_text(self.path, json.dumps(self.known, indent=1, ensure_ascii=False))
+        self._unsaved = 0
 
     def sha256(self, file: Path) -> str:
         key, stamp = str(file.resolve()), _stamp(file)
@@ -239,8 +254,9 @@ class InputHashes:
         # A file modified just now could change again within the clock's resolution and keep its stamp: do not cache.
         if time.time_ns() - stamp[1] > 2_000_000_000:
             self.known[key] = {"stamp": stamp, "sha256": digest}
-            if self.path is not None:
-                write_text(self.path, json.dumps(self.known, indent=1, ensure_ascii=False))
+            self._unsaved += stamp[0] + 1
+            if self._unsaved >= SAVE_AFTER:
+                self._save()
         return digest
 
 

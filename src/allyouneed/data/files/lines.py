@@ -13,6 +13,8 @@ from allyouneed.errors import UserError
 
 PACKED_SUFFIXES = (".gz", ".zst")
 CHUNK = 1 << 18
+PACKED_CHUNK = 1 << 12  # bytes of zstd, which become up to 32,000 times as many at once
+MAX_LINE = 1 << 24  # bytes: a longer one is no text of a file of texts, and takes a hundred times its size to encode
 
 
 def inner_suffix(path: Path) -> str:
@@ -23,7 +25,7 @@ def inner_suffix(path: Path) -> str:
 
 def raw_lines(path: Path) -> Iterator[bytes]:
     """Lines without their terminators and without a leading byte order mark."""
-    first, rest = True, b""
+    first, rest, number = True, b"", 1
     for chunk in read_chunks(path):
         text = rest + chunk
         *lines, rest = text.split(b"\n")
@@ -31,7 +33,12 @@ def raw_lines(path: Path) -> Iterator[bytes]:
             lines = [line.removesuffix(b"\r") for line in lines]
         if first and lines:
             lines[0], first = without_mark(lines[0], str(path)), False
-        yield from lines
+        for passed, line in enumerate(lines):
+            if len(line) > MAX_LINE:
+                _check_length(line, path, number + passed)
+            yield line
+        number += len(lines)
+        _check_length(rest, path, number)
     if rest:
         rest = rest.removesuffix(b"\r")
         yield without_mark(rest, str(path)) if first else rest
@@ -42,10 +49,18 @@ def raw_lines(path: Path) -> Iterator[bytes]:
 def trim_lines(lines: Iterable[bytes], name: str) -> Iterator[bytes]:
     """The same of lines that come from elsewhere."""
     first = True
-    for line in lines:
+    for number, line in enumerate(lines, start=1):
+        _check_length(line, name, number)
         line = line.removesuffix(b"\n").removesuffix(b"\r")
         yield without_mark(line, name) if first else line
         first = False
+
+
+def _check_length(line: bytes, file: Path | str, number: int) -> None:
+    if len(line) > MAX_LINE:
+        raise UserError(
+            f"{file}:{number}: a line of more than {MAX_LINE >> 20} MiB; a text is a line, so break it into lines"
+        )
 
 
 def without_mark(line: bytes, name: str) -> bytes:
@@ -85,7 +100,7 @@ def _unzstd(file: BinaryIO, damaged: str) -> Iterator[bytes]:
     import zstandard
 
     unpacker, inside = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj(), False
-    while chunk := file.read(CHUNK):
+    while chunk := file.read(PACKED_CHUNK):
         while chunk:
             try:
                 yield unpacker.decompress(chunk)

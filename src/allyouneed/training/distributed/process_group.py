@@ -22,7 +22,8 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
 
 from allyouneed.data.batches.sharding import DataShard
 from allyouneed.errors import UserError
@@ -105,19 +106,30 @@ class ProcessGroup:
         return found
 
     def on_main(self, work: Callable[[], T], place: str) -> T:
-        """What `work` returns on the main process, which alone does it; the others wait as long as that is alive."""
+        """What `work` returns on the main process, which alone does it; the others wait as long as that is alive.
+
+        A `UserError` of `work` ends all processes with exit code 2; only the main process prints it."""
         self.at(place)
         if self.is_single:
             return work()
+        refused: UserError | None = None
+        done: T | None = None
         if self.is_main:
             with self._signs_of_life():
-                done = work()
+                try:
+                    done = work()
+                except UserError as error:
+                    refused = error
             self._send_sign(False)
-            return self.broadcast(done)
-        while self._send_sign(False):
-            pass
-        found: Any = self.broadcast(None)
-        return cast(T, found)
+        else:
+            while self._send_sign(False):
+                pass
+        done, is_refused = self.broadcast((done, refused is not None))
+        if refused is not None:
+            raise refused
+        if is_refused:
+            raise SystemExit(2)
+        return cast(T, done)
 
     @contextmanager
     def _signs_of_life(self) -> Iterator[None]:
@@ -186,7 +198,11 @@ def join_process_group(recipe: Recipe) -> Iterator[ProcessGroup]:
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     patience = timedelta(minutes=recipe.parallel.patience)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=patience + NCCL_EXTRA * cuda)
+    timeout = patience + NCCL_EXTRA * cuda
+    store, rank, _ = next(iter(rendezvous("env://", timeout=timeout)))
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timeout, store=_of_attempt(store), rank=rank, world_size=world
+    )
     try:
         control = dist.new_group(backend="gloo", timeout=patience)
         yield ProcessGroup(dist.get_rank(), world, recipe.parallel.tensor, control, patience)
@@ -197,6 +213,12 @@ def join_process_group(recipe: Recipe) -> Iterator[ProcessGroup]:
         leaving.join(LEAVE.total_seconds())
         raise
     dist.destroy_process_group()
+
+
+def _of_attempt(store: Store) -> PrefixStore:
+    """The keys of this start of the processes: torchrun keeps its store when it restarts them, with the addresses of
+    those that have died."""
+    return PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def _check(recipe: Recipe, world: int) -> None:
@@ -235,28 +257,30 @@ def lost_peer_report(processes: ProcessGroup, error: BaseException) -> str:
     """Where this process waited, and, if others hang, who waits with it and who does not answer."""
     text, place = str(error), processes.place.text
     if "timed out" not in text.lower():
-        return f"lost another process of the run in {place} ({text.splitlines()[0]})"
-    waiting = _waiting_places(processes)
+        what = text.splitlines()[0].partition(". This is")[0]  # without gloo's advice
+        return f"lost another process of the run in {place} ({what})"
+    waiting, answered = _waiting_places(processes)
     others = [f"{rank} in {where}" for rank, where in waiting.items() if rank != processes.rank]
-    silent = ", ".join(str(rank) for rank in range(processes.world_size) if rank not in waiting)
-    if not others:  # the store of torchrun is in the main process, or beside it
-        silent = "0"
+    # the store is in the main process or, with torchrun, beside it
+    silent = [rank for rank in range(processes.world_size) if rank not in waiting] if answered else [0]
     return (
         f"lost another process of the run: waited {processes.patience.total_seconds() / 60:g} minutes in {place}, but "
-        f"process {silent or 'of the run'} does not answer"
+        f"process {', '.join(map(str, silent)) or 'of the run'} does not answer"
         + (f" (also waiting: {', '.join(others)})" if others else "")
         + "; `py-spy dump` shows what it does"
     )
 
 
-def _waiting_places(processes: ProcessGroup) -> dict[int, str]:
-    """Where the processes that have noticed wait, by rank, through torchrun's store; only this one where that does not
-    answer."""
+def _waiting_places(processes: ProcessGroup) -> tuple[dict[int, str], bool]:
+    """Where the processes that have noticed wait, by rank, through the store that they started with; and whether that
+    has answered."""
     found, grace = {processes.rank: processes.place.text}, min(GRACE, processes.patience / 4).total_seconds()
+    answered = threading.Event()
 
     def ask() -> None:
-        store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        store = _of_attempt(TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
         store.set(f"waits/{processes.rank}", processes.place.text)
+        answered.set()
         while len(found) < processes.world_size:
             for rank in range(processes.world_size):
                 if rank not in found and store.check([f"waits/{rank}"]):
@@ -267,4 +291,4 @@ def _waiting_places(processes: ProcessGroup) -> dict[int, str]:
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(grace)
-    return dict(sorted(dict(found).items()))
+    return dict(sorted(dict(found).items())), answered.is_set()
