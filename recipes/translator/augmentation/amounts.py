@@ -347,9 +347,8 @@ def in_words(rng: random.Random) -> Texts:
     value = rng.choice((rng.randint(2, 12), rng.randint(13, 99), rng.randint(13, 99), rng.randint(2, 99) * 100))
     value += value % 100 == 1
     chinese = "两" if value == 2 else chinese_words(value)
-    return {
-        "en": number_words._english(value), "de": number_words._german(value), "fr": number_words._french(value), "zh": chinese
-    }  # fmt: skip
+    spelt = {"en": number_words._english, "de": number_words._german, "fr": number_words._french}
+    return {**{one: words(value) for one, words in spelt.items()}, "zh": chinese}
 
 
 def weekday(rng: random.Random) -> Texts:
