@@ -74,7 +74,13 @@ def marian_arrays(vocab: int, settings: dict[str, Any], seed: int = 0) -> dict[s
 
     for side in ("encoder", "decoder"):
         for layer in range(1, 3):
-            for part in ("self", "context")[: 1 + (side == "decoder")]:
+            recurrent = side == "decoder" and settings["transformer-decoder-autoreg"] == "rnn"
+            if recurrent:
+                at = f"{side}_l{layer}_rnn"
+                found |= {f"{at}_W": noise(dice, WIDTH, WIDTH) * 2, f"{at}_Wf": noise(dice, WIDTH, WIDTH)}
+                found[f"{at}_bf"] = 0.5 * noise(dice, 1, WIDTH)
+                norm(f"{at}_ffn", "_pre" if pre else "")
+            for part in ("self", "context")[recurrent : 1 + (side == "decoder")]:
                 at = f"{side}_l{layer}_{part}"
                 for letter in "qkvo":
                     found[f"{at}_W{letter}"] = noise(dice, WIDTH, WIDTH) * (8 if part + letter == "contexto" else 2)
@@ -91,6 +97,18 @@ def marian_arrays(vocab: int, settings: dict[str, Any], seed: int = 0) -> dict[s
     return found
 
 
+def quantize_as_intgemm(arrays: dict[str, Any], inputs: dict[str, float]) -> dict[str, Any]:
+    """Matrices as pairs of int8 codes and scale, and the scale of what each multiplies, by the name of its matrix."""
+    found: dict[str, Any] = {}
+    for name, array in arrays.items():
+        scale = 127 / np.abs(array).max()
+        matrix = len(array) > 1
+        found[name] = (np.rint(array * scale).astype(np.int8), float(scale)) if matrix else array
+        if matrix:
+            found[f"{name}_QuantMultA"] = np.full((1, 1), inputs[name], np.float32)
+    return found
+
+
 def write_marian(folder: Path, arrays: dict[str, Any], settings: dict[str, Any], kind: str = "npz") -> Path:
     folder.mkdir(exist_ok=True)
     text = yaml.safe_dump(settings).encode() + b"\0"
@@ -101,14 +119,21 @@ def write_marian(folder: Path, arrays: dict[str, Any], settings: dict[str, Any],
         return path
     codes = {"float32": 0x404, "int8": 0x101}
     names = [name.encode() + b"\0" for name in full]
-    values = [np.ascontiguousarray(array) for array in full.values()]
-    sizes = [-(-array.nbytes // 256) * 256 for array in values]
+    values = list[tuple[int, tuple[int, ...], bytes]]()  # type, shape, content
+    for name, array in full.items():
+        if isinstance(array, tuple):  # for intgemm: transposed, unless of embeddings, with the scale behind
+            matrix = array[0] if "Wemb" in name else array[0].T
+            content = np.ascontiguousarray(matrix).tobytes() + struct.pack("<f", array[1])
+            values.append((0x4101, array[0].shape, content))
+        else:
+            values.append((codes[array.dtype.name], array.shape, np.ascontiguousarray(array).tobytes()))
+    sizes = [-(-len(content) // 256) * 256 for *_, content in values]
     head = struct.pack("<2Q", 1, len(full))
-    for name, array, size in zip(names, values, sizes, strict=True):
-        head += struct.pack("<4Q", len(name), codes[array.dtype.name], array.ndim, size)
-    head += b"".join(names) + b"".join(struct.pack(f"<{array.ndim}i", *array.shape) for array in values)
+    for name, (code, shape, _), size in zip(names, values, sizes, strict=True):
+        head += struct.pack("<4Q", len(name), code, len(shape), size)
+    head += b"".join(names) + b"".join(struct.pack(f"<{len(shape)}i", *shape) for _, shape, _ in values)
     padding = -(len(head) + 8) % 256
-    body = b"".join(array.tobytes().ljust(size, b"\0") for array, size in zip(values, sizes, strict=True))
+    body = b"".join(content.ljust(size, b"\0") for (*_, content), size in zip(values, sizes, strict=True))
     path.write_bytes(head + struct.pack("<Q", padding) + bytes(padding) + body)
     return path
 

@@ -49,7 +49,7 @@ def import_(
     with created_folders_as_note(out):
         folder.save(out)
     show_notes(folder.notes)
-    parameters = sum(parameter.numel() for parameter in folder.model.parameters())
+    parameters = folder.model.config.cost().parameters
     show_status(f"{out}: a model for {folder.task['kind']}, {parameters:,} parameters")
     if not no_check and is_hf_folder(source):
         _report(_against_transformers(out, source, dtype))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,9 @@ from allyouneed.cli import main
 from allyouneed.errors import UserError
 from allyouneed.infer.predictors.forward import NamedForward
 from allyouneed.interop.load import load
+from allyouneed.kernels.cpu.build import native_library
+from allyouneed.nn.linear.int8 import Int8Linear
+from allyouneed.runtime.cpu.executor import CpuExecutor
 
 PRE = {"transformer-preprocess": "n", "transformer-postprocess": "da", "transformer-postprocess-top": "n"}
 CASES: dict[str, dict[str, Any]] = {
@@ -26,16 +31,30 @@ CASES: dict[str, dict[str, Any]] = {
     "pre-norm, relu, normed embeddings": PRE
     | {"transformer-ffn-activation": "relu", "transformer-postprocess-emb": "nd"},
     "two vocabularies, gelu": {"tied-embeddings-all": False, "transformer-ffn-activation": "gelu"},
+    "SSRU in the decoder": {"transformer-decoder-autoreg": "rnn", "dec-cell": "ssru"},
     "one decoder layer twice": {"transformer-tied-layers": [1, 1]},
 }
 SOURCES, TARGETS = [[5, 9, 12, 7, 1], [6, 1]], [[8, 4, 10], [11, 7, 6]]
 
 
-def oracle(arrays: dict[str, Any], settings: dict[str, Any], source: list[int], target: list[int]) -> Tensor:
-    """src/models/transformer.h of marian-dev, written out for one sentence: (len(target) + 1, vocabulary)."""
+Times = Callable[[Tensor, str, Tensor], Tensor]
+
+
+def oracle(
+    arrays: dict[str, Any],
+    settings: dict[str, Any],
+    source: list[int],
+    target: list[int],
+    times: Times = lambda x, name, weight: x @ weight,
+) -> Tensor:
+    """src/models/transformer.h of marian-dev, written out for one sentence: (len(target) + 1, vocabulary). `times`
+    multiplies with a matrix."""
     weights = {name: torch.from_numpy(array) for name, array in arrays.items()}
     pre, width, heads = "n" in settings["transformer-preprocess"], files.WIDTH, files.HEADS
     act = {"swish": lambda x: x * x.sigmoid(), "relu": torch.relu, "gelu": lambda x: x * (1.702 * x).sigmoid()}
+
+    def linear(x: Tensor, name: str) -> Tensor:
+        return times(x, name, weights[name])
 
     def norm(x: Tensor, name: str, suffix: str) -> Tensor:
         centred = x - x.mean(-1, keepdim=True)
@@ -59,30 +78,41 @@ def oracle(arrays: dict[str, Any], settings: dict[str, Any], source: list[int], 
     def attend(x: Tensor, at: str, memory: Tensor | None, causal: bool) -> Tensor:
         given = x if memory is None else memory
         q, k, v = (
-            (y @ weights[f"{at}_W{n}"] + weights[f"{at}_b{n}"]).unflatten(-1, (heads, -1)).transpose(0, 1)
+            (linear(y, f"{at}_W{n}") + weights[f"{at}_b{n}"]).unflatten(-1, (heads, -1)).transpose(0, 1)
             for n, y in (("q", x), ("k", given), ("v", given))
         )
         scores = q @ k.transpose(1, 2) / (width // heads) ** 0.5
         if causal:
             scores = scores.masked_fill(torch.ones(len(x), len(x)).triu(1).bool(), -99999999.0)
         mixed = (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
-        return mixed @ weights[f"{at}_Wo"] + weights[f"{at}_bo"]
+        return linear(mixed, f"{at}_Wo") + weights[f"{at}_bo"]
+
+    def recur(x: Tensor, at: str) -> Tensor:
+        forget, value = (linear(x, f"{at}_Wf") + weights[f"{at}_bf"]).sigmoid(), linear(x, f"{at}_W")
+        cell, found = torch.zeros(width), []
+        for f, v in zip(forget, value, strict=True):
+            cell = f * cell + (1 - f) * v
+            found.append(cell.relu())
+        return torch.stack(found)
 
     def stack(x: Tensor, side: str, memory: Tensor | None) -> Tensor:
         for layer in settings.get("transformer-tied-layers", [1, 2]) if side == "decoder" else [1, 2]:
             at = f"{side}_l{layer}"
-            x = sublayer(x, f"{at}_self_Wo", lambda y: attend(y, f"{at}_self", None, side == "decoder"))  # noqa: B023
+            if side == "decoder" and settings["transformer-decoder-autoreg"] == "rnn":
+                x = sublayer(x, f"{at}_rnn_ffn", lambda y: recur(y, f"{at}_rnn"))  # noqa: B023
+            else:
+                x = sublayer(x, f"{at}_self_Wo", lambda y: attend(y, f"{at}_self", None, side == "decoder"))  # noqa: B023
             if memory is not None:
                 x = sublayer(x, f"{at}_context_Wo", lambda y: attend(y, f"{at}_context", memory, False))  # noqa: B023
             f = act[settings["transformer-ffn-activation"]]
-            first, second = ((weights[f"{at}_ffn_W{n}"], weights[f"{at}_ffn_b{n}"]) for n in (1, 2))
-            x = sublayer(x, f"{at}_ffn_ffn", lambda y: f(y @ first[0] + first[1]) @ second[0] + second[1])  # noqa: B023
+            up, down, biases = f"{at}_ffn_W1", f"{at}_ffn_W2", [weights[f"{at}_ffn_b{n}"] for n in (1, 2)]
+            x = sublayer(x, f"{at}_ffn_ffn", lambda y: linear(f(linear(y, up) + biases[0]), down) + biases[1])  # noqa: B023
         return norm(x, f"{side}_top", "") if pre else x
 
     memory = stack(embed("encoder", source, False), "encoder", None)
-    out = weights.get("decoder_ff_logit_out_Wt", weights.get("Wemb"))
-    assert out is not None
-    return stack(embed("decoder", target, True), "decoder", memory) @ out.T + weights["decoder_ff_logit_out_b"]
+    out = "decoder_ff_logit_out_Wt" if "decoder_ff_logit_out_Wt" in weights else "Wemb"
+    hidden = stack(embed("decoder", target, True), "decoder", memory)
+    return times(hidden, out, weights[out].T) + weights["decoder_ff_logit_out_b"]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -99,6 +129,98 @@ def test_the_numbers_of_marians_formulas(name: str, kind: str, tmp_path: Path) -
         assert torch.allclose(found[:, :-1], expected, rtol=1e-5, atol=1e-5) and expected.std() > 0.3
         assert found[:, -1].max() < -1e3  # the start token is never generated
     assert "no vocabulary" in folder.notes[0]
+
+
+RECURRENT = files.ORDINARY | CASES["SSRU in the decoder"] | {"transformer-ffn-activation": "relu"}
+INPUTS: dict[str, float] = defaultdict(lambda: 25.0) | {"Wemb": 31.0}  # scales of what a matrix multiplies
+
+
+@pytest.fixture
+def student(tmp_path: Path) -> Path:
+    """A folder as Bergamot and Firefox release them."""
+    pieces = files.train_pieces()
+    names = sentencepiece.SentencePieceProcessor(model_proto=pieces)
+    arrays = files.quantize_as_intgemm(files.marian_arrays(names.get_piece_size(), RECURRENT, seed=6), INPUTS)
+    folder = tmp_path / "student"
+    files.write_marian(folder, arrays, RECURRENT, "bin").rename(folder / "model.deen.intgemm.alphas.bin")
+    (folder / "vocab.deen.spm").write_bytes(pieces)
+    lines = ["vocabs: [vocab.deen.spm, vocab.deen.spm]", "beam-size: 1", "normalize: 1.0", "relative-paths: true"]
+    (folder / "config.intgemm8bitalpha.yml").write_text("\n".join(lines))
+    return folder
+
+
+def test_int8_students_compute_in_integers_as_marian_does(tmp_path: Path) -> None:
+    """Codes, scales and rounding are those of the file; sums of integers are exact."""
+    arrays = files.marian_arrays(40, RECURRENT)
+    quantized = files.quantize_as_intgemm(arrays, INPUTS)
+    nearest = 1.0  # distance to a number that could be rounded either way
+
+    def times(x: Tensor, name: str, weight: Tensor) -> Tensor:
+        nonlocal nearest
+        codes, scale = torch.from_numpy(quantized[name][0]).double(), quantized[name][1]
+        exact = x * INPUTS[name]
+        nearest = min(nearest, float(((exact % 1) - 0.5).abs().min()))
+        whole = exact.round().clamp(-127, 127).double()
+        return (whole @ (codes.T if name == "Wemb" else codes) / (scale * INPUTS[name])).float()
+
+    restored = {name: np.float32(array[0] / array[1]) if isinstance(array, tuple) else array
+                for name, array in quantized.items()}  # fmt: skip
+    folder = load(files.write_marian(tmp_path / "model", quantized, RECURRENT, "bin"))
+    start = folder.model.config.vocabs.target - 1
+    for source, target in zip(SOURCES, TARGETS, strict=True):
+        expected = oracle(restored, RECURRENT, source, target, times)
+        found = NamedForward(folder.model).logits({"tokens": [source], "targets": [[start, *target]]})[0]
+        assert torch.allclose(found[:, :-1], expected, rtol=1e-5, atol=1e-5) and expected.std() > 0.3
+    assert nearest > 1e-5  # so that no rounding depends on the last bits of a float
+    linear = [part for part in folder.model.modules() if isinstance(part, Int8Linear)]
+    assert all(part.input_scale is not None for part in linear)
+    # saved and loaded, and run by the interpreter of CPUs
+    folder.save(tmp_path / "ours")
+    again = load(tmp_path / "ours")
+    inputs = {"tokens": SOURCES[:1], "targets": [[start, *TARGETS[0]]]}
+    assert torch.equal(*(NamedForward(one.model).logits(inputs)[0] for one in (folder, again)))
+
+
+def test_a_students_folder_translates_as_its_config_says(student: Path, tmp_path: Path) -> None:
+    model = ayn.load(student)
+    assert model.folder.decoding == {"beam": 1, "penalty": "power", "length_penalty": 1.0}
+    found = model.translate(files.TEXTS[:4], max_length=12)
+    plain = CpuExecutor(model.model, native) if (native := native_library()) is not None else None
+    assert plain is None or plain.encoder is not None  # no part of it is called in torch
+    assert len(set(found)) > 1
+    with pytest.raises(SystemExit) as stopped:
+        main(["import", str(student), str(tmp_path / "ours")])
+    assert not stopped.value.code and ayn.load(tmp_path / "ours").translate(files.TEXTS[:4], max_length=12) == found
+
+
+def test_a_student_may_have_a_vocabulary_for_each_side(student: Path) -> None:
+    found = ayn.load(student).translate(files.TEXTS[:4], max_length=12)
+    pieces = (student / "vocab.deen.spm").read_bytes()
+    for name in ("vocab.deen.spm", "config.intgemm8bitalpha.yml"):
+        (student / name).unlink()
+    for name in ("srcvocab.deen.spm", "trgvocab.deen.spm"):
+        (student / name).write_bytes(pieces)
+    assert ayn.load(student).translate(files.TEXTS[:4], max_length=12, beam=1) == found
+
+
+def test_merged_maps_with_several_input_scales_round_each_token_by_itself(tmp_path: Path) -> None:
+    arrays = files.quantize_as_intgemm(files.marian_arrays(20, RECURRENT), INPUTS)
+    arrays["encoder_l1_self_Wk_QuantMultA"] = np.full((1, 1), 19, np.float32)
+    folder = load(files.write_marian(tmp_path / "model", arrays, RECURRENT, "bin"))
+    without = [name for name, part in folder.model.named_modules() if getattr(part, "input_scale", 0) is None]
+    assert without == ["encoder.blocks.0.sublayers.mixer.qkv"]
+    assert any("encoder.blocks.0.sublayers.mixer.qkv" in note for note in folder.notes)
+
+
+def test_scales_that_are_none_are_refused(tmp_path: Path) -> None:
+    arrays = files.quantize_as_intgemm(files.marian_arrays(20, RECURRENT), INPUTS)
+    for name, wrong in (("Wemb", 0.0), ("encoder_l1_ffn_W1", float("nan")), ("encoder_l1_ffn_W1", float("inf"))):
+        path = files.write_marian(tmp_path / "m", arrays | {name: (arrays[name][0], wrong)}, RECURRENT, "bin")
+        with pytest.raises(UserError, match=f"{name}: a scale of"):
+            load(path)
+    arrays["encoder_l1_ffn_W1_QuantMultA"] = np.full((1, 1), np.nan, np.float32)
+    with pytest.raises(UserError, match="not a scale: encoder_l1_ffn_W1_QuantMultA: nan"):
+        load(files.write_marian(tmp_path / "m", arrays, RECURRENT, "bin"))
 
 
 @pytest.fixture
@@ -165,7 +287,11 @@ def test_a_folder_of_ctranslate2s_converter(released: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"transformer-decoder-autoreg": "rnn"}, "transformer-decoder-autoreg: 'rnn' is not supported"),
+        (
+            {"transformer-decoder-autoreg": "average-attention"},
+            "transformer-decoder-autoreg: 'average-attention' is not",
+        ),
+        ({"transformer-decoder-autoreg": "rnn", "dec-cell": "gru"}, "dec-cell: 'gru' is not supported"),
         ({"type": "s2s"}, "type: 's2s' is not supported"),
         ({"transformer-postprocess": "dhn"}, "transformer-postprocess: 'dhn', transformer-postprocess-top"),
         ({"new-option": 3}, "new-option: 3 is not supported"),
@@ -178,9 +304,11 @@ def test_what_is_not_supported_is_named(change: dict[str, Any], told: str, tmp_p
         load(path)
 
 
-@pytest.mark.parametrize("kind", ["npz", "bin"])
+@pytest.mark.parametrize("kind", ["npz", "bin", "int8"])
 def test_damaged_files_are_one_message(kind: str, tmp_path: Path) -> None:
-    path = files.write_marian(tmp_path / "model", files.marian_arrays(20, files.ORDINARY), files.ORDINARY, kind)
+    arrays, kind, int8 = files.marian_arrays(20, files.ORDINARY), kind.replace("int8", "bin"), kind == "int8"
+    arrays = files.quantize_as_intgemm(arrays, INPUTS) if int8 else arrays
+    path = files.write_marian(tmp_path / "model", arrays, files.ORDINARY, kind)
     whole = path.read_bytes()
     for keep in (9, 40, 400, 5000, len(whole) - 300):
         path.write_bytes(whole[:keep])

@@ -3,6 +3,9 @@ and SentencePiece models or merges beside them.
 
 Positions are those of Marian itself, tensor2tensor's sinusoids from 0; its norms add 1e-6 (src/layers/generic.h). The
 first decoder input is a vector of zeros, here a token whose vector is zero.
+
+Models of Bergamot and Firefox are small ones of this kind (Kim et al. 2019): decoders with SSRU instead of attention,
+int8 matrices, and a scale for what each of them multiplies (`…_QuantMultA`). They stay in int8, code for code.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
-from torch import Tensor
+from torch import Tensor, nn
 
 from allyouneed.data.tokenizers.bounds import MAX_BYTES
 from allyouneed.errors import UserError
@@ -25,23 +28,30 @@ from allyouneed.folder import Folder
 from allyouneed.interop.heads import config_of
 from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
 from allyouneed.interop.hf.weight_table import Family
-from allyouneed.interop.single_file.marian_archive import FLOATS, model_settings, read_arrays
+from allyouneed.interop.single_file.marian_archive import FLOATS, Int8Array, model_settings, read_arrays
 from allyouneed.interop.tokenizers import subword_files, vocab_files
 from allyouneed.interop.tokenizers.sentencepiece import SentencePieceModel
 from allyouneed.interop.tokenizers.subword_files import NEVER, Roles
+from allyouneed.nn.linear.int8 import Int8Linear, Int8Weight
+from allyouneed.nn.models.precision import to_int8
 
 EPS = 1e-6
-MAX_LAYERS = 1000
+BERGAMOT_EPS = 1e-9  # of the fork that runs int8 files (browsermt/marian-dev, expression_operators.h)
+MAX_LAYERS, MAX_BEAM = 1000, 64
 ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "quick-gelu"}
 START, EOS, UNK = "<start>", "</s>", "<unk>"
+SCALE, UNNAMED = "_QuantMultA", "none"  # UNNAMED: written by mistake, a copy of the scale of the output
+OUTPUTS = ("decoder_ff_logit_out_Wt", "decoder_ff_logit_out_W", "decoder_Wemb", "Wemb")
 # of other model types, of training, or repeated in the names of the arrays
 IGNORED_KEYS = (
-    "bert-*", "char-*", "comet-*", "dec-cell*", "dim-rnn", "dropout-*", "embedding-*", "enc-cell*", "enc-type",
-    "factors-*", "hidden-bias-decay", "layer-normalization", "output-approx-knn", "skip", "tied-embeddings*",
+    "bert-*", "char-*", "comet-*", "dec-cell-*", "dim-rnn", "dropout-*", "embedding-*", "enc-cell*", "enc-type",
+    "factors-*", "hidden-bias-decay", "layer-normalization", "dec-cell", "output-approx-knn", "skip",
+    "tied-embeddings*",
     "transformer-aan-*", "transformer-depth-scaling", "transformer-dim-aan", "transformer-dropout*",
     "transformer-flat*", "transformer-guided-alignment-layer", "transformer-rnn-projection", "transformer-train-*",
     "ulr-*", "unlikelihood-*", "version", "vocabs", "separator-symbol", "max-length",
 )  # fmt: skip
+AUTOREGRESSIONS = {"self-attention": "attention", "rnn": "ssru"}
 WIRINGS = {
     ("", "an", ""): ("post-norm", None),
     ("n", "a", "n"): ("pre-norm", True),
@@ -53,10 +63,15 @@ def read(path: Path, tokenizer: Path | None = None) -> Folder:
     """`path`: the model file. `tokenizer`: a subword file, by default the one beside it."""
     arrays = read_arrays(path)
     settings = model_settings(arrays, path)
-    weights = {name: _tensor(array) for name, array in arrays.items() if not name.startswith("special:")}
+    arrays = {name: array for name, array in arrays.items() if not name.startswith("special:")}
+    arrays, scales = split_scales(arrays)
+    weights = {name: _tensor(array) for name, array in arrays.items()}
+    is_int8 = any(isinstance(array, Int8Array) for array in arrays.values())
+    settings |= {"eps": BERGAMOT_EPS if is_int8 else EPS}
     try:
         config, renamed = prepare(settings, weights)
         model = FAMILY.convert(config, renamed)
+        unlike = to_int8_as_stored(model, settings, arrays, scales) if is_int8 else []
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError) as error:
         raise UserError(f"{path}: not a valid Marian model: {type(error).__name__}: {error}") from error
     except UserError as error:
@@ -73,13 +88,17 @@ def read(path: Path, tokenizer: Path | None = None) -> Folder:
             raise UserError(f"{path}: the vocabulary has no token {missing[0]}")
         roles = Roles(UNK, target[EOS], start, start, after=(source[EOS],), never=(start, target[UNK]))
         vocabs, notes = subword_files.read(path.parent, (source, target | {START: start}), roles, tokenizer)
-    folder = Folder(model, vocabs, {"kind": "translation"}, max_tokens=512)
+    folder = Folder(model, vocabs, {"kind": "translation"}, decoding_options(path), max_tokens=512)
+    if unlike:
+        notes.append(f"{path}: several scales for one product, so it finds its own: {', '.join(unlike)}")
     folder.path, folder.notes = path, notes
     folder.origin = {"format": "marian", "settings": {key: value for key, value in settings.items() if value}}
     return folder
 
 
 def _tensor(array: Any) -> Tensor:
+    if isinstance(array, Int8Array):
+        return torch.from_numpy(array.codes.astype(np.float32)) * (1 / array.scale)
     return torch.from_numpy(array.astype(np.float32) if array.dtype.str in FLOATS[1:] else array)
 
 
@@ -91,6 +110,7 @@ def prepare(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> tuple
     found: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         name = re.sub(r"_l(\d+)_", lambda match: f"_l{int(match[1]) - 1}_", name).removesuffix("_pre")
+        name = name.replace("_rnn_ffn_ln", "_self_Wo_ln")  # the norm of an SSRU stands where that of attention does
         found[name] = (
             tensor.squeeze(0) if tensor.dim() == 2 and len(tensor) == 1 and not name.endswith("_Wt") else tensor
         )
@@ -125,6 +145,57 @@ def prepare(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> tuple
     return {**settings, "arrays": names, "model_type": "marian"}, found
 
 
+def split_scales(arrays: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
+    """The weights, and the scale of what each int8 matrix multiplies. Those of `Wemb` may be stored in int8, too."""
+    weights = {name: array for name, array in arrays.items() if not name.endswith(SCALE)}
+    scales = {
+        name.removesuffix(SCALE): float(_tensor(array).flatten()[0])
+        for name, array in arrays.items()
+        if name.endswith(SCALE) and name != UNNAMED + SCALE
+    }
+    wrong = [f"{name}{SCALE}: {scale}" for name, scale in scales.items() if not 1e-30 < scale < 1e30]
+    if wrong:
+        raise UserError(f"not a scale: {', '.join(wrong)}")
+    return weights, scales
+
+
+def to_int8_as_stored(
+    model: nn.Module, settings: Mapping[str, Any], arrays: Mapping[str, Any], scales: Mapping[str, float]
+) -> list[str]:
+    """Quantize the model with the codes and scales of the file. Which of ours they are follows from the table of
+    weights: it is read again with a step, or a scale, in the place of each weight. Names of merged maps whose inputs
+    have several scales: they quantize each token by its own range."""
+    shapes = {name: _tensor(array) for name, array in arrays.items()}
+
+    def spread(numbers: Mapping[str, float]) -> dict[str, Tensor]:
+        filled = {name: torch.full_like(tensor, numbers.get(name, 0.0)) for name, tensor in shapes.items()}
+        found = dict(FAMILY.convert(*prepare(settings, filled)).named_parameters(remove_duplicate=False))
+        return {name: tensor.detach() for name, tensor in found.items() if tensor.dim() == 2}
+
+    quantized = {name: array for name, array in arrays.items() if isinstance(array, Int8Array)}
+    steps = spread({name: 1 / array.scale for name, array in quantized.items()})
+    known: dict[int, Int8Weight] = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        if name in steps and bool(steps[name].any()):
+            step = steps[name][:, 0].clone()  # 0: a row of zeros, which is not in the file
+            codes = (weight.detach() / step.where(step > 0, 1.0)[:, None]).round_().to(torch.int8)
+            known[id(weight)] = Int8Weight(codes, step)
+    held = list(model.parameters())  # keeps ids unique
+    to_int8(model, known=known)
+    del held
+    output = next((scales[name] for name in OUTPUTS if name in scales), 0.0)
+    fixed = {name: tensor[:, 0] for name, tensor in spread(scales).items()}
+    fixed["head.product.weight"] = torch.tensor([output])
+    unlike = []
+    for name, module in model.named_modules():
+        found = fixed.get(f"{name}.weight", torch.zeros(1)).unique()
+        if isinstance(module, Int8Linear) and len(found) > 1:
+            unlike.append(name)
+        elif isinstance(module, Int8Linear) and found > 0:
+            module.input_scale = found[0]
+    return unlike
+
+
 def _tied_layers(settings: Mapping[str, Any]) -> list[int]:
     tied = settings.get("transformer-tied-layers") or []
     if not isinstance(tied, list) or len(tied) > MAX_LAYERS or not all(type(n) is int and n > 0 for n in tied):
@@ -136,7 +207,10 @@ def _tied_layers(settings: Mapping[str, Any]) -> list[int]:
 def tree(config: ConfigReader) -> Tree:
     arrays = config["arrays"]
     config.require("type", "transformer")
-    config.require("transformer-decoder-autoreg", "self-attention")
+    if config.map_value("transformer-decoder-autoreg", AUTOREGRESSIONS, "self-attention") == "ssru":
+        config.require("dec-cell", "ssru")
+        config.require("layer-normalization", False)
+        config.require("transformer-rnn-projection", False)
     config.require("transformer-attention-mask", "default")
     config.require("transformer-ffn-depth", 2)
     config.require("transformer-decoder-ffn-depth", 2, 0)
@@ -189,7 +263,7 @@ def _wiring(config: ConfigReader) -> tuple[Tree, Tree]:
         given = ", ".join(f"{key}: {value!r}" for key, value in zip(keys, values, strict=True))
         config.problems.append(f"{given} is not supported (only post-norm, '' and 'dan', and pre-norm, 'n' and 'da')")
     name, final = WIRINGS.get(plain, ("post-norm", None))
-    return {"kind": name} | ({} if final is None else {"final": final}), {"kind": kind, "eps": EPS}
+    return {"kind": name} | ({} if final is None else {"final": final}), {"kind": kind, "eps": config["eps"]}
 
 
 def _layer(config: ConfigReader, side: str, wiring: Tree) -> Tree:
@@ -204,7 +278,11 @@ def _layer(config: ConfigReader, side: str, wiring: Tree) -> Tree:
             "activation": config.map_value("transformer-ffn-activation", ACTIVATIONS, "swish"),
         },
     }
-    return layer if side == "encoder" else layer | {"mixer": attention | {"pattern": "causal"}, "cross": attention}
+    if side == "encoder":
+        return layer
+    kind = config.map_value("transformer-decoder-autoreg", AUTOREGRESSIONS, "self-attention")
+    mixer = {"kind": "ssru"} if kind == "ssru" else attention | {"pattern": "causal"}
+    return layer | {"mixer": mixer, "cross": attention}
 
 
 def _lines() -> str:
@@ -224,6 +302,10 @@ def _lines() -> str:
                 lines += [f"{inner}.qkv.{kind} = {q} + {k} + {v}", f"{inner}.q.{kind} = {q}"]
                 lines += [f"{inner}.kv.{kind} = {k} + {v}", f"{inner}.out.{kind} = {out}"]
             norms.append(f"{ours}.wiring.norms.{number} = {at}_Wo_ln")
+        if side == "decoder":
+            lines += [f"{ours}.sublayers.mixer.value.weight = {theirs}_rnn_W |T"]
+            lines += [f"{ours}.sublayers.mixer.forget.weight = {theirs}_rnn_Wf |T"]
+            lines += [f"{ours}.sublayers.mixer.forget.bias = {theirs}_rnn_bf"]
         norms.append(f"{ours}.wiring.norms.{len(attentions)} = {theirs}_ffn_ffn_ln")
         for name, digit in (("up", 1), ("down", 2)):
             lines.append(f"{ours}.sublayers.channel.{name}.weight = {theirs}_ffn_W{digit} |T")
@@ -243,10 +325,11 @@ FAMILY = Family("marian", tree, _lines())
 def read_vocabularies(path: Path, settings: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]] | None:
     """Token -> id of source and target, from the files that decoder.yml names, or that lie beside the model."""
     folder = path.parent
-    names = _named_vocabularies(path) or settings.get("vocabs") or []
-    found = [Path(str(name)).name for name in names if has_file(folder, Path(str(name)).name)]
+    named = decoder_config(path).get("vocabs") or settings.get("vocabs") or []
+    names = [Path(str(name)).name for name in named] if isinstance(named, list) else []
+    found = [name for name in names if has_file(folder, name)]
     if not found:
-        patterns = ("vocab.*", "*.vocab.yml", "*.vocab.yaml", "*.vocab")
+        patterns = ("vocab.*", "*.vocab.yml", "*.vocab.yaml", "*.vocab", "srcvocab.*", "trgvocab.*")
         found = sorted({file.name for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
         found = _by_side(found)
     if not found:
@@ -255,17 +338,31 @@ def read_vocabularies(path: Path, settings: Mapping[str, Any]) -> tuple[dict[str
     return sides[0], sides[1]
 
 
-def _named_vocabularies(path: Path) -> list[Any]:
-    for name in (f"{path.name}.decoder.yml", "decoder.yml", f"{path.name}.yml", "config.yml"):
-        if has_file(path.parent, name):
+def decoder_config(path: Path) -> Mapping[str, Any]:
+    """How the model is meant to be run: decoder.yml, or Bergamot's config.….yml; empty if there is none."""
+    folder = path.parent
+    others = sorted(file.name for file in folder.glob("config.*.yml") if file.is_file())
+    for name in (f"{path.name}.decoder.yml", "decoder.yml", f"{path.name}.yml", "config.yml", *others[:1]):
+        if has_file(folder, name):
             try:
-                found = parse_yaml(read_text(path.parent, name))
+                found = parse_yaml(read_text(folder, name))
             except ValueError as error:
-                raise UserError(f"{path.parent / name}: {error}") from None
-            vocabs = found.get("vocabs") if isinstance(found, dict) else None
-            if isinstance(vocabs, list) and vocabs:
-                return vocabs
-    return []
+                raise UserError(f"{folder / name}: {error}") from None
+            if isinstance(found, dict):
+                return found
+    return {}
+
+
+def decoding_options(path: Path) -> dict[str, Any]:
+    """`beam-size`, and `normalize`: the power of the length that scores are divided by."""
+    config = decoder_config(path)
+    beam, power = config.get("beam-size"), config.get("normalize", 0)
+    found: dict[str, Any] = {}
+    if type(beam) is int and 1 <= beam <= MAX_BEAM:
+        found["beam"] = beam
+        if isinstance(power, int | float) and 0 <= power <= 10:
+            found |= {"penalty": "power", "length_penalty": float(power)}
+    return found
 
 
 def _by_side(names: list[str]) -> list[str]:

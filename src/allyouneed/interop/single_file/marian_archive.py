@@ -1,5 +1,9 @@
 """Arrays of a Marian model file by name: `.npz`, numpy's archive, and `.bin`, Marian's own. Nothing in either is
-executed, and no array is made that the file does not hold."""
+executed, and no array is made that the file does not hold.
+
+A `.bin` may hold matrices in int8 for intgemm (Bergamot's and Firefox's models), with the scale behind the values:
+those of embeddings as they are, all others transposed (`loadItems` in src/common/binary.cpp of browsermt/marian-dev).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import zipfile
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +24,14 @@ HEADER = struct.Struct("<4Q")  # length of the name, type, number of dimensions,
 MAX_ITEMS, MAX_RANK = 1_000_000, 8
 DTYPES = {0x404: "<f4", 0x402: "<f2", 0x408: "<f8", 0x101: "|i1", 0x104: "<i4", 0x204: "<u4", 0x108: "<i8"}
 FLOATS = ("<f4", "<f2", "<f8")
+INTGEMM8 = 0x4101
+
+
+class Int8Array(NamedTuple):
+    """The values are codes / scale."""
+
+    codes: Any  # (inputs, outputs) int8
+    scale: float
 
 
 def is_binary(path: Path) -> bool:
@@ -85,15 +97,30 @@ def _read_bin(path: Path) -> dict[str, Any]:
     for name, shape, (_, kind, _, size) in zip(names, shapes, headers, strict=True):
         values = _slice(raw, at, size)
         at += size
+        if kind == INTGEMM8:
+            found[name] = _int8_array(name, shape, values)
+            continue
         if kind not in DTYPES:
             raise ValueError(
-                f"{name}: values of type {kind:#x}, quantized for a processor, are not supported; use .npz"
+                f"{name}: values of type {kind:#x}, arranged for one kind of processor, are not supported; use .npz, "
+                "or a model in int8 for any processor (intgemm8)"
             )
         dtype = np.dtype(DTYPES[kind])
         if min(shape, default=0) < 0 or prod(shape) * dtype.itemsize > size or name in found:
             raise ValueError(f"{name}: {size:,} bytes for the shape {shape}")
         found[name] = np.frombuffer(bytearray(values[: prod(shape) * dtype.itemsize]), dtype).reshape(shape)
     return found
+
+
+def _int8_array(name: str, shape: tuple[int, ...], values: memoryview) -> Int8Array:
+    count = prod(shape)
+    if len(shape) != 2 or min(shape) < 1 or count + 4 > len(values):
+        raise ValueError(f"{name}: {len(values):,} bytes for the shape {shape} in int8")
+    (scale,) = struct.unpack("<f", values[count : count + 4])
+    if not 1e-30 < scale < 1e30:
+        raise ValueError(f"{name}: a scale of {scale}")
+    codes = np.frombuffer(bytearray(values[:count]), np.int8)
+    return Int8Array(codes.reshape(shape) if "Wemb" in name else codes.reshape(shape[::-1]).T, scale)
 
 
 def _slice(raw: memoryview, at: int, size: int) -> memoryview:

@@ -102,6 +102,9 @@ def find(folder: Path, side: str, language: str | None = None) -> Path | None:
     for name in (f"{side}.spm", *own, *SENTENCEPIECE, f"{side}.bpe", *MERGES):
         if has_file(folder, name):
             return file_in(folder, name).parent / file_in(folder, name).name
+    bergamot = sorted(path.name for path in folder.glob(f"{'src' if side == 'source' else 'trg'}vocab.*.spm"))
+    if len(bergamot) == 1:
+        return file_in(folder, bergamot[0])
     others = sorted(path.name for pattern in ("*.spm", "*.model") for path in folder.glob(pattern) if path.is_file())
     return file_in(folder, others[0]) if len(others) == 1 else None
 

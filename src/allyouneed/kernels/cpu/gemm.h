@@ -44,6 +44,17 @@ void quantize_symmetric(const float* x, int inputs, uint8_t* quantized, float* s
     }
 }
 
+// A fixed scale: −127 … 127, shifted to 0 … 254.
+void quantize_by_scale(const float* x, int inputs, float scale, uint8_t* quantized, float* step, float* zero) {
+    *zero = 127, *step = 1 / scale;
+    for (int i = 0; i < inputs; i += LANES) {
+        const __m512 some = _mm512_mul_ps(_mm512_maskz_loadu_ps(tail(inputs - i), x + i), _mm512_set1_ps(scale));
+        __m512i whole = _mm512_add_epi32(_mm512_cvtps_epi32(some), _mm512_set1_epi32(127));
+        whole = _mm512_min_epi32(_mm512_max_epi32(whole, _mm512_setzero_si512()), _mm512_set1_epi32(254));
+        _mm_storeu_si128((__m128i*)(quantized + i), _mm512_cvtusepi32_epi8(whole));
+    }
+}
+
 // 16 bits of the largest absolute value: x / step = 256 (high − 128) + low.
 void quantize_digits(const float* x, int inputs, uint8_t* high, uint8_t* low, float* steps) {
     __m512 most = _mm512_set1_ps(1e-30f);
@@ -142,9 +153,13 @@ void quantize(const Instruction& o, const Pass& pass, int t) {
     const int rows = args.experts ? args.top : 1;
     for (int k = 0; k < rows; k++) {
         const int64_t row = int64_t(t) * rows + k;
-        (args.symmetric ? quantize_symmetric : quantize_token)(
-            input_of(o, pass, t) + k * args.inputs, args.inputs, pass.quantized + row * stride,
-            pass.scratch + 2 * row, pass.scratch + 2 * row + 1);
+        const float* x = input_of(o, pass, t) + k * args.inputs;
+        uint8_t* quantized = pass.quantized + row * stride;
+        float *step = pass.scratch + 2 * row, *zero = step + 1;
+        if (args.input_scale > 0)
+            quantize_by_scale(x, args.inputs, args.input_scale, quantized, step, zero);
+        else
+            (args.symmetric ? quantize_symmetric : quantize_token)(x, args.inputs, quantized, step, zero);
     }
 }
 

@@ -49,6 +49,7 @@ struct LinearArgs {
     int32_t shared;       // FLOAT32: all groups have the same map, without bias or activation: weight (inputs, outputs)
     int32_t experts;      // one map per expert, over the rows that ROUTE, in register `other`, gave it; 0: none
     int32_t top;          // rows per token
+    float input_scale;    // INT8: activations are quantized to −127 … 127 by this factor; 0: each token has its own range
     const void* weight;   // (groups, outputs, inputs), or packed; of experts that are not packed, their addresses
     const float* step;    // (experts, outputs) of INT8
     const int32_t* sums;  // (experts, outputs) of packed INT8: the sum of each row of weights

@@ -6,7 +6,11 @@ Weights are integers −127 … 127 of a step per output (symmetric, so 0 stays 
     y_o = step_o · step_x · Σ_i codes_oi (q_i − zero) + b_o,   q = round(x / step_x) + zero,   step_x = (max − min)/255
 
 (Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", eq.
-1 and 7), with min ≤ 0 ≤ max. Integer sums are exact in any order, so the result does not depend on the batch.
+1 and 7), with min ≤ 0 ≤ max; or to −127 … 127 of a fixed scale a, which Marian stores with a model:
+
+    y_o = step_o / a · Σ_i codes_oi q_i + b_o,   q = round(a x)
+
+Integer sums are exact in any order, so the result does not depend on the batch.
 `int8_linear_reference` is the definition; on x86, FBGEMM runs the matmul on weights that are packed once.
 """
 
@@ -52,17 +56,20 @@ weight_version = WeightVersion()
 
 
 class Int8Linear(nn.Module):
-    """Int8 replacement of a dense map. `weight` dequantizes the codes."""
+    """Int8 replacement of a dense map. `weight` dequantizes the codes. `input_scale`: of all activations; None: each
+    token has its own."""
 
     codes: Tensor
     step: Tensor
     bias: Tensor | None
+    input_scale: Tensor | None
 
-    def __init__(self, codes: Int8Weight, bias: Tensor | None) -> None:
+    def __init__(self, codes: Int8Weight, bias: Tensor | None, input_scale: Tensor | None = None) -> None:
         super().__init__()
         self.register_buffer("codes", codes.codes)
         self.register_buffer("step", codes.step)
         self.register_buffer("bias", None if bias is None else bias.detach().float())
+        self.register_buffer("input_scale", input_scale)
         self._product: Callable[[Tensor], Tensor] | None = None
         self.out_features, self.in_features = codes.codes.shape
 
@@ -70,20 +77,25 @@ class Int8Linear(nn.Module):
     def weight(self) -> Tensor:
         return self.codes * self.step[:, None]
 
+    @property
+    def _has_kernel(self) -> bool:
+        # without VNNI, sums of pairs of products would overflow where all 255 levels are used
+        return has_fbgemm() and (self.input_scale is None or has_vnni())
+
     def forward(self, x: Tensor) -> Tensor:
-        if x.device.type != "cpu" or not x.numel() or not has_fbgemm():
-            return int8_linear_reference(x, self.codes, self.step, self.bias)
+        if x.device.type != "cpu" or not x.numel() or not self._has_kernel:
+            return int8_linear_reference(x, self.codes, self.step, self.bias, self.input_scale)
         if self._product is None:
-            self._product = FbgemmLinear(self.codes, self.step, self.bias)
+            self._product = FbgemmLinear(self.codes, self.step, self.bias, self.input_scale)
         found = self._product(x if x.dtype is torch.float32 else x.float())
         return found if x.dtype is torch.float32 else found.to(x.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Int8Linear:
-        """`model.to(bfloat16)` moves steps and bias without rounding them."""
-        held = self.step, self.bias
+        """`model.to(bfloat16)` moves steps, bias and scale without rounding them."""
+        held = {name: tensor for name, tensor in self.named_buffers() if name != "codes"}
         super()._apply(fn, recurse)
-        self.step = held[0].to(self.codes.device)
-        self.bias = None if held[1] is None else held[1].to(self.codes.device)
+        for name, tensor in held.items():
+            setattr(self, name, tensor.to(self.codes.device))
         self._product = None
         weight_version.count += 1
         return self
@@ -143,10 +155,20 @@ def quantize_tokens(x: Tensor, levels: int) -> tuple[Tensor, Tensor, Tensor]:
     return torch.addcmul(zero, x, step.reciprocal()), step, zero
 
 
-def int8_linear_reference(x: Tensor, codes: Tensor, step: Tensor, bias: Tensor | None) -> Tensor:
+def quantize_by_scale(x: Tensor, scale: Tensor) -> Tensor:
+    """Whole numbers −127 … 127, as floats."""
+    return (x.float() * scale).round_().clamp_(-MAX_CODE, MAX_CODE)
+
+
+def int8_linear_reference(
+    x: Tensor, codes: Tensor, step: Tensor, bias: Tensor | None, input_scale: Tensor | None = None
+) -> Tensor:
     """The definition, for any device."""
-    codes_x, token_step, zero = quantize_tokens(x.float(), 255)
-    whole = codes_x.round_().clamp_(0, 255) - zero
+    if input_scale is None:
+        codes_x, token_step, zero = quantize_tokens(x.float(), 255)
+        whole = codes_x.round_().clamp_(0, 255) - zero
+    else:
+        whole, token_step = quantize_by_scale(x, input_scale), input_scale.reciprocal()
     found = nn.functional.linear(whole, codes.float()) * (token_step * step)
     return (found if bias is None else found + bias).to(x.dtype)
 
@@ -160,9 +182,10 @@ def activation_levels() -> int:
 class FbgemmLinear:
     """The same with weights packed for FBGEMM. One token uses the dynamic kernel, which finds its range itself; several
     tokens, each with its own range, are pre-scaled and corrected for their zero points: step_x · (Σ codes q · step_o
-    − zero · Σ codes · step_o) + b."""
+    − zero · Σ codes · step_o) + b. With a fixed scale the zero point is 127, which the kernel knows."""
 
-    def __init__(self, codes: Tensor, step: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, codes: Tensor, step: Tensor, bias: Tensor | None, input_scale: Tensor | None = None) -> None:
+        self.input_scale = input_scale
         packed = pack_linear(codes, step, [None] if bias is None else [bias, None])
         self.biased_weight, self.unbiased_weight = packed[0], packed[-1]
         self.dynamic = quantized_operator("linear_dynamic")
@@ -172,6 +195,10 @@ class FbgemmLinear:
         self.inputs, self.reduced = codes.shape[1], activation_levels() < 255
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self.input_scale is not None:
+            whole = quantize_by_scale(x.reshape(-1, self.inputs), self.input_scale)
+            sums = self.scaled(whole, 1.0, MAX_CODE, self.unbiased_weight)
+            return (sums / self.input_scale).add_(self.corrections[1]).view(*x.shape[:-1], -1)
         if x.numel() == self.inputs:
             return self.dynamic(x, self.biased_weight, self.reduced)
         flat = x.reshape(-1, self.inputs)

@@ -3,7 +3,7 @@ loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +19,21 @@ from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.weights import assign_weights, cast_weights, meta_model, named_tensors
 
 
-def to_int8(model: nn.Module, floats: Container[str] = ()) -> nn.Module:
+def to_int8(model: nn.Module, stored: Container[str] = (), known: Mapping[int, Int8Weight] | None = None) -> nn.Module:
     """Quantize dense maps, LSTMs, GRUs, token embeddings and the vocabulary head to int8 in place; everything else
-    becomes fp32. The model can no longer be trained. `floats`: names of weights of LSTMs and GRUs that stay floats.
+    becomes fp32. The model can no longer be trained. `stored`: names of the tensors that will be loaded: in files of
+    earlier versions LSTMs and GRUs are floats, and some maps have a scale for their inputs. `known`: codes of weights,
+    by their id, that were int8 before.
 
     Shared weights stay shared. To load the `state_dict` of such a model: build, `to_int8`, load.
     """
 
-    known: dict[int, Int8Weight] = {}  # by id of the weight
+    known = dict(known or {})  # by id of the weight
     keep: list[Tensor] = []  # keeps ids unique
+
+    def linear(path: str, weight: Tensor, bias: Tensor | None) -> Int8Linear:
+        scale = torch.empty((), device=weight.device) if f"{path}.input_scale" in stored else None
+        return Int8Linear(codes(weight), bias, scale)
 
     def codes(weight: Tensor) -> Int8Weight:
         if id(weight) not in known:
@@ -37,10 +43,10 @@ def to_int8(model: nn.Module, floats: Container[str] = ()) -> nn.Module:
 
     made: dict[nn.Module, nn.Module] = {}
     for path, parent in list(model.named_modules()):
-        if hasattr(parent, "rnn_to_int8") and f"{path}.rnn.weight_ih_l0" not in floats:
+        if hasattr(parent, "rnn_to_int8") and f"{path}.rnn.weight_ih_l0" not in stored:
             parent.rnn_to_int8()
         if isinstance(parent, VocabularyHeadModule) and parent.product is None:
-            parent.set_product(Int8Linear(codes(parent.weight), parent.bias))
+            parent.set_product(linear(f"{path}.product", parent.weight, parent.bias))
         if isinstance(parent, EmbedModule) and type(getattr(parent, "tokens", None)) is nn.Embedding:
             tokens = parent.tokens
             made[tokens] = made.get(tokens) or Int8Table(codes(tokens.weight))
@@ -51,23 +57,23 @@ def to_int8(model: nn.Module, floats: Container[str] = ()) -> nn.Module:
                 and type(child) in (nn.Linear, MergedLinear)
                 and not getattr(parent, "exact", False)
             ):
-                made[child] = made.get(child) or Int8Linear(codes(child.weight), child.bias)
+                made[child] = made.get(child) or linear(f"{path}.{name}", child.weight, child.bias)
                 setattr(parent, name, made[child])
     return model.float().eval()
 
 
-def _int8(model: nn.Module, floats: Container[str]) -> nn.Module:
-    if not any(isinstance(part, Int8Linear) for part in to_int8(model, floats).modules()):
+def _int8(model: nn.Module, stored: Container[str]) -> nn.Module:
+    if not any(isinstance(part, Int8Linear) for part in to_int8(model, stored).modules()):
         raise UserError("int8: the model has no dense linear map to quantize")
     return model
 
 
-def _bf16(model: nn.Module, floats: Container[str]) -> nn.Module:
+def _bf16(model: nn.Module, stored: Container[str]) -> nn.Module:
     cast_weights(model, torch.bfloat16)
     return model.eval()
 
 
-def _ternary(model: nn.Module, floats: Container[str]) -> nn.Module:
+def _ternary(model: nn.Module, stored: Container[str]) -> nn.Module:
     if not any(isinstance(part, BitLinear | PackedBitLinear) for part in model.modules()):
         raise UserError(
             "ternary: needs linear maps of kind 'bit', which must be trained as such; train "
@@ -76,8 +82,8 @@ def _ternary(model: nn.Module, floats: Container[str]) -> nn.Module:
     return pack_model(model)
 
 
-def _ternary_int8(model: nn.Module, floats: Container[str]) -> nn.Module:
-    return to_int8(_ternary(model, floats), floats)
+def _ternary_int8(model: nn.Module, stored: Container[str]) -> nn.Module:
+    return to_int8(_ternary(model, stored), stored)
 
 
 STORED: dict[str, Callable[[nn.Module, Container[str]], nn.Module]] = {
@@ -127,7 +133,7 @@ def _plain_weights(model: nn.Module) -> dict[str, Tensor]:
             packed = model.get_submodule(home)
             assert isinstance(packed, PackedBitLinear)
             tensor, leaf = packed.latent_weight(), "weight"
-        elif leaf == "step" and (f"{home}.codes" in found or f"{home}.packed" in found):
+        elif leaf == "input_scale" or (leaf == "step" and (f"{home}.codes" in found or f"{home}.packed" in found)):
             continue
         weights[".".join(part for part in (*home.split("."), leaf) if part != "product")] = tensor
     return weights

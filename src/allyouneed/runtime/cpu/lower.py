@@ -94,17 +94,25 @@ def emit_product(maps: Sequence[nn.Module | None], x: Register, code: Instructio
     if kinds <= {BitLinear, PackedBitLinear}:
         return emit_bit_product(maps, x, code)
     if kinds <= {Int8Linear, nn.Linear, MergedLinear}:
-        if len(maps) == 1 or kinds == {Int8Linear}:  # which are packed into other memory anyway
+        scales = {input_scale(one) for one in maps}
+        if len(maps) == 1 or (kinds == {Int8Linear} and len(scales) == 1):  # they are packed into other memory anyway
             weight, step = joint_weight(maps)
-            return emit_matmul(weight, step, concat_biases(maps), x, code)
+            return emit_matmul(weight, step, concat_biases(maps), x, code, input_scale=scales.pop())
         both, at = code.register(sum(map(output_width, maps))), 0
         for part in maps:  # without a copy of their weights
             weight, step = joint_weight([part])
-            emit_matmul(weight, step, concat_biases([part]), x, code, into=both.part(at, len(weight)))
+            into = both.part(at, len(weight))
+            emit_matmul(weight, step, concat_biases([part]), x, code, into=into, input_scale=input_scale(part))
             at += len(weight)
         return both
     other = next(kind for kind in kinds if kind not in (nn.Linear, MergedLinear, Int8Linear))
     raise Unsupported(f"{other.__name__} has no native instructions")
+
+
+def input_scale(part: Any) -> float:
+    """0: each token has its own range."""
+    scale: Tensor | None = getattr(part, "input_scale", None)
+    return 0.0 if scale is None or scale.is_meta else float(scale)
 
 
 def joint_weight(maps: Sequence[Any]) -> tuple[Tensor, Tensor | None]:

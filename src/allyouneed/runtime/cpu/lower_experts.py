@@ -19,6 +19,7 @@ from allyouneed.runtime.cpu.lower import (
     concat,
     concat_biases,
     emit_matmul,
+    input_scale,
     joint_weight,
     lower,
     weight_format,
@@ -82,6 +83,8 @@ def emit_experts(
     kinds = {type(one) for one in maps}
     if not kinds <= {Int8Linear} and not kinds <= {nn.Linear, MergedLinear}:
         raise Unsupported("experts of other linear maps have no native instruction")
+    if any(input_scale(one) for one in maps):
+        raise Unsupported("experts with a fixed scale of their inputs have no native instruction")
     weights = [joint_weight([one]) for one in maps]
     addresses = torch.tensor([code.keep(weight) for weight, _ in weights])
     steps = [step for _, step in weights if step is not None]

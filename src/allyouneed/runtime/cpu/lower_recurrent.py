@@ -14,6 +14,7 @@ from allyouneed.nn.mixers.lightweight import DynamicModule, LightweightModule
 from allyouneed.nn.mixers.retention import GatedRetentionModule, MultiScaleRetentionModule, RetentionModule
 from allyouneed.nn.mixers.rnn import Int8RNN, ResetBeforeModule, RNNModule
 from allyouneed.nn.mixers.rwkv import RWKVChannelModule, RWKVModule
+from allyouneed.nn.mixers.ssru import SSRUModule
 from allyouneed.nn.states.window import MAX_TRIM
 from allyouneed.runtime.cpu.instructions import Instructions, Register
 from allyouneed.runtime.cpu.lower import activation_number, emit_matmul, emit_norm, emit_product, lower
@@ -157,6 +158,22 @@ def _gru_reset_before(part: ResetBeforeModule, x: Register, code: Instructions, 
     code.emit(Kind.STORE, hidden, found, into=found, memory=memory, part=0)
     commit(x, memory, code)
     return found
+
+
+@lower.register(SSRUModule)
+def _ssru(part: SSRUModule, x: Register, code: Instructions, state: StateSlot | None) -> Register:
+    """c ← σ(f) c + (1 − σ(f)) v"""
+    memory = code.memory(require_state(state), x.width)
+    before = code.emit(Kind.LOAD, x.width, memory=memory, part=0)
+    both = emit_product([part.value, part.forget], x, code)
+    value, forget = both.part(0, x.width), both.part(x.width, x.width)
+    cell = code.emit(Kind.GATE, x.width, forget, before, activation=Activation.SIGMOID)
+    code.emit(Kind.SCALE, x.width, forget, into=forget, factor=-1.0)  # 1 − σ(f) = σ(−f)
+    new = code.emit(Kind.GATE, x.width, forget, value, activation=Activation.SIGMOID)
+    code.emit(Kind.ADD, x.width, cell, new, into=cell)
+    code.emit(Kind.STORE, x.width, cell, into=cell, memory=memory, part=0)
+    commit(x, memory, code)
+    return code.emit(Kind.ACTIVATE, x.width, cell, activation=Activation.RELU)
 
 
 # --- convolutions -----------------------------------------------------------------------------------------------------
