@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -49,7 +49,8 @@ def import_(
     with created_folders_as_note(out):
         folder.save(out)
     show_notes(folder.notes)
-    parameters = folder.model.config.cost().parameters
+    config: Any = folder.model.config
+    parameters = config.cost().parameters
     show_status(f"{out}: a model for {folder.task['kind']}, {parameters:,} parameters")
     if not no_check and is_hf_folder(source):
         _report(_against_transformers(out, source, dtype))

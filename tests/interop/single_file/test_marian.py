@@ -183,6 +183,7 @@ def test_int8_students_compute_in_integers_as_marian_does(tmp_path: Path) -> Non
 
 def test_a_students_folder_translates_as_its_config_says(student: Path, tmp_path: Path) -> None:
     model = ayn.load(student)
+    assert model.folder.directions == [("de", "en")]
     assert model.folder.decoding == {"beam": 1, "penalty": "power", "length_penalty": 1.0}
     found = model.translate(files.TEXTS[:4], max_length=12)
     plain = CpuExecutor(model.model, native) if (native := native_library()) is not None else None

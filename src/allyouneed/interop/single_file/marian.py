@@ -89,6 +89,8 @@ def read(path: Path, tokenizer: Path | None = None) -> Folder:
         roles = Roles(UNK, target[EOS], start, start, after=(source[EOS],), never=(start, target[UNK]))
         vocabs, notes = subword_files.read(path.parent, (source, target | {START: start}), roles, tokenizer)
     folder = Folder(model, vocabs, {"kind": "translation"}, decoding_options(path), max_tokens=512)
+    if pair := re.fullmatch(r"model\.([a-z]{2})([a-z]{2})\..*bin", path.name):  # Bergamot's names: model.ende.…
+        folder.directions = [(pair[1], pair[2])]
     if unlike:
         notes.append(f"{path}: several scales for one product, so it finds its own: {', '.join(unlike)}")
     folder.path, folder.notes = path, notes
