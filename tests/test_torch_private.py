@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import allyouneed
 from allyouneed import torch_private
@@ -120,6 +120,24 @@ def test_vnni_as_the_processor_says() -> None:
     if not flags.exists():
         pytest.skip("no /proc/cpuinfo")
     assert torch_private.has_vnni() == ("avx512_vnni" in flags.read_text())
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_network_lists_new_weights_once(kind: type[nn.RNNBase], monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[nn.RNNBase] = []  # on a GPU, listing them moves them
+    monkeypatch.setattr(nn.RNNBase, "flatten_parameters", lambda self: moved.append(self))
+    rnn, x = kind(4, 3, batch_first=True), given(2, 5, 4)
+    rnn(x)
+    for name, weight in list(rnn.named_parameters()):
+        rnn._parameters[name] = nn.Parameter(2 * weight.detach())
+    moved.clear()
+    torch_private.settle_rnn_weights(rnn)
+    assert moved == [rnn]
+    other = kind(4, 3, batch_first=True)
+    other.load_state_dict(rnn.state_dict())
+    moved.clear()
+    torch.testing.assert_close(rnn(x)[0], other(x)[0])
+    assert not moved
 
 
 def test_the_recompile_limit_only_rises() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from warnings import catch_warnings, filterwarnings
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 # --- compiler -------------------------------------------------------------------------------------------------------
 
@@ -151,6 +151,15 @@ def quantized_operator(name: str) -> Callable[..., Tensor]:
     overload = getattr(torch.ops.quantized, name).default
     found: Callable[..., Tensor] = getattr(overload, "_op", overload)
     return found
+
+
+# --- recurrent networks ----------------------------------------------------------------------------------------------
+
+
+def settle_rnn_weights(rnn: nn.RNNBase) -> None:
+    """Let a network know weights that have been replaced. It lists them, and moves them into one piece on a GPU: by
+    itself only in its next forward pass, where a captured graph would go on to read them where they were."""
+    rnn._apply(lambda tensor: tensor)
 
 
 # --- norms and compilation ------------------------------------------------------------------------------------------

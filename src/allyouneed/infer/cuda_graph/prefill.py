@@ -61,7 +61,7 @@ class InputGraph(NamedTuple):
 class PrefillRunner:
     def __init__(self, model: Any, states: StaticStates, search: DeviceSearch) -> None:
         self.model, self.states, self.search = model, states, search
-        self.fits, self.captures = can_capture_prefill(model), states.device.type == "cuda"
+        self.fits, self.captures = can_capture_prefill(model), captures_on(states.device)
         self.seen: Counter[PrefillSize] = Counter()
         self.graphs: OrderedDict[PrefillSize, InputGraph] = OrderedDict()
         self.pool: Any = None  # memory of all graphs: none of it is needed after a prefill
@@ -148,6 +148,11 @@ def fill_rows(rows: NDArray[np.int64], texts: Sequence[Sequence[int]], lengths: 
 
 def round_to_multiple(length: int) -> int:
     return (length + MULTIPLE - 1) // MULTIPLE * MULTIPLE
+
+
+def captures_on(device: torch.device) -> bool:
+    """Whether steps are captured there."""
+    return device.type == "cuda"
 
 
 def capture_warm(

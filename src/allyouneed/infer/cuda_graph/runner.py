@@ -19,7 +19,7 @@ from torch import Tensor
 
 from allyouneed.infer.cuda_graph.device_beams import DeviceBeamSearch
 from allyouneed.infer.cuda_graph.device_search import DeviceIndependentSearch, DeviceSearch
-from allyouneed.infer.cuda_graph.prefill import PrefillRunner, capture_warm, warm_up
+from allyouneed.infer.cuda_graph.prefill import WARM_UPS, PrefillRunner, capture_warm, captures_on, warm_up
 from allyouneed.infer.cuda_graph.refusal import ModelLimits, model_limits, refusal
 from allyouneed.infer.cuda_graph.shape import (
     Shape,
@@ -64,20 +64,21 @@ class GraphRunner:
         self.stages = self.search.stages(step(model, self.states))
         self.free = list(range(slots))
         self.steps = 0  # decoded so far
-        cuda = self.states.device.type == "cuda"
-        record = self.search.record
-        self.host_records = [torch.empty(record.shape, device="cpu", pin_memory=cuda) for _ in range(2)]
+        captures, record = captures_on(self.states.device), self.search.record
+        self.host_records = [torch.empty(record.shape, device="cpu", pin_memory=record.is_cuda) for _ in range(2)]
         self.prefill_runner = PrefillRunner(model, self.states, self.search)
         self.slot_loader: SlotLoader | None = None
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by number of steps
         self.stage_graphs: list[torch.cuda.CUDAGraph] = []  # where the host runs between them
         with torch.cuda.device_of(record), torch.no_grad():
             rewind = self.search.record_step.zero_  # a record may have room for a single step
-            if cuda and self.search.waits:
+            if captures and self.search.waits:
                 self.stage_graphs = [capture_warm(stage.run, reset=rewind) for stage in self.stages]
-            elif cuda:
-                runs = self.search.run_steps
-                self.graphs = {1: capture_warm(self._step, reset=rewind), runs: capture_warm(self._run, tries=0)}
+            elif captures:
+                runs = {1: self._step, self.search.run_steps: self._run}
+                self.graphs = {
+                    count: capture_warm(run, WARM_UPS if count == 1 else 0, reset=rewind) for count, run in runs.items()
+                }
             else:
                 warm_up(self._step, reset=rewind)
         self.search.reset()

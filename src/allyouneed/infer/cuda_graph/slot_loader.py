@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from allyouneed.infer.cuda_graph.device_search import DeviceSearch
-from allyouneed.infer.cuda_graph.prefill import InputGraph, capture_warm, fill_rows
+from allyouneed.infer.cuda_graph.prefill import InputGraph, capture_warm, captures_on, fill_rows
 from allyouneed.infer.decoding.base import RequestState
 from allyouneed.nn.batch import to_device
 from allyouneed.nn.ops.attention.decode import BlockTable
@@ -37,7 +37,7 @@ class CopySize(NamedTuple):
 class SlotLoader:
     def __init__(self, states: StaticStates, search: DeviceSearch, pool: BlockPool) -> None:
         self.states, self.search, self.pool = states, search, pool
-        self.captures = states.device.type == "cuda"
+        self.captures = captures_on(states.device)
         self.graphs: OrderedDict[CopySize, InputGraph] = OrderedDict()
         self.memory: Any = None  # of all graphs: none of it is needed after a copy
 

@@ -25,6 +25,7 @@ from allyouneed.nn.ops.unpack import unpack_rows
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.recurrent import Carry, Recurrent, recurrent_cost
 from allyouneed.nn.sublayer import Mixer, SubLayer
+from allyouneed.torch_private import settle_rnn_weights
 
 
 class RNN(Mixer):
@@ -217,7 +218,7 @@ class Int8RNN(nn.Module):
             weights = {name: codes.weight for name, codes in self.named_children() if isinstance(codes, Int8Codes)}
             for name, tensor in {**weights, **dict(self.named_buffers(recurse=False))}.items():
                 setattr(rnn, name, nn.Parameter(tensor.to(self.dtype), requires_grad=False))
-            rnn.flatten_parameters()
+            settle_rnn_weights(rnn)
             self.is_filled = True
         return rnn
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from allyouneed.nn.models.base import Model
+from allyouneed.torch_private import settle_rnn_weights
 
 
 def meta_model(config: Model) -> nn.Module:
@@ -49,10 +50,13 @@ def assign_weights(model: nn.Module, found: Mapping[str, Tensor]) -> None:
         for name, tensor in found.items()
     }
     for module in model.modules():
+        replaced = False
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
                 if tensor is not None and id(tensor) in new:
-                    tensors[name] = new[id(tensor)]  # type: ignore[assignment]
+                    tensors[name], replaced = new[id(tensor)], True  # type: ignore[assignment]
+        if replaced and isinstance(module, nn.RNNBase):
+            settle_rnn_weights(module)
 
 
 def dtype_problem(stored: torch.dtype, wanted: torch.dtype) -> str | None:
