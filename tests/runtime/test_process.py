@@ -13,6 +13,7 @@ import weakref
 from pathlib import Path
 
 import pytest
+import torch
 
 import allyouneed
 import toy_models
@@ -22,8 +23,14 @@ from waiting import PATIENCE
 SOURCE = Path(allyouneed.__file__).parent
 CALLS = re.compile(
     r"\bgc\.(enable|disable|freeze|unfreeze|set_threshold)|setswitchinterval|set_float32_matmul_precision|set_num_threads|set_num_interop_threads"
-    r"|set_stance|set_sync_debug_mode|os\.environ(\[[^]]*\] =|\.setdefault|\.update)|\"OMP_|simplefilter\(\"ignore\"\)"
+    r"|enable_cudnn_sdp|set_stance|set_sync_debug_mode"
+    r"|os\.environ(\[[^]]*\] =|\.setdefault|\.update)|\"OMP_|simplefilter\(\"ignore\"\)"
 )
+
+
+def test_nothing_that_answers_enters_inference_mode_elsewhere() -> None:
+    for path in [*SOURCE.glob("infer/**/*.py"), *SOURCE.glob("apps/**/*.py")]:
+        assert "torch.inference_mode" not in path.read_text(encoding="utf-8"), f"{path}: use process.inference()"
 
 
 def test_no_other_module_changes_them() -> None:
@@ -70,6 +77,37 @@ def test_garbage_collection_is_rare_until_the_last_user_leaves(monkeypatch: pyte
         assert gc.get_threshold() == (600, 7, 8) and gc.get_freeze_count() == 0
     finally:
         gc.set_threshold(*before)
+
+
+def test_attention_is_not_planned_while_any_thread_infers() -> None:
+    planned, inside, leave = torch.backends.cuda.cudnn_sdp_enabled, threading.Event(), threading.Event()
+
+    def stay() -> None:
+        with process.inference():
+            inside.set()
+            leave.wait(PATIENCE)
+
+    before = planned()
+    thread = threading.Thread(target=stay)
+    try:
+        for usual in (True, False):
+            torch.backends.cuda.enable_cudnn_sdp(usual)
+            with pytest.raises(KeyboardInterrupt), process.inference(), process.inference():
+                assert torch.is_inference_mode_enabled() and not planned()
+                raise KeyboardInterrupt
+            assert planned() == usual and not torch.is_inference_mode_enabled()
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        thread.start()
+        assert inside.wait(PATIENCE)
+        with process.inference():
+            pass
+        assert not planned()  # the other thread is still inside
+        leave.set()
+        thread.join(PATIENCE)
+        assert planned()
+    finally:
+        leave.set()
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 def test_what_was_frozen_is_freed_on_request_but_not_during_a_capture() -> None:

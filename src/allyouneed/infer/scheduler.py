@@ -21,8 +21,6 @@ from contextlib import ExitStack
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from allyouneed.errors import UserError
 from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
 from allyouneed.infer.decoding.options import Decoding
@@ -34,7 +32,7 @@ from allyouneed.infer.scheduling.admission import FairQueue, LargestFirst, Postp
 from allyouneed.infer.scheduling.chunked_prefill import ChunkedPrefill
 from allyouneed.infer.validation import RequestValidator
 from allyouneed.nn.states.paged import BlockPool
-from allyouneed.runtime.process import refuse_after_fork
+from allyouneed.runtime.process import inference, refuse_after_fork
 
 if TYPE_CHECKING:
     from allyouneed.infer.block_manager import BlockManager
@@ -230,7 +228,7 @@ class Scheduler:
         if model.training:  # only then: it visits every module
             model.eval()
             stack.callback(model.train)
-        stack.enter_context(torch.inference_mode())
+        stack.enter_context(inference())
         return stack
 
     def _step(self) -> None:

@@ -18,6 +18,7 @@ SWITCH_INTERVAL = 5e-4  # seconds; a tenth of Python's default
 _gc_lock, _gc_users, _gc_was_enabled = threading.Condition(), 0, False
 _rare_users, _thresholds = 0, gc.get_threshold()
 _switch_lock, _switch_users, _switch_interval = threading.Lock(), 0, 0.0
+_inference_lock, _inference_users, _has_cudnn_attention = threading.Lock(), 0, False
 
 
 def use_passive_openmp() -> None:
@@ -165,6 +166,28 @@ def short_switch_interval() -> Iterator[None]:
             _switch_users -= 1
             if _switch_users == 0:
                 sys.setswitchinterval(_switch_interval)
+
+
+@contextmanager
+def inference() -> Iterator[None]:
+    """torch.inference_mode, without cuDNN's attention while any thread is inside: it is planned anew, for 35 ms, for
+    each number of keys that it has not seen, and every text has others. Other kernels of torch need no plan."""
+    import torch
+
+    global _inference_users, _has_cudnn_attention
+    with _inference_lock:
+        if _inference_users == 0:
+            _has_cudnn_attention = torch.backends.cuda.cudnn_sdp_enabled()
+            torch.backends.cuda.enable_cudnn_sdp(False)
+        _inference_users += 1
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        with _inference_lock:
+            _inference_users -= 1
+            if _inference_users == 0:
+                torch.backends.cuda.enable_cudnn_sdp(_has_cudnn_attention)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from allyouneed.apps.translate.spans.carry import AttentionMap, ChunkTranslation
@@ -16,6 +15,7 @@ from allyouneed.infer.decoding.alignment import CharSpan, cross_attention, reads
 from allyouneed.infer.decoding.base import Hypothesis
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.frames import Frame
+from allyouneed.runtime.process import inference
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Aligner:
         ]
 
         def compute(some: list[tuple[list[int], list[int]]]) -> list[Tensor]:
-            with torch.inference_mode():
+            with inference():
                 return cross_attention(model, [one for one, _ in some], [other for _, other in some], pad)
 
         weights = self.engine.compute("cross-attention", inputs, compute)

@@ -25,7 +25,7 @@ from allyouneed.interop.load import check_device
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.models.precision import stored_as
 from allyouneed.nn.models.weights import cast_weights, named_tensors
-from allyouneed.runtime.process import refuse_after_fork
+from allyouneed.runtime.process import inference, refuse_after_fork
 
 if TYPE_CHECKING:
     from allyouneed.data.batches.packing import Items
@@ -211,7 +211,7 @@ def run_in_batches(model: Any, lengths: Sequence[int], answer: Callable[[list[in
     model.eval()
     try:
         for batch in group_by_length(lengths):
-            with torch.inference_mode():
+            with inference():
                 found.update(zip(batch, answer(batch), strict=True))
     finally:
         model.train(was_training)

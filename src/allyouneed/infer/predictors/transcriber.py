@@ -34,7 +34,7 @@ from allyouneed.metrics.words import character_error_rate, word_error_rate
 from allyouneed.nn.batch import Batch, Rows, Signal
 from allyouneed.nn.context import Memory
 from allyouneed.nn.states.base import States
-from allyouneed.runtime.process import refuse_after_fork
+from allyouneed.runtime.process import inference, refuse_after_fork
 
 if TYPE_CHECKING:
     from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
@@ -166,7 +166,7 @@ class Transcriber(Predictor):
                 some = sounds[begin : begin + BATCH]
                 tracks = [self.track(begin + n, sound, language) for n, sound in enumerate(some)]
                 while active := [track for track in tracks if track.at < track.total]:
-                    with torch.inference_mode():
+                    with inference():
                         self.decode_window(active, task, timestamps, options)
                     if on_progress is not None:
                         on_progress(begin + sum(min(1.0, t.at / t.total) for t in tracks), len(sounds))
@@ -181,7 +181,7 @@ class Transcriber(Predictor):
             raise UserError("this model is English-only and cannot detect languages")
         found = []
         for number, sound in enumerate(sounds):
-            with torch.inference_mode():
+            with inference():
                 memory = self._encode([self.track(number, sound, None)])
                 probabilities = self._language_probabilities(memory)[0].tolist()
             found.append(dict(sorted(zip(self.languages, probabilities, strict=True), key=lambda both: -both[1])))
@@ -374,7 +374,7 @@ class Transcriber(Predictor):
             part = track.frames[:, seek : seek + self.window]
             values = torch.nn.functional.pad(part, (0, self.window - part.shape[1]))[None].to(self.device, dtype)
             rows = Rows.of([[*prompt, *text, self.speech.end]]).to(self.device)
-            with torch.inference_mode():
+            with inference():
                 weights = self.model.attention(Batch(rows, Signal(values)), "cross", layers)
             heads = torch.cat([weights[layer][0] for layer in layers])  # (heads, tokens, positions)
             used = max(1, min(heads.shape[-1], part.shape[1] // 2))

@@ -8,15 +8,13 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
-
 from allyouneed.errors import UserError
 from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine, Forward, Progress
 from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
-from allyouneed.runtime.process import refuse_after_fork
+from allyouneed.runtime.process import inference, refuse_after_fork
 
 BUDGET = 8192  # source tokens of a batch times hypotheses of each source, padding included
 
@@ -72,7 +70,7 @@ class TargetEngine(Engine):
             was_training: bool = self.model.training
             self.model.eval()
             try:
-                with torch.inference_mode():
+                with inference():
                     return self.targets(sources, spec)
             finally:
                 self.model.train(was_training)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from allyouneed.apps.inspect.views.document import Document, tensor
@@ -18,6 +17,7 @@ from allyouneed.infer.decoding.observe import DecodedRequest
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.decoding.rules import choose_tokens
 from allyouneed.infer.decoding.sampling import filter_logits, token_probs, uniform_stream
+from allyouneed.runtime.process import inference
 
 SHOWN, NAMED = 1024, 200  # tokens of a distribution that are sent, and with their texts; the others are counted
 CONTEXT = 4  # tokens on which the text of the next one may depend
@@ -140,7 +140,7 @@ def _alignment(decoded: DecodedRequest) -> Document | None:
     tokens = decoded.hypotheses[0].tokens
 
     def compute(some: list[tuple[list[int], list[int]]]) -> list[Tensor]:
-        with torch.inference_mode():
+        with inference():
             return cross_attention(model, [one for one, _ in some], [other for _, other in some], pad)
 
     pair = (list(request.source), [*request.prompt, *tokens])

@@ -31,6 +31,7 @@ from allyouneed.infer.predictors.generator import Generator, prompt_tokens
 from allyouneed.infer.predictors.seq2seq import Seq2Seq
 from allyouneed.infer.request import Request
 from allyouneed.nn.batch import Batch, Rows
+from allyouneed.runtime.process import inference
 
 SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat")
 KNOWN_OPTIONS = 256  # whose specification is kept
@@ -139,7 +140,7 @@ class TextModel(ABC):
     def prompt_records(self, prompts: Sequence[Sequence[int]], top: int) -> list[list[TokenRecord]]:
         """The log-probability of each prompt token given those before it; the first has none."""
         model, found = self.predictor.model, {}
-        with torch.inference_mode():
+        with inference():
             for batch in group_by_length([len(ids) for ids in prompts]):
                 rows = Rows.of([prompts[n] for n in batch], self.tokenizer.pad).to(self.predictor.device)
                 hidden = model(Batch(rows))  # (batch, time, width)

@@ -19,6 +19,7 @@ from allyouneed.apps.serve.errors import ApiError, over_limit, validation_error
 from allyouneed.apps.serve.responses import Events, event_stream, json_response
 from allyouneed.apps.serve.unknown_fields import check_fields
 from allyouneed.errors import UserError
+from allyouneed.runtime.process import inference
 
 if TYPE_CHECKING:
     from allyouneed.apps.serve.engine.served_model import ServedModel
@@ -103,9 +104,7 @@ class Transcription:
         predictor, options, timed, task = self.predictor, self.options, self.timed, self.task
 
         def decode(tracks: list[Any]) -> list[Any]:
-            import torch
-
-            with torch.inference_mode():
+            with inference():
                 predictor.decode_window(tracks, task, timed, options)
             return tracks
 
