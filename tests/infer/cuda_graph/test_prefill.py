@@ -10,6 +10,7 @@ from torch import Tensor
 
 from allyouneed.config import parse, preset_tree
 from allyouneed.infer.cuda_graph import prefill as captured_prefill
+from allyouneed.infer.cuda_graph import runner
 from allyouneed.infer.cuda_graph.prefill import FIRST, InputGraph, PrefillRunner, PrefillSize, pack_inputs
 from allyouneed.infer.decoding.base import DecodingSpec, RequestState
 from allyouneed.infer.engine import Engine
@@ -19,6 +20,7 @@ from allyouneed.runtime.cuda.capture import can_capture_prefill
 from graph_runner import (
     DECODINGS,
     MODELS,
+    decode_alone,
     decode_in_slots,
     engine_of,
     few_slots,
@@ -28,6 +30,7 @@ from graph_runner import (
 )
 from property_tests import THOROUGH
 from shrink import shrink
+from tape_graph import capture_on_cpu
 
 
 @pytest.fixture(autouse=True)
@@ -120,14 +123,74 @@ def test_long_prompts_and_position_limits_use_the_plain_prefill(monkeypatch: pyt
         return kept.prefill_runner.size(in_progress(engine, requests))
 
     engine = engine_of("llama")
-    assert size(engine, 1) == PrefillSize(1, 0, 16) and size(engine, 17, 3) == PrefillSize(4, 0, 32)
+    assert size(engine, 1) == PrefillSize(1, 0, 32) and size(engine, 17, 3) == PrefillSize(4, 0, 32)
     assert size(engine, 0) is None  # nothing to read
+    monkeypatch.setattr(captured_prefill, "FLOOR", 32)
     monkeypatch.setattr(captured_prefill, "LONGEST", 64)
     monkeypatch.setattr(captured_prefill, "TOKENS", 100)
     assert size(engine, 64) == PrefillSize(1, 0, 64) and size(engine, 65) is None
     assert size(engine, 20, 3) is None  # 4 · 32 tokens
     learned = engine_of("gpt2")  # has 40 positions
     assert size(learned, 32) == PrefillSize(1, 0, 32) and size(learned, 33) is None
+
+
+def test_prompts_of_new_lengths_replay_a_graph_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row takes as long with 128 tokens as with fewer. A larger batch runs as one that costs half as much again."""
+    capture_on_cpu(monkeypatch)
+    monkeypatch.setattr(runner, "MIN_CAPACITY", 256)
+    engine, plain = engine_of("llama"), engine_of("llama")
+    captured: list[PrefillSize] = []
+    capture = PrefillRunner.capture
+    monkeypatch.setattr(
+        PrefillRunner,
+        "capture",
+        lambda self, inputs, size: (captured.append(size), capture(self, inputs, size))[1],
+    )
+    read = count_prefills(monkeypatch, engine)
+
+    def ask(*lengths: int) -> None:
+        requests = [Request([1, *(3 + (n + k) % 40 for k in range(n))], 9, (n,)) for n in lengths]
+        expected = [decode_alone(plain, request, DECODINGS["greedy"])[0] for request in requests]
+        assert token_lists(decode_in_slots(engine, requests, DECODINGS["greedy"])) == expected
+
+    ask(20)
+    ask(20)
+    assert captured == [PrefillSize(1, 0, 128)] and len(read) == 1
+    for length in (3, 100, 127, 1, 64):
+        ask(length)
+    assert len(captured) == 1 and len(read) == 1
+    ask(*range(60, 68))
+    ask(*range(60, 68))
+    assert captured[1:] == [PrefillSize(8, 0, 80)] and len(read) == 2
+    ask(*range(50, 58))
+    assert len(captured) == 2 and len(read) == 2
+    ask(*range(10, 18))  # would cost more than half as much again
+    assert len(read) == 3
+
+
+def count_prefills(patch: pytest.MonkeyPatch, engine: Engine) -> list[int]:
+    """The rows of each prefill that is not captured, from now on."""
+    found: list[int] = []
+    start = engine.runner.start
+    patch.setattr(
+        engine.runner, "start", lambda requests, model: (found.append(len(requests)), start(requests, model))[1]
+    )
+    return found
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("name", ["gpt2", "translation", "t5"])
+def test_a_rounded_prefill_leaves_the_answers_alone(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same requests, read at the sizes that are chosen, and exactly."""
+    capture_on_cpu(monkeypatch)
+    engine = engine_of(name)
+    requests = [Request(r.prompt, 9, r.sample_key, r.source) for r in make_requests(engine, rows)]
+    found = []
+    for floor in (captured_prefill.FLOOR, 1):
+        monkeypatch.setattr(captured_prefill, "FLOOR", floor)
+        engine.graphs.kept.clear()
+        found += [token_lists(decode_in_slots(engine, requests, DECODINGS["greedy"])) for _ in range(3)]
+    assert all(one == found[0] for one in found)
 
 
 def in_progress(engine: Engine, requests: list[Request]) -> list[RequestState]:

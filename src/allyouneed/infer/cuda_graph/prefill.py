@@ -27,7 +27,8 @@ from allyouneed.runtime.cuda.static_cache import StaticStates
 
 MULTIPLE = 16  # lengths are rounded up to multiples of this
 LONGEST = 512  # tokens of a row: longer prefills keep a GPU busy without a graph
-TOKENS = 16384  # of all rows
+TOKENS = 32768  # of all rows
+FLOOR = 128  # tokens that take as long as fewer, since the weights have to be read in any case
 KEPT = 16  # sizes whose graphs are kept
 WARM_UPS = 2  # runs of a step before it is captured
 
@@ -38,6 +39,17 @@ class PrefillSize(NamedTuple):
     rows: int
     sources: int
     prompts: int
+
+    @property
+    def cost(self) -> int:
+        return max(FLOOR, self.rows * (self.sources + self.prompts))
+
+    def holds(self, other: PrefillSize) -> bool:
+        """Whether a prefill of the other size can run as one of this size, at little more cost."""
+        if bool(self.sources) != bool(other.sources) or bool(self.prompts) != bool(other.prompts):
+            return False
+        larger = all(own >= theirs for own, theirs in zip(self, other, strict=True))
+        return larger and self.cost <= 1.5 * other.cost
 
 
 class InputGraph(NamedTuple):
@@ -71,6 +83,8 @@ class PrefillRunner:
         size = self.size(requests)
         if size is None:
             return False
+        held = [other for other in self.graphs if other.holds(size)]
+        size = min(held, key=lambda other: other.cost, default=size)
         self.seen[size] += 1
         if self.seen[size] < 2:  # a capture costs as much as a few prefills
             return False
@@ -92,14 +106,15 @@ class PrefillRunner:
 
     def size(self, requests: Sequence[RequestState]) -> PrefillSize | None:
         """The rounded size of these requests; None: such prefills are not captured."""
-        source = round_to_multiple(max(len(state.request.source or ()) for state in requests))
-        prompt = round_to_multiple(max(len(state.request.prompt) for state in requests) - 1)
-        rows = 1 << (len(requests) - 1).bit_length()
+        model, rows = self.model, 1 << (len(requests) - 1).bit_length()
+        source = max([len(state.request.source or ()) for state in requests])
+        prompt = max([len(state.request.prompt) for state in requests]) - 1
+        source_limit = (getattr(model, "source_embed", None) or model.embed).limit
+        source = round_up(source, rows, self.states.source_capacity, source_limit)
+        prompt = round_up(prompt, rows, self.states.capacity, model.embed.limit)
         if not self.fits or max(source, prompt) > LONGEST or rows * (source + prompt) > TOKENS or not source + prompt:
             return None
-        model = self.model
-        source_embed = getattr(model, "source_embed", None) or model.embed
-        limits = [(source_embed.limit, source), (model.embed.limit, prompt)]
+        limits = [(source_limit, source), (model.embed.limit, prompt)]
         if any(limit is not None and limit < length for limit, length in limits):
             return None
         return PrefillSize(rows, source, prompt)
@@ -146,8 +161,12 @@ def fill_rows(rows: NDArray[np.int64], texts: Sequence[Sequence[int]], lengths: 
     rows[inside] = np.fromiter(chain.from_iterable(texts), np.int64, sum(lengths))
 
 
-def round_to_multiple(length: int) -> int:
-    return (length + MULTIPLE - 1) // MULTIPLE * MULTIPLE
+def round_up(length: int, rows: int, capacity: int, limit: int | None) -> int:
+    """To a multiple of `MULTIPLE`, and to `FLOOR` tokens of all rows as far as there are positions for them."""
+    if not length:
+        return 0
+    free = min(FLOOR // rows, capacity, capacity if limit is None else limit) // MULTIPLE * MULTIPLE
+    return max((length + MULTIPLE - 1) // MULTIPLE * MULTIPLE, free)
 
 
 def captures_on(device: torch.device) -> bool:
