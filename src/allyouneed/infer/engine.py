@@ -180,17 +180,18 @@ class Engine:
     def _decode(
         self, requests: Sequence[tuple[Request, DecodingSpec]], on_progress: Progress | None = None
     ) -> list[list[Hypothesis]]:
-        scheduler = self._offline()
-        states = [scheduler.submit(request, spec) for request, spec in requests]
-        report = None if on_progress is None else _reporter(states, on_progress)
-        graphs = self.graphs if self.runner.captures and requests else None
-        captures = graphs is not None and graphs.suits(requests[0][1], [request for request, _ in requests])
-        try:
-            # garbage collection would stall a GPU that is kept busy by captured graphs
-            with pause_gc() if captures else nullcontext():
+        scheduler, graphs = self._offline(), self.graphs
+        # garbage collection would stall a GPU that is kept busy by captured graphs
+        with (
+            nullcontext() if graphs is None else pause_gc(),
+            nullcontext() if graphs is None else graphs.ask_model_once(),
+        ):
+            states = scheduler.submit_all(requests)
+            report = None if on_progress is None else _reporter(states, on_progress)
+            try:
                 scheduler.run(report)
-        finally:
-            scheduler.close()
+            finally:
+                scheduler.close()
         return [state.hypotheses for state in states]
 
     def compute(self, key: Hashable, inputs: Sequence[Any], function: Forward) -> list[Any]:

@@ -366,16 +366,17 @@ class Scheduler:
         queue.drop_admitted()
         if not queue:
             return
-        graphs, waiting = self.graphs, queue.waiting
-        captured = graphs is not None and graphs.admits(waiting) and graphs.prepare(waiting[::-1])
+        graphs, captured = self.graphs, None
+        if graphs is not None and graphs.admits(queue.waiting):
+            captured = graphs.captured_batch(queue.waiting[::-1])
         batch = queue.waiting[::-1] if captured else queue.next_batch(most=1 if self.engine.exact else None)
         self.active = self.active + batch
-        self.streams_offline = any(state.streams for state in batch)
+        self.streams_offline = any([state.streams for state in batch])
         for state in batch:
             state.admitted = True
         queue.drop_admitted()
-        if captured and self.graphs is not None:
-            self.running.append(self.graphs.batch(batch))
+        if captured is not None:
+            self.running.append(captured)
         else:
             self.prefill.start(batch)
 

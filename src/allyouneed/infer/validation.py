@@ -80,7 +80,8 @@ class RequestValidator:
         if self.takes_source is not None and self.takes_source != (source is not None):
             needs = "needs a source: it has an" if self.takes_source else "takes no source: it has no"
             raise UserError(f"the model {needs} encoder")
-        self.check_media(given.media, len(prompt))
+        if given.media:
+            self.check_media(given.media, len(prompt))
         _integer("limit", given.limit, 1, MAX_TOKENS)
         _integer("priority", given.priority)
         if not isinstance(given.client, str):
@@ -117,6 +118,8 @@ class RequestValidator:
 
 
 def _integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> None:
+    if type(value) is int and (least is None or value >= least) and (most is None or value <= most):
+        return  # as nearly always
     try:
         number = index(value)
     except TypeError:

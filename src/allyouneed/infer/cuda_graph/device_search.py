@@ -9,7 +9,7 @@ into stages, and the host runs between two of them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from torch import Tensor
 from allyouneed.infer.cuda_graph.row_tables import RowRuleTables, TokenHistory
 from allyouneed.infer.decoding.base import (
     DecodingSpec,
+    Hypothesis,
     RequestState,
     any_processor,
     any_row_rules,
@@ -28,7 +29,7 @@ from allyouneed.infer.decoding.base import (
     matches_stop,
     process_logits,
 )
-from allyouneed.infer.decoding.repetition import find_loop, has_check
+from allyouneed.infer.decoding.repetition import find_loop, has_check, next_check
 from allyouneed.infer.decoding.rules import TokenRules, choose_tokens, force_eos_at_limit
 from allyouneed.infer.decoding.sampling import uniform_stream, uniforms_at
 from allyouneed.infer.decoding.topk import token_log_probs
@@ -275,7 +276,7 @@ class DeviceIndependentSearch(DeviceSearch):
 
     def process(self, first: int, record: NDArray[np.float32]) -> list[int]:
         self.add_history(first, record)
-        first_steps, limits = (np.repeat(each, self.group) for each in (self.first_steps, self.host_limits))
+        first_steps, limits = self.first_steps.repeat(self.group), self.host_limits.repeat(self.group)
         before = first - first_steps  # tokens of each row before this record
         here = self.active & (before >= 0)  # the others started after these steps
         counts = np.minimum(len(record), limits - before)
@@ -285,14 +286,14 @@ class DeviceIndependentSearch(DeviceSearch):
         after = before + np.minimum(until_eos, counts)
         # only rows to which something happens are read one by one
         checked = has_check(before, after, self.options)
-        self.stream(np.flatnonzero(here & self.streamed & ~checked), record, after - before)
-        for row in np.flatnonzero(here & (self.watched | checked)).tolist():
+        self.stream((here & self.streamed & ~checked).nonzero()[0], record, after - before)
+        for row in (here & (self.watched | checked)).nonzero()[0].tolist():
             count, stopped = self.read_row(row, int(before[row]), int(after[row]))
             after[row], ended[row] = count, ended[row] or stopped
-        self.collect(np.flatnonzero(here & ended), first_steps, after)
+        self.collect((here & ended).nonzero()[0], first_steps, after)
         self.active &= ~(here & ended)
         cancelled = [slot for slot, entry in self.occupied.items() if entry.request.cancelled]
-        done = np.flatnonzero(self.is_occupied & ~self.active.reshape(-1, self.group).any(1)).tolist()
+        done = (self.is_occupied & ~self.active.reshape(-1, self.group).any(1)).nonzero()[0].tolist()
         for slot in done:
             self.occupied[slot].request.complete()
         free = list(dict.fromkeys([*done, *cancelled]))
@@ -330,11 +331,34 @@ class DeviceIndependentSearch(DeviceSearch):
         return after, loop is not None
 
     def collect(self, rows: NDArray[np.int64], first_steps: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
-        """Collect the hypotheses of rows that ended after `counts` tokens; those with the same steps at once."""
-        for first_step, count in set(zip(first_steps[rows].tolist(), counts[rows].tolist(), strict=True)):
-            some = rows[(first_steps[rows] == first_step) & (counts[rows] == count)]
-            tokens, log_probs = self.history.since(first_step, count)[:, :, some].transpose(1, 2, 0)
-            texts = zip(some.tolist(), tokens.astype(int).tolist(), log_probs.tolist(), strict=True)
-            for row, text, values in texts:
-                state = self.occupied[row // self.group].request
-                state.hypotheses.append(make_hypothesis(self.spec, state, text, values, sum(values)))
+        """Collect the hypotheses of rows that ended after `counts` tokens; those that started together at once."""
+        for first_step in set(first_steps[rows].tolist()):
+            some = rows[first_steps[rows] == first_step]
+            own = counts[some]
+            tokens, log_probs = self.history.since(first_step, own.max())[:, :, some].transpose(1, 2, 0)
+            states = [self.occupied[row // self.group].request for row in some.tolist()]
+            texts = make_hypotheses(self.spec, states, tokens, log_probs, own)
+            for state, text in zip(states, texts, strict=True):
+                state.hypotheses.append(text)
+
+
+def make_hypotheses(
+    spec: DecodingSpec,
+    states: Sequence[RequestState],
+    tokens: NDArray[np.float32],
+    log_probs: NDArray[np.float32],
+    counts: NDArray[np.int64],
+) -> Iterator[Hypothesis]:
+    """`make_hypothesis` of the first `counts` tokens of texts (texts, time): what they share is computed together."""
+    options, counted, last = spec.decoding, spec.counted_prompt, (np.arange(len(counts)), counts - 1)
+    first_check = np.inf if options.loops is None else next_check(0, options)
+    divisors = {count: options.length_divisor(count + counted) for count in set(counts.tolist())}
+    ends = np.isin(tokens[last], list(spec.eos_ids)).tolist()
+    totals = log_probs.cumsum(1, dtype=np.float64)[last].tolist()
+    lists = tokens.astype(np.int64).tolist(), log_probs.tolist()
+    for state, count, ended, total, text, values in zip(states, counts.tolist(), ends, totals, *lists, strict=True):
+        text, values = text[:count], values[:count]
+        if count >= first_check or state.request.stop is not None or state.error is not None:
+            yield make_hypothesis(spec, state, text, values, total)
+        else:
+            yield Hypothesis(text[:-1] if ended else text, total / divisors[count], total, values, ended)

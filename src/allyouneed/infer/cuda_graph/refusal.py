@@ -37,13 +37,17 @@ def refusal(
     limits = [known or model_limits(engine.model)]
     if isinstance(spec.draft, DraftModel):
         limits.append(model_limits(spec.draft.engine.model))
-    sizes = [max(len(r.prompt) + engine.token_limit(r) + ahead, len(r.source or ())) for r in requests]
     for captures, positions in limits:
         if not captures:
             return "a part of the model cannot be captured"
-        if positions is not None and max(sizes, default=0) > positions:
+        if positions is not None and _longest(engine, requests, ahead) > positions:
             return f"parts of the model have {positions} positions, which a captured step cannot check"
     return None
+
+
+def _longest(engine: ModelRunner, requests: Sequence[Request], ahead: int) -> int:
+    sizes = [max(len(r.prompt) + engine.token_limit(r) + ahead, len(r.source or ())) for r in requests]
+    return max(sizes, default=0)
 
 
 def _options(spec: DecodingSpec, requests: Sequence[Request]) -> str | None:

@@ -35,6 +35,7 @@ from allyouneed.infer.cuda_graph.speculation import DeviceSpeculation
 from allyouneed.infer.decoding.base import DecodingSpec, RequestState
 from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.request import Request
+from allyouneed.infer.speculative.drafts import DraftModel
 from allyouneed.nn.batch import to_device
 from allyouneed.nn.states.base import States
 from allyouneed.nn.states.paged import PagedStates
@@ -215,9 +216,9 @@ class GraphBatch:
         self.is_intact = True
 
     def _step(self) -> None:
-        runner, waiting = self.runner, self.waiting
-        while waiting and (len(runner.free) * REFILL >= runner.states.slot_count or not runner.search.occupied):
+        while self.waiting and self.wants_refill:
             self.refill()
+        runner = self.runner
         if not runner.search.occupied:  # the tokens of the last run belong to no request
             self.runs.clear()
             return
@@ -228,6 +229,12 @@ class GraphBatch:
             self.runs.append(runner.launch(count))
         if len(self.runs) > 1 or (self.runs and (count <= 0 or runner.search.waits)):
             runner.collect(self.runs.popleft())
+
+    @property
+    def wants_refill(self) -> bool:
+        """Whether enough slots are free."""
+        runner = self.runner
+        return len(runner.free) * REFILL >= runner.states.slot_count or not runner.search.occupied
 
     def refill(self) -> None:
         """Prefill as many waiting requests as there are free slots, within the token budget."""
@@ -290,6 +297,7 @@ class GraphRunnerCache:
         self.refused: str | None = None  # why a capture has failed; there are no others then
         self.refused_drafts: str | None = None  # why one with a draft has; there are others without
         self.known: ModelLimits | None = None  # of the model, inside of `ask_model_once`
+        self.weights: int | None = None  # their addresses, inside of `ask_model_once`
         self.limits: tuple[int, ModelLimits] | None = None  # of a model with weights at these addresses
         self.kept: OrderedDict[Shape, GraphRunner] = OrderedDict()
 
@@ -317,28 +325,31 @@ class GraphRunnerCache:
 
     @contextmanager
     def ask_model_once(self) -> Iterator[None]:
-        """Inside, `suits` knows the limits of the model. Looking them up is slow, so it is done again only when the
-        weights have been replaced."""
+        """Inside, the limits of the model and the addresses of its weights are known. Looking for them takes as long as
+        some steps; for limits, it is done again only when weights have been replaced."""
         if self.engine.captures:
-            weights = weight_addresses(self.engine.model)
-            if self.limits is None or self.limits[0] != weights:
-                self.limits = weights, model_limits(self.engine.model)
+            self.weights = weight_addresses(self.engine.model)
+            if self.limits is None or self.limits[0] != self.weights:
+                self.limits = self.weights, model_limits(self.engine.model)
             self.known = self.limits[1]
         try:
             yield
         finally:
-            self.known = None
+            self.known = self.weights = None
 
-    def prepare(self, requests: Sequence[RequestState]) -> bool:
-        """Make the runner for these requests, unless there is one; False: it cannot be captured."""
-        key = self.shape(requests)
-        self.drop_stale(key)
+    def addresses(self, spec: DecodingSpec) -> int:
+        """See `all_addresses`."""
+        if self.weights is None or isinstance(spec.draft, DraftModel):
+            return all_addresses(self.engine.model, spec)
+        return self.weights
+
+    def captured_batch(self, requests: Sequence[RequestState]) -> GraphBatch | None:
+        """A batch for these requests of one specification, largest first; None: their steps cannot be captured."""
         try:
-            self.keep(key, self.runner(key))
+            return self.batch(requests)
         except Exception as error:
-            self.refuse(error, key.kind)
-            return False
-        return True
+            self.refuse(error, requests[0].spec)
+            return None
 
     def runner(self, key: Shape) -> GraphRunner:
         """The cached runner, or a new one."""
@@ -362,7 +373,7 @@ class GraphRunnerCache:
             self.kept.pop(stale, None)
 
     def batch(self, requests: Sequence[RequestState]) -> GraphBatch:
-        """A batch for these requests of one specification, largest first; no other batch uses its runner meanwhile."""
+        """As `captured_batch`, or an error; no other batch uses its runner meanwhile."""
         key = self.shape(requests)
         self.drop_stale(key)
         return GraphBatch(self.runner(key), self.engine, requests, self, key)
@@ -393,17 +404,19 @@ class GraphRunnerCache:
 
     def shape(self, requests: Sequence[RequestState], source: int = 0) -> Shape:
         """`source`: positions of the sources, where the requests do not have them."""
-        model, spec = self.engine.model, requests[0].spec
-        group, limit = spec.decoding.rows, max(state.limit for state in requests)
+        spec = requests[0].spec
         tokens = tokens_per_step(spec)
-        longest = max(len(state.request.prompt) for state in requests) + limit + tokens - 1
-        capacity = next_power(longest, MIN_CAPACITY)
-        source = max(source, *(len(state.request.source or ()) for state in requests))
-        most = max(1, min(MAX_ROWS, rows_in_memory(model, capacity)) // (group * tokens))
-        slots = min(next_power(len(requests), 1), most)
+        rows = spec.decoding.rows * tokens  # of a slot
+        longest = max([len(state.request.prompt) for state in requests]) + max([state.limit for state in requests])
+        capacity = next_power(longest + tokens - 1, MIN_CAPACITY)
+        source = max([source, *(len(state.request.source or ()) for state in requests)])
         sources = next_power(source, MIN_CAPACITY // 2) if source else 0
-        stops = any(map(needs_stops, requests))
-        return Shape(spec.device_key, slots, capacity, sources, all_addresses(model, spec), stops)
+        slots = min(next_power(len(requests), 1), max(1, MAX_ROWS // rows))
+        stops = any([needs_stops(state) for state in requests])
+        found = Shape(spec.device_key, slots, capacity, sources, self.addresses(spec), stops)
+        if found in self.kept:
+            return found
+        return found._replace(slots=min(slots, max(1, rows_in_memory(self.engine.model, capacity) // rows)))
 
     def keep(self, shape: Shape, runner: GraphRunner) -> None:
         self.kept[shape] = runner
