@@ -327,7 +327,9 @@ class RandomBlocks(Anywhere):
 
     def _any_draws(self, low: Tensor, high: Tensor, least: Tensor, most: Tensor, look: int = 16) -> Tensor:
         """Whether a block in [low, high] may have drawn one in [least, most]; True if there are too many to test."""
-        widest = int((high - low).max()) + 1 if low.numel() else 0
+        widest = look
+        if _can_read(low):
+            widest = int((high - low).max()) + 1 if low.numel() else 0
         found = (high - low >= look) | (least > most)
         for step in range(min(widest, look)):
             found = found | self._draws((low + step).minimum(high), least, most)
@@ -354,3 +356,8 @@ def _hash(x: Tensor, salt: int) -> Tensor:
         x = (x * ((x + odd) % prime)) % prime
         x = (x * 39_373 + odd) % prime
     return x
+
+
+def _can_read(x: Tensor) -> bool:
+    """Whether the host may look at values: it would wait for a GPU, and cannot while a graph is captured."""
+    return not x.is_cuda

@@ -1,6 +1,7 @@
 """Every way to execute attention against softmax written out in double precision: outputs and gradients."""
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -14,8 +15,10 @@ from allyouneed.nn.ops.attention import flex
 from allyouneed.nn.ops.attention import select as attend
 from allyouneed.nn.ops.attention.block_mask import BlockLayout
 from allyouneed.nn.ops.attention.dense import DenseAttention, ScoreMod, dense_mask
+from allyouneed.nn.patterns import sparse
 from allyouneed.nn.patterns.core import Causal, Full, Pattern, Window
 from any_part import patterns
+from host_sync import NoHostSync
 
 SIZES = [1, 3, 63, 100]
 HEADS, HEAD_WIDTH = 2, 16
@@ -230,6 +233,56 @@ def test_flex_mask_mod_matches_the_dense_mask(pattern, rows):
         beyond = torch.ones(part.key.blocks * 4, dtype=torch.bool)
         beyond[at[1]] = False
         assert not seen[b][:, beyond].any()
+
+
+SPARSE = [
+    "causal",
+    "causal & window(100)",
+    "causal & (window(32) | strided(32))",
+    "causal & (block(64) | fixed(64, 4))",
+    "block-window(64, 2) | global-prefix(64) | random-blocks(64, 2, 0)",
+]
+
+
+@pytest.mark.parametrize("text", SPARSE)
+def test_plans_of_packed_rows_are_made_without_the_host(text, monkeypatch):
+    """A captured training step makes them anew for each batch: whether a pattern has several token orders follows from
+    the lengths of rows."""
+    eager_flex(monkeypatch)
+    monkeypatch.setattr(sparse, "_can_read", lambda x: False)  # as on a GPU
+    pattern = Pattern.from_text(text)
+
+    def plan(rows):
+        layout = packed(rows)
+        with NoHostSync() if guarded else nullcontext():
+            parts = attend.block_layouts(pattern, layout, layout, flex.FLEX_BLOCK, rounded=True)
+            return layout, flex.Flex(parts, lambda: dense(pattern, layout, layout))
+
+    guarded = False
+    plan([[384]])  # the warm-up of a capture
+    guarded = True
+    for rows in ([[100, 200, 84], [30, 1, 353]], [[384], [17] * 22]):
+        layout, found = plan(rows)
+        given = [x.detach() for x in tensors(2, 384, 384)]
+        real = layout.real[:, None, :, None]
+        ours, expected = (way(*given, 0.0, PLAIN).where(real, 0) for way in (found, dense(pattern, layout, layout)))
+        torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "time", "several"),
+    [
+        ("causal & (window(32) | strided(32))", 256, False),
+        ("causal & (window(128) | strided(128))", 16384, True),
+        ("causal & (window(64) | prefix(4))", 4096, False),
+    ],
+)
+def test_packed_rows_have_several_token_orders_where_whole_rows_save_much_by_them(text, time, several):
+    pattern = Pattern.from_text(text)
+    layouts = [packed([[time // 2, time - time // 2]]), packed([[time - 1, 1]])]
+    for layout in layouts:
+        parts = attend.block_layouts(pattern, layout, layout, flex.FLEX_BLOCK)
+        assert (len(parts) > 1) == several
 
 
 def test_flex_falls_back_to_dense(monkeypatch):

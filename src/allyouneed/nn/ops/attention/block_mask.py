@@ -45,6 +45,7 @@ class BlockedTokens:
         self.sorted = order is not None
         # first position of rows with consecutive positions: no lookup needed
         self.start = layout.start if order is None and layout.segments is None else None
+        self.position_bound = layout.position_bound if self.start is None else self.start + self.blocks * block
         steps = torch.arange(self.blocks * block, device=device)
         filled = steps.clamp(max=time - 1).expand(rows, -1)
         first = torch.arange(rows, device=device)[:, None]

@@ -64,8 +64,8 @@ def _field_lookup(side: BlockedTokens) -> FieldLookup:
 
 
 def _position_bound(side: BlockedTokens) -> int:
-    """Exclusive upper bound of positions; synchronizes unless positions are consecutive."""
-    return int(side.fields.position.max()) + 1 if side.start is None else side.start + side.blocks * side.block
+    """Exclusive upper bound of positions; reads from the device unless they follow one another."""
+    return int(side.fields.position.max()) + 1 if side.position_bound is None else side.position_bound
 
 
 def mask_mod(part: BlockLayout) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:

@@ -16,6 +16,7 @@ forward pass and pattern, then called by all layers with q, k, v of shape (batch
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -184,8 +185,24 @@ def block_layouts(
     alternatives = disjoint_alternatives(pattern)
     if len(alternatives) == 1:
         return [full]
+    if queries.packed:  # counting its blocks would wait for a GPU
+        several_save = _keep(
+            (block_layouts, pattern, queries.time, keys.time, block),
+            partial(_save_in_rows, pattern, queries.time, keys.time, block),
+        )
+        return [BlockLayout(one, queries, keys, block, rounded) for one in alternatives] if several_save else [full]
     several = [BlockLayout(one, queries, keys, block, rounded) for one in alternatives]
     return several if 1.5 * sum(part.area for part in several) < full.area else [full]
+
+
+def _save_in_rows(pattern: Pattern, queries: int, keys: int, block: int) -> bool:
+    """Whether several token orders save work in packed rows, of which the host knows the lengths only. They have to
+    save more than in whole rows: sentences are shorter, and have few blocks far from the diagonal."""
+    rows = {time: TokenLayout(torch.arange(time)[None], start=0) for time in (queries, keys)}
+    areas = [
+        BlockLayout(one, rows[queries], rows[keys], block).area for one in (pattern, *disjoint_alternatives(pattern))
+    ]
+    return 3 * sum(areas[1:]) < areas[0]
 
 
 def full(q: Tensor, k: Tensor, v: Tensor, dropout: float, score_mod: ScoreMod) -> Tensor:
