@@ -2,18 +2,20 @@
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 
 from allyouneed.config import ConfigError, parse
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.mixers.attention import longnet
-from allyouneed.nn.mixers.attention.longnet import LongNet, PerHeadGroups
+from allyouneed.nn.mixers.attention.longnet import CountedFlex, LongNet, PerHeadGroups
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.ops.attention.block_sparse import attend_with_lse
 from allyouneed.nn.ops.attention.dense import DenseAttention, ScoreMod, dense_mask
 from allyouneed.nn.states.window import WindowKVCache
 from any_part import build, pack
+from host_sync import NoHostSync
 
 HEADS, HEAD_WIDTH = 4, 3
 
@@ -151,6 +153,52 @@ def test_dilated_segments_match_the_definition(time, heads, branches, keys, monk
         for execute in (dilated, module.dense(layout, layout))
     )
     torch.testing.assert_close(found, exact)
+
+
+@pytest.mark.parametrize(
+    ("heads", "branches", "keys"),
+    [
+        (4, ((32, 1), (128, 4)), {}),
+        (3, ((7, 1), (30, 3)), {}),  # no segment covers the others
+        (5, ((20, 2), (60, 1), (50, 7)), {"offsets": "blocks"}),
+        (2, ((16, 1), (64, 2)), {"sees": "around"}),
+    ],
+)
+def test_packed_rows_count_keys_inside_the_kernel(heads, branches, keys, monkeypatch):
+    """The outputs of the definition; the plan is made without the host, as in a captured training step. (Gradients need
+    the kernel: bench/check/gpu.py.)"""
+    monkeypatch.setattr("allyouneed.nn.ops.attention.flex._compiled_flex", lambda: flex_attention)
+    segments, dilations = zip(*branches, strict=True)
+    config = LongNet(heads=heads, head_width=16, segments=segments, dilations=dilations, **keys)
+    module = config.build(Common(width=16 * heads))
+    sentences = [[1] * 100, [1] * 37, [1] * 1, [1] * 150]
+    rows, _ = pack(sentences, [0, 0, 1, 1], [0, 3, 0, 2])
+    layout = TokenLayout.of(rows)
+    module.counted(layout, layout)  # the warm-up of a capture
+    with NoHostSync():
+        counted = module.counted(layout, layout)
+    assert isinstance(counted, CountedFlex)
+    torch.manual_seed(heads)
+    q, k, v = torch.randn(3, 2, heads, layout.time, 16, dtype=torch.double)
+    real = layout.real[:, None, :, None]
+    found, exact = (way(q, k, v, 0.0, ScoreMod(0.25)).where(real, 0) for way in (counted, module.dense(layout, layout)))
+    torch.testing.assert_close(found, exact)
+
+
+def test_packed_rows_where_heads_skip_tokens_are_gathered():
+    layout = TokenLayout.of(pack([[1] * 100, [1] * 100], [0, 0], [0, 0])[0])
+    assert module_of(segments=(16, 64), dilations=(2, 4)).counted(layout, layout) is None
+    assert module_of(segments=(16, 64), dilations=(1, 4)).counted(layout, layout) is not None
+
+
+def test_segments_that_do_not_divide_the_longest_are_cached():
+    model = decoder(segments=[4, 10], dilations=[1, 2])
+    tokens = torch.randint(1, 11, (1, 150), generator=torch.Generator().manual_seed(0))
+    states, found = model.start(1), []
+    with torch.no_grad():
+        for at in range(150):
+            found.append(model.head(model.advance(Rows(tokens[:, at : at + 1]), states)))
+        torch.testing.assert_close(torch.cat(found, 1), model.logits(Batch(Rows(tokens))), atol=1e-9, rtol=0)
 
 
 def test_segments_that_padding_would_enter_are_gathered():

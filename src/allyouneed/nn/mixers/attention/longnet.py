@@ -12,8 +12,9 @@ than w and is not padded with keys.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
+from functools import cached_property
 from typing import Annotated, Literal
 
 import torch
@@ -29,10 +30,12 @@ from allyouneed.nn.ops.attention.block_sparse import BlockSparse
 from allyouneed.nn.ops.attention.dense import (
     AttentionFn,
     DenseAttention,
+    PairBias,
     ScoreMod,
     dense_mask,
 )
 from allyouneed.nn.ops.attention.dilated import DilatedAttention, DilatedSegments
+from allyouneed.nn.ops.attention.flex import FLEX_BLOCK, Flex, can_flex
 from allyouneed.nn.ops.attention.packed import attend_packed
 from allyouneed.nn.ops.attention.select import BLOCK, MIN_BLOCK_SPARSE_SCORES, flex
 from allyouneed.nn.patterns.core import Causal, Full, Pattern
@@ -77,9 +80,13 @@ class LongNet(Mixer):
 
     @property
     def attention(self) -> Attention:
-        """One undilated branch of the longest segment, which covers all keys of every branch."""
-        longest = BlockDiagonal(size=max(self.segments))
-        pattern = Causal() & longest if self.causal else longest
+        """Undilated branches that cover all keys of every branch: the longest segment, and those that do not divide
+        it."""
+        longest = max(self.segments)
+        pattern: Pattern = BlockDiagonal(size=longest)
+        for size in sorted({size for size in self.segments if longest % size}):
+            pattern = pattern | BlockDiagonal(size=size)
+        pattern = Causal() & pattern if self.causal else pattern
         sizes = {"heads": self.heads, "head_width": self.head_width}
         return Attention(pattern=pattern, positions=self.positions, bias=self.bias, dropout=self.dropout, **sizes)
 
@@ -140,9 +147,30 @@ class LongNetAttention(SelfAttention):
     def select(self, queries: TokenLayout, keys: TokenLayout) -> AttentionFn:
         if queries.packed and queries.device.type == "cpu":
             return attend_packed(self.select, queries, keys)
-        if queries.device.type == "cuda" and (dilated := self.dilated(queries, keys)) is not None:
-            return dilated
+        if queries.device.type == "cuda":
+            found = self.counted(queries, keys) if queries.packed else self.dilated(queries, keys)
+            if found is not None:
+                return found
         return self.gathered(queries, keys)
+
+    def counted(self, queries: TokenLayout, keys: TokenLayout) -> CountedFlex | None:
+        """FlexAttention over the longest segments of packed rows, in which a key counts as often as branches reach it:
+        positions begin anew in each sentence, so that no branch is a strided view. None where a head skips tokens."""
+        config = self.config
+        if keys is not queries or queries.time < FLEX_BLOCK or 1 not in config.dilations:
+            return None
+        return CountedFlex(
+            flex(config.attention.pattern, queries, keys), self.log_count, lambda: self.gathered(queries, keys)
+        )
+
+    def log_count(self, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """The logarithm of the number of branches in which a head's query attends to a key, by their positions."""
+        config, count = self.config, (query != query).float()
+        for w, r in zip(config.segments, config.dilations, strict=True):
+            offset = head % r if config.offsets == "modulo" else head // -(-self.heads // r)
+            taken = (query % w % r == offset) & (key % w % r == offset)
+            count = count + (taken & (query // w == key // w)).float()
+        return count.log()
 
     def dilated(self, queries: TokenLayout, keys: TokenLayout) -> DilatedAttention | None:
         """Each branch as dense attention over its dilated segments; None unless rows are whole sentences."""
@@ -200,6 +228,22 @@ def _with_counts(score_mod: ScoreMod, counts: Tensor) -> ScoreMod:
         )
 
     return replace(score_mod, bias=bias, static=None)
+
+
+class CountedFlex:
+    """FlexAttention with the logarithm of key counts as a bias inside the kernel; `make_fallback` as in `Flex`."""
+
+    def __init__(self, kernel: Flex, log_count: PairBias, make_fallback: Callable[[], AttentionFn]) -> None:
+        self.kernel, self.log_count, self.make_fallback = kernel, log_count, make_fallback
+
+    @cached_property
+    def fallback(self) -> AttentionFn:
+        return self.make_fallback()
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float, score_mod: ScoreMod) -> Tensor:
+        if dropout or not score_mod.plain or not can_flex(q, v):
+            return self.fallback(q, k, v, dropout, score_mod)
+        return self.kernel(q, k, v, dropout, ScoreMod(score_mod.scale, pair_bias=self.log_count))
 
 
 class PerHeadGroups:
