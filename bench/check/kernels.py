@@ -23,6 +23,7 @@ from bench.check.deferred import deferred
 from bench.check.dilated import dilated
 from bench.check.experts import experts
 from bench.check.gated import gated_units
+from bench.check.index_sums import index_sums
 from bench.check.interpreter import prepare_interpreter
 from bench.check.mixers import mixers
 from bench.check.recurrences import sums
@@ -45,6 +46,7 @@ JOBS = {
     "attention": tiled_attentions,
     "performer": performers,
     "gated": gated_units,
+    "index-sums": index_sums,
 }
 
 
