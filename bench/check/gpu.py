@@ -2,9 +2,10 @@
 rows of sparse patterns in any token order, LongNet's joined branches); small models of many presets give the same
 forward and backward pass as on CPU; every registered part decodes by a captured step with the logits of the plain path
 on CPU, one token of a row or several at once; decoding with CUDA graphs gives the answers of the plain engine on CPU,
-by every method, with drafts, logits processors and stop conditions. `kernels.py` checks our own kernels.
+by every method, with drafts, logits processors and stop conditions; the first answers of a process are those of later
+calls (first_calls.py). `kernels.py` checks our own kernels.
 
-    python bench/check/gpu.py [packed] [padded] [equal] [models] [steps] [graphs] [--seconds 90]
+    python bench/check/gpu.py [packed] [padded] [equal] [models] [steps] [graphs] [first] [--seconds 90]
     python bench/check/gpu.py steps graphs --only mamba,mla      names that contain one of these
     python bench/check/gpu.py graphs --methods lookup,model      only speculative decoding; also: processor, bias, stop
     python bench/check/gpu.py steps graphs --processes 14        all cases: they compile side by side
@@ -279,6 +280,23 @@ def packed_rows() -> None:
             pattern = Pattern.from_text(text)
             found, expected = flex(pattern, queries, keys), dense(pattern, queries, keys)
             report(f"packed: {text}", found, expected, queries, keys, dtype)
+        for text in (SPARSE[3], SPARSE[5]):  # several token orders, and random blocks
+            pattern = Pattern.from_text(text)
+            report(f"packed: {text}", flex(pattern, target, target), dense(pattern, target, target), target, target,
+                   dtype)  # fmt: skip
+        module = LongNet(heads=4, head_width=64, segments=(32, 128), dilations=(1, 4)).build(Common(width=256))
+        assert isinstance(module, LongNetAttention)
+        report("packed: LongNet", module.select(target, target), module.dense(target, target), target, target, dtype)
+
+
+def first_calls() -> None:
+    """See first_calls.py: two processes for each mixer, those whose weights torch moves first."""
+    sys.path.append(str(Path(__file__).parents[2]))  # for bench.*
+    from bench.check.first_calls import check_all, mixers
+
+    names = [name for name in mixers() if Options.wants(name)]
+    names = list(Options.share(names[:: max(1, len(names) // 3)] if Options.tiny else names))
+    check_all(names, Options.device, 1 if Options.parts > 1 else 12, Options.late)
 
 
 def sparse(kind: str, layout: TokenLayout) -> None:
@@ -302,6 +320,7 @@ CHECKS = {
     "models": models,
     "steps": steps,
     "graphs": cuda_graphs,
+    "first": first_calls,
 }
 
 

@@ -91,7 +91,7 @@ def texts(job: Job) -> list[list[int]]:
 def ours(job: Job) -> Turn:
     torch.manual_seed(0)
     with torch.device("cuda"):
-        model = parse(Model, tree(job.model)).build().to(torch.bfloat16)  # type: ignore[type-abstract]
+        model = parse(Model, tree(job.model)).build().to(torch.bfloat16).eval()  # type: ignore[type-abstract]
     engine = Engine(model, bos=1, eos=EOS, pad=0, budget=64 * 1024)
     method: dict[str, Any] = {"method": "beam", "beam": job.beam} if job.beam > 1 else {"method": "greedy"}
     decoding = Decoding(**method, min_length=job.new, max_length=job.new)

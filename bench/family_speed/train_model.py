@@ -34,7 +34,7 @@ ORDER = (
 )  # fmt: skip
 MORE = (  # only by name
     "convolution", "lightweight-convolution", "dynamic-convolution", "lsra", "mixed-chunk", "gau", "mssa", "branches",
-    "lsh", "shaw", "transformer-xl", "grouped-queries",
+    "lsh", "shaw", "transformer-xl", "grouped-queries", "lstm", "gru", "s4",
 )  # fmt: skip
 LINEAR = (
     "retention", "gated-retention", "rwkv", "performer", "infini", "mamba", "mamba2", "window", "longnet", "bigbird",
