@@ -51,7 +51,8 @@ class Lookup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _sums(gradients[0], *ctx.saved_tensors, ctx.count), None
+        (index,) = ctx.saved_tensors
+        return _sums(gradients[0], index, ctx.count), None
 
 
 class IndexSums(torch.autograd.Function):
