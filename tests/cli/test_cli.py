@@ -1,5 +1,6 @@
 """What the command line promises: lines stay lines, files are whole, and a mistake is one message and exit code 2."""
 
+import contextlib
 import csv
 import gzip
 import io
@@ -20,6 +21,7 @@ from typer.main import get_command
 import allyouneed as ayn
 import warm_python
 from allyouneed.cli import app, main
+from allyouneed.cli.messages import show_notes, show_status
 from allyouneed.config import preset_names
 from allyouneed.interop.load import resolve_device
 from parameter_count import parameter_count
@@ -776,3 +778,14 @@ def test_threads_wait_passively_by_default(monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(SystemExit):
             main(["--version"])
         assert os.environ["OMP_WAIT_POLICY"] == expected
+
+
+def test_a_status_line_that_cannot_be_written_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server starts, although the device of its log is full."""
+    full = open("/dev/full", "w")  # noqa: SIM115
+    monkeypatch.setattr(sys, "stderr", full)
+    show_status("serving on http://127.0.0.1:8000")
+    show_notes(["created the folder out"])
+    monkeypatch.undo()
+    with contextlib.suppress(OSError):
+        full.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TextIO
@@ -31,9 +31,10 @@ def quieted(quiet: bool) -> Iterator[None]:
 
 
 def show_status(text: str) -> None:
-    """A line on standard error."""
+    """A line on standard error, if it can be written: a server does not end because its log is full."""
     if not is_quiet():
-        print(printable(text), file=sys.stderr, flush=True)
+        with suppress(OSError):
+            print(printable(text), file=sys.stderr, flush=True)
 
 
 def show_notes(notes: Iterable[str]) -> None:

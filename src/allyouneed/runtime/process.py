@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import FrameType
 
 from allyouneed.errors import UserError
 
 RARE = 20_000, 10, 10  # new objects before a collection of the young ones (Python: 700), and these before older ones
 SWITCH_INTERVAL = 5e-4  # seconds; a tenth of Python's default
+
+HANG_UP: int | None = getattr(signal, "SIGHUP", None)  # the terminal was closed; None: no such signal here
 
 _gc_lock, _gc_users, _gc_was_enabled = threading.Condition(), 0, False
 _rare_users, _thresholds = 0, gc.get_threshold()
@@ -188,6 +192,18 @@ def inference() -> Iterator[None]:
             _inference_users -= 1
             if _inference_users == 0:
                 torch.backends.cuda.enable_cudnn_sdp(_has_cudnn_attention)
+
+
+@contextmanager
+def stop_signals_handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Inside, the signals that end a server call `handler`, in the main thread. A hang-up that is ignored (`nohup`)
+    stays so."""
+    with ExitStack() as stack:
+        if threading.current_thread() is threading.main_thread():
+            hang_up = [] if HANG_UP is None or signal.getsignal(HANG_UP) is signal.SIG_IGN else [HANG_UP]
+            for number in (signal.SIGTERM, signal.SIGINT, *hang_up):
+                stack.callback(signal.signal, number, signal.signal(number, handler))
+        yield
 
 
 @contextmanager

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from allyouneed import plugins
+from allyouneed.apps.serve.listener import listeners
 from allyouneed.apps.serve.settings import Settings
 from allyouneed.apps.serve.workers.supervisor import ServerTask, Supervisor
 from allyouneed.errors import UserError
+from allyouneed.runtime.process import stop_signals_handled
 from waiting import PATIENCE, until
 
 # A worker without a model: it publishes its phase, greets every connection and answers with its pid after some seconds.
@@ -121,12 +127,100 @@ def test_a_port_that_is_taken_is_refused() -> None:
     first._kill()
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_port_is_free_again_at_once_after_a_server_has_ended(count: int) -> None:
+    """The side that closes a connection first keeps its address for a minute."""
+    settings = Settings(port=0)
+    first = listeners(settings, count)
+    port = first[0].getsockname()[1]
+    for _ in range(4):
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            (ready, *_), _, _ = select.select(first, [], [], PATIENCE)
+            ready.accept()[0].close()
+            assert client.recv(1) == b""
+    for one in first:
+        one.close()
+    for one in listeners(Settings(port=port), count):
+        one.close()
+
+
+PLUGIN = """\
+from typing import Literal
+from allyouneed.nn.channels.feedforward import FFN
+
+class Served(FFN):
+    kind: Literal["served-plugin"] = "served-plugin"
+"""
+
+
+@pytest.mark.parametrize("api_processes", [0, 1])
+def test_workers_load_the_plugins_of_their_supervisor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, api_processes: int
+) -> None:
+    plugin, log = tmp_path / "served_plugin.py", tmp_path / "log"
+    plugin.write_text(PLUGIN)
+    monkeypatch.setattr(plugins, "_plugins", {})
+    plugins._plugins["served"] = plugins.Plugin(plugin.name, str(plugin), "served", plugins.sha256(plugin))
+    # the real worker, but for what it serves
+    code = """\
+import os
+from pathlib import Path
+from allyouneed import plugins
+from allyouneed.apps.serve.workers import worker
+def serve(folders, settings, task, phases, listener):
+    with open(os.environ["LOG"], "a") as log:
+        print(task["role"], [kind for slot, kind in plugins._parts if kind.startswith("served")], file=log)
+    import time; time.sleep(600)
+worker._serve_http = worker._serve_engine = serve
+worker.main()
+"""
+    monkeypatch.setenv("LOG", str(log))
+    supervisor = Supervisor(
+        ServerTask({}, Settings(port=0, grace_seconds=0.1)), 1, ["cpu"], [sys.executable, "-c", code], api_processes
+    )
+    with stopping(supervisor):
+        until(lambda: log.exists() and len(log.read_text().splitlines()) == 1 + api_processes)
+    expected = ["api ['served-plugin']", "engine ['served-plugin']"] if api_processes else ["worker ['served-plugin']"]
+    assert sorted(log.read_text().splitlines()) == expected
+
+
+@contextmanager
+def stopping(supervisor: Supervisor) -> Iterator[None]:
+    thread = threading.Thread(target=supervisor.run)
+    thread.start()
+    try:
+        yield
+    finally:
+        supervisor._on_signal(signal.SIGTERM, None)
+        supervisor._on_signal(signal.SIGTERM, None)
+        thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+def test_a_supervisor_whose_terminal_hangs_up_lets_its_workers_finish() -> None:
+    """The kernel and the shell may both send SIGHUP; only a second one of the others ends the workers at once."""
+    supervisor = Supervisor(ServerTask({}, Settings(port=0)), 1)
+    before = signal.getsignal(signal.SIGHUP)
+    with stop_signals_handled(supervisor._on_signal):
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
+        assert supervisor.signals == 1
+        signal.raise_signal(signal.SIGTERM)
+        assert supervisor.signals == 2
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
+    with stop_signals_handled(supervisor._on_signal):
+        signal.raise_signal(signal.SIGHUP)
+    assert supervisor.signals == 2 and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    signal.signal(signal.SIGHUP, before)
+    supervisor._kill()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("option", "count"), [("--workers", 2), ("--api-processes", 3)])
 def test_real_workers(folders: dict[str, Path], option: str, count: int) -> None:
     """Metrics are sums, a killed worker (or engine process) comes back, and SIGTERM under load loses nothing."""
-    command = [sys.executable, "-m", "allyouneed", "serve", f"lm={folders['lm']}", "--port", "0", option, "2"]
-    process = subprocess.Popen([*command, "--device", "cpu"], stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "allyouneed", "serve", f"lm={folders['lm']}", option, "2"]
+    process = subprocess.Popen([*command, "--port", "0", "--device", "cpu"], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     url = process.stderr.readline().split()[3]
     threading.Thread(target=process.stderr.read, daemon=True).start()
@@ -164,5 +258,8 @@ def test_real_workers(folders: dict[str, Path], option: str, count: int) -> None
                 assert "".join(part["choices"][0]["text"] for part in data) == expected[0]["text"]
                 one.__exit__(None, None, None)
         assert process.wait(PATIENCE) == 0
+        again = [*command, "--port", url.rpartition(":")[2].strip("/")]
+        process = subprocess.Popen([*again, "--device", "cpu"], stderr=subprocess.PIPE, text=True)
+        assert process.stderr is not None and url in process.stderr.readline()  # at once
     finally:
         process.kill()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from allyouneed.apps.serve.settings import Settings
 from allyouneed.errors import UserError
@@ -14,9 +16,7 @@ BACKLOG = 1024
 
 def listen(settings: Settings) -> socket.socket:
     """The listening socket, or an error that says what is in the way."""
-    found = _bind(settings.host, settings.port)
-    found.listen(BACKLOG)
-    return found
+    return _listen(_bind(settings.host, settings.port))
 
 
 def listeners(settings: Settings, count: int) -> list[socket.socket]:
@@ -24,14 +24,11 @@ def listeners(settings: Settings, count: int) -> list[socket.socket]:
     the same socket."""
     first = _bind(settings.host, settings.port)  # fails if the port is taken, even by sockets that would share it
     if sys.platform != "linux":
-        first.listen(BACKLOG)
+        _listen(first)
         return [first, *(first.dup() for _ in range(count - 1))]
     port = first.getsockname()[1]
     first.close()
-    found = [_bind(settings.host, port, shared=True) for _ in range(count)]
-    for one in found:
-        one.listen(BACKLOG)
-    return found
+    return [_listen(one) for one in [_bind(settings.host, port, shared=True) for _ in range(count)]]
 
 
 def listen_unix(path: Path) -> socket.socket:
@@ -49,10 +46,26 @@ def listen_unix(path: Path) -> socket.socket:
 def _bind(host: str, port: int, shared: bool = False) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     found = socket.socket(family, socket.SOCK_STREAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT if shared else socket.SO_REUSEADDR, 1)
+    # the connections of a server that has ended keep its port for a minute, unless both are opened with this option
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         found.bind((host, port))
     except OSError as error:
-        found.close()
-        raise UserError(f"{host}:{port}: cannot listen: {error.strerror}") from None
+        raise _taken(found, (host, port), error) from None
     return found
+
+
+def _listen(bound: socket.socket) -> socket.socket:
+    """Fails where another socket on the same port, bound but not yet listening, was faster."""
+    try:
+        bound.listen(BACKLOG)
+    except OSError as error:
+        raise _taken(bound, bound.getsockname(), error) from None
+    return bound
+
+
+def _taken(found: socket.socket, address: Sequence[Any], error: OSError) -> UserError:
+    found.close()
+    return UserError(f"{address[0]}:{address[1]}: cannot listen: {error.strerror}")

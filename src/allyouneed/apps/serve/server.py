@@ -1,15 +1,14 @@
 """The process: uvicorn with a timeout for headers, and an orderly end.
 
-After SIGTERM or SIGINT the server still listens: new requests get status 503, accepted ones are finished, and then it
-exits. A second signal, or the end of the grace period, cuts off what is left.
+After SIGTERM, SIGINT or SIGHUP the server still listens: new requests get status 503, accepted ones are finished, and then it
+exits. A second one of the first two, or the end of the grace period, cuts off what is left.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any
 
@@ -19,6 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from allyouneed.apps.serve.gate import Gate
 from allyouneed.apps.serve.listener import listen as listen
 from allyouneed.apps.serve.settings import Settings
+from allyouneed.runtime.process import HANG_UP, stop_signals_handled
 
 QUIET = 0.1  # seconds without a request in progress before the end: answers reach their clients
 
@@ -88,19 +88,16 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.gate.draining:
-            if not self.supervised:
+            if not self.supervised and sig != HANG_UP:  # kernel and shell may both send that one
                 super().handle_exit(sig, frame)  # the second signal
                 self.force_exit = True
             return
         self.gate.draining = True
         asyncio.get_event_loop().call_soon_threadsafe(lambda: asyncio.ensure_future(self._drain()))
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """As uvicorn's, but a process that ends after a signal exits with status 0."""
-        with super().capture_signals():
-            yield
-            self._captured_signals.clear()
+    def capture_signals(self) -> AbstractContextManager[None]:
+        """As uvicorn's, but for SIGHUP too, and a process that ends after a signal exits with status 0."""
+        return stop_signals_handled(self.handle_exit)
 
     async def _drain(self) -> None:
         logging.getLogger("allyouneed.serve").info("stopping: %d requests in progress", self.gate.in_progress)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import socket
 from array import array
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
@@ -26,6 +25,7 @@ from allyouneed.apps.serve.workers.channel import (
     split_requests,
 )
 from allyouneed.errors import UserError
+from allyouneed.runtime.process import stop_signals_handled
 
 if TYPE_CHECKING:
     from allyouneed.apps.serve.engine.delivery import Delivery
@@ -62,13 +62,12 @@ class EngineServer:
 
 
 def run(gate: Gate, listener: socket.socket, grace: float) -> None:
-    """Until SIGTERM."""
+    """Until a signal."""
 
     async def serve() -> None:
         server, event_loop = EngineServer(gate), asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            event_loop.add_signal_handler(number, server.stopping.set)
-        await server.serve(listener, grace)
+        with stop_signals_handled(lambda *_: event_loop.call_soon_threadsafe(server.stopping.set)):
+            await server.serve(listener, grace)
 
     asyncio.run(serve())
 

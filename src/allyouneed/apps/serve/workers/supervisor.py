@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -32,10 +31,11 @@ from typing import Any, Literal
 
 from prometheus_client.multiprocess import mark_process_dead
 
+from allyouneed import plugins
 from allyouneed.apps.serve.listener import listen_unix, listeners
 from allyouneed.apps.serve.settings import Settings
 from allyouneed.apps.serve.workers.phases import FOLDER_VARIABLE, Phases
-from allyouneed.runtime.process import server_environment
+from allyouneed.runtime.process import HANG_UP, server_environment, stop_signals_handled
 
 log = logging.getLogger("allyouneed.serve")
 
@@ -64,6 +64,7 @@ class ServerTask:
             "default": self.default,
             "aliases": dict(self.aliases),
             "quiet": self.quiet,
+            "plugins": plugins.sources(),
         }
         return json.dumps(found | more).encode() + b"\n"
 
@@ -111,8 +112,7 @@ class Supervisor:
     def run(self) -> None:
         """Until all workers have ended after a signal."""
         with ExitStack() as stack:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                stack.callback(signal.signal, number, signal.signal(number, self._on_signal))
+            stack.enter_context(stop_signals_handled(self._on_signal))
             self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="allyouneed-serve-")))
             self.phases = Phases(self.folder, len(self.workers))
             for worker in self.workers:
@@ -129,7 +129,8 @@ class Supervisor:
         return self.folder / f"engine-{worker.number}.socket"
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.signals += 1
+        if number != HANG_UP or not self.signals:  # kernel and shell may both send one
+            self.signals += 1
 
     def _tend(self, worker: Worker) -> None:
         """Start it, or start it again if it has ended."""

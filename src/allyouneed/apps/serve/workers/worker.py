@@ -15,10 +15,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from allyouneed import plugins
 from allyouneed.apps.serve.app import create_app
 from allyouneed.apps.serve.settings import Settings
 from allyouneed.apps.serve.workers.phases import FOLDER_VARIABLE, Phases
 from allyouneed.config import parse
+from allyouneed.errors import UserError
 
 
 def main() -> None:
@@ -28,6 +30,10 @@ def main() -> None:
     level = logging.WARNING if task["quiet"] else logging.INFO
     name = f"worker {number}" if role == "worker" else f"{role} process {number}"
     logging.basicConfig(level=level, format=f"%(asctime)s {name}: %(message)s", stream=sys.stderr)
+    try:
+        plugins.load_all(task["plugins"])
+    except UserError as error:
+        sys.exit(f"{name}: {error}")
     settings: Settings = parse(Settings, task["settings"], "serve")
     phases = Phases(Path(os.environ[FOLDER_VARIABLE]), task["workers"], number)
     folders = {name: Path(path) for name, path in task["folders"].items()}
