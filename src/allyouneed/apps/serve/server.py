@@ -1,7 +1,7 @@
 """The process: uvicorn with a timeout for headers, and an orderly end.
 
-After SIGTERM, SIGINT or SIGHUP the server still listens: new requests get status 503, accepted ones are finished, and then it
-exits. A second one of the first two, or the end of the grace period, cuts off what is left.
+After SIGTERM, SIGINT or SIGHUP the server still listens: new requests get status 503, accepted ones are finished, and
+then it exits. A second one of the first two, or the end of the grace period, cuts off what is left.
 """
 
 from __future__ import annotations
