@@ -50,6 +50,7 @@ class BlockManager:
         states = PagedStates(_empty_states(engine), pool)
         self.declared = DeclaredSize(engine.model.config, pool.size, states.has_pages, _itemsize(engine))
         self.shares_prefixes = shares_prefixes(engine, states)
+        self.unverified: dict[RequestState, list[int]] = {}  # prompts in blocks, of requests without a first token
 
     # --- what a request needs ----------------------------------------------------------------------------------------
 
@@ -99,8 +100,8 @@ class BlockManager:
     def recount(self, states: Iterable[States], requests: Iterable[RequestState]) -> None:
         """Recount after a failure: only these states, these requests and cached prefixes hold blocks."""
         tables = [table for paged in states if isinstance(paged, PagedStates) for table in paged.block_tables]
-        cached = [list(self.prefixes.blocks.values())]
-        self.pool.recount([*tables, *(state.reserved for state in requests), *cached])
+        kept = [list(self.prefixes.blocks.values()), *self.unverified.values()]
+        self.pool.recount([*tables, *(state.reserved for state in requests), *kept])
 
     def resume(self, state: RequestState, states: PagedStates, rows: int, force: bool) -> bool:
         """Swap a preempted request in, if there are blocks for it and its next tokens, or anyway (`force`)."""
@@ -126,6 +127,26 @@ class BlockManager:
         if self.shares_prefixes:
             for row, state in requests:
                 self.prefixes.keep(state.request.prefix_key, states.block_tables[row])
+
+    def hold_prefixes(self, states: States, requests: Iterable[tuple[int, RequestState]]) -> None:
+        """Cache the prompts of these rows once `verify_prefixes` knows that they were read well: the first tokens of
+        requests in slots come some steps later."""
+        assert isinstance(states, PagedStates)
+        for row, state in requests if self.shares_prefixes else ():
+            self.unverified[state] = blocks = list(states.block_tables[row])
+            self.pool.retain(blocks)
+
+    def verify_prefixes(self) -> None:
+        for state in [state for state in self.unverified if state.tokens or state.finished]:
+            blocks = self.unverified.pop(state)
+            if state.error is None and (state.tokens or state.done):
+                self.prefixes.keep(state.request.prefix_key, blocks)
+            self.pool.release(blocks)
+
+    def forget_prefix(self, state: RequestState) -> None:
+        """Nothing of a failed request stays cached; `recount` follows."""
+        if self.shares_prefixes:
+            self.prefixes.drop(state.request.prefix_key)
 
     def waste(self, running: Iterable[States]) -> float:
         """The share of the blocks in use by these states that holds nothing."""

@@ -72,6 +72,22 @@ class PrefixCache:
                 return True
         return False
 
+    def drop(self, prompt: Sequence[int]) -> None:
+        """Forget the blocks of a prompt and all that continue them, without releasing blocks: the pool is
+        recounted."""
+        left, _ = self._known([tuple(prompt[: self.pool.size])])
+        continued: dict[int, list[Key]] = {}
+        for key in self.blocks if left else ():
+            continued.setdefault(key[0], []).append(key)
+        while left:
+            key = left.pop()
+            block = self.blocks.pop(key)
+            self.pool.cached.remove(block)
+            if key[0] in self.children:
+                self.children[key[0]] -= 1
+            self.children.pop(block, None)
+            left += continued.get(block, ())
+
     def forget(self) -> None:
         """Empty it without releasing blocks: the pool is recounted."""
         self.blocks, self.children = OrderedDict(), {}

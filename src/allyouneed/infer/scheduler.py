@@ -246,6 +246,8 @@ class Scheduler:
                 self.prefill.step()
             if self.slots is not None and self.slots.batches:
                 self.slots.step(self.fail)  # after the prefill: the run it launches includes the new requests
+            if self.blocks is not None and self.blocks.unverified:
+                self.blocks.verify_prefixes()
             self.steps += 1
             if self.active:
                 self._settle()
@@ -344,14 +346,17 @@ class Scheduler:
                 state.reserved = []
             if self.is_stepping:
                 self.blocks.prefixes.forget()  # may be half changed, too
+            self.blocks.unverified = {}
             self.blocks.recount((), ())
         self.active, self.is_stepping = [], False
 
     def _after_failures(self) -> None:
-        """Free the blocks of failed requests. Interrupts are raised; offline, the first error."""
+        """Free the blocks of failed requests, the cached ones too. Interrupts are raised; offline, the first error."""
         failed = list(self.failures)
         self.failures.clear()
         if self.blocks is not None:
+            for state in failed:
+                self.blocks.forget_prefix(state)
             held = [batch.states for batch in [*self.running, *self.preempted] if isinstance(batch, RunningBatch)]
             self.blocks.recount([*held, *(batch.states for batch in self.prefilling)], self.active)
         for state in failed:

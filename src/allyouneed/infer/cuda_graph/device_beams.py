@@ -14,6 +14,7 @@ from allyouneed.infer.decoding.base import DecodingSpec, make_hypothesis, matche
 from allyouneed.infer.decoding.repetition import has_check, is_check_due, is_looping
 from allyouneed.infer.decoding.rules import (
     Candidates,
+    NonFiniteError,
     Short,
     add_finished,
     beam_candidates,
@@ -120,6 +121,8 @@ class DeviceBeamSearch(DeviceSearch):
         for number, step in enumerate(record):  # (slots, beams, 9)
             lengths = first + number - self.first_steps
             here = self.is_occupied & (lengths >= 0)
+            for slot in np.flatnonzero(here & np.isnan(step[..., 0]).any(1)).tolist():
+                self.occupied[slot].request.fail(NonFiniteError())
             finished = step[..., 4].astype(bool) & here[:, None]
             for first_step in set(self.first_steps[finished.any(1)].tolist()):
                 some = finished & (self.first_steps == first_step)[:, None]

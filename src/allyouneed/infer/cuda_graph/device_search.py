@@ -30,7 +30,7 @@ from allyouneed.infer.decoding.base import (
     process_logits,
 )
 from allyouneed.infer.decoding.repetition import find_loop, has_check, next_check
-from allyouneed.infer.decoding.rules import TokenRules, choose_tokens, force_eos_at_limit
+from allyouneed.infer.decoding.rules import NonFiniteError, TokenRules, choose_tokens, force_eos_at_limit
 from allyouneed.infer.decoding.sampling import uniform_stream, uniforms_at
 from allyouneed.infer.decoding.topk import token_log_probs
 from allyouneed.kernels import usable
@@ -282,6 +282,7 @@ class DeviceIndependentSearch(DeviceSearch):
         counts = np.minimum(len(record), limits - before)
         is_eos = np.isin(record[:, 0], list(self.rules.eos_ids))  # (steps, rows)
         until_eos = np.where(is_eos.any(0), is_eos.argmax(0) + 1, len(record) + 1)
+        here &= ~self.fail_non_finite(here, record[:, 1], np.minimum(until_eos, counts))
         ended = (until_eos <= counts) | (before + counts >= limits)
         after = before + np.minimum(until_eos, counts)
         # only rows to which something happens are read one by one
@@ -299,6 +300,19 @@ class DeviceIndependentSearch(DeviceSearch):
         free = list(dict.fromkeys([*done, *cancelled]))
         self.release(free)
         return free
+
+    def fail_non_finite(
+        self, rows: NDArray[np.bool_], log_probs: NDArray[np.float32], counts: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Fail the requests of those `rows` with NaN among their first `counts` (rows,) of these log-probabilities
+        (steps, rows); these rows."""
+        invalid = np.isnan(log_probs)
+        if not invalid.any():
+            return invalid[0]
+        found: NDArray[np.bool_] = rows & (invalid & (np.arange(len(invalid))[:, None] < counts)).any(0)
+        for row in np.flatnonzero(found).tolist():
+            self.occupied[row // self.group].request.fail(NonFiniteError())
+        return found
 
     def release(self, slots: list[int]) -> None:
         super().release(slots)

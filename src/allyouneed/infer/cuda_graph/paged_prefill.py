@@ -191,6 +191,7 @@ class PagedPrefill:
         positions = layout.positions.expand(size.rows, -1)
         states = PagedStates(start(model, size.rows), pool)
         states.block_table, states.reads_past = table, size.end > size.tokens
+        states.unused = torch.arange(size.end, device=inputs.device) >= seen + counts
         states.write_blocks = table.gather(1, positions // pool.size) * real
         states.write_slots = positions % pool.size
         # a start, so that the host need not know the longest row: there are positions for all

@@ -21,7 +21,7 @@ from allyouneed.errors import UserError
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.decoding.penalties import Penalties
 from allyouneed.infer.decoding.repetition import MIN_LOOP_TOKENS, find_loop, is_check_due
-from allyouneed.infer.decoding.rules import Short, TokenRules, find_short
+from allyouneed.infer.decoding.rules import NonFiniteError, Short, TokenRules, find_short
 from allyouneed.infer.request import Request
 from allyouneed.nn.states.base import concat_rows
 
@@ -240,6 +240,15 @@ class Search(ABC):
         if self.penalties is not None and other.penalties is not None:
             self.penalties.join(other.penalties)
         self._update()
+
+    def fail_non_finite(self, found: Tensor) -> bool:
+        """Fail the requests for which `found` (rows or requests, …) has NaN; whether there are any."""
+        invalid = found.isnan()
+        if not bool(invalid.any()):
+            return False
+        for index in invalid.view(len(self.requests), -1).any(1).nonzero()[:, 0].tolist():
+            self.requests[index].fail(NonFiniteError())
+        return True
 
     def widen(self, width: int) -> None:
         """Make room for `width` generated tokens."""

@@ -49,6 +49,7 @@ class BeamSearch(Search):
         beams, lengths = self.group, self.lengths
         looping = self.close_loops()
         found = self.candidates(self.begin_step(logits), lengths)
+        self.fail_non_finite(found.scores)
         ended = self.rules.is_eos(found.tokens)
         if self.at_limit():
             ended = ended | (self.limits <= lengths + 1)[:, None]

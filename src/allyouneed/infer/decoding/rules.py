@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from allyouneed.errors import UserError
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.decoding.sampling import invert_cdf, token_probs
 from allyouneed.infer.decoding.topk import MaskedColumns, argmax, topk, topk_log_probs
@@ -22,6 +23,17 @@ if TYPE_CHECKING:
     from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
 
 Short = Literal["all", "some", "none"]
+
+
+class NonFiniteError(UserError):
+    """The logits of a request are not finite, so that there is no next token. A search knows by the log-probability of
+    the token it chooses, which is NaN then."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the model computed numbers that are not finite (NaN or infinity): its weights are damaged, or its values "
+            "too large for their dtype (--dtype float32 or bfloat16 holds larger ones than float16)"
+        )
 
 
 # --- banned tokens --------------------------------------------------------------------------------------------------
@@ -88,9 +100,9 @@ def choose_tokens(logits: Tensor, options: Decoding, uniforms: Tensor | None) ->
 def force_eos_at_limit(
     tokens: Tensor, log_probs: Tensor, lengths: Tensor, limits: Tensor, eos: int
 ) -> tuple[Tensor, Tensor]:
-    """All (rows,): the token that reaches a row's limit becomes eos, with log-probability 0."""
+    """All (rows,): the token that reaches a row's limit becomes eos, with log-probability 0, but NaN stays."""
     last = limits == lengths + 1
-    return tokens.masked_fill(last, eos), log_probs.masked_fill(last, 0.0)
+    return tokens.masked_fill(last, eos), log_probs.masked_fill(last & ~log_probs.isnan(), 0.0)
 
 
 # --- beams ----------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isnan
 from typing import Self
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from allyouneed.infer.decoding.base import DecodingSpec, RequestState, Search, make_hypothesis, matches_stop
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.decoding.repetition import is_looping
-from allyouneed.infer.decoding.rules import Short, choose_tokens, force_eos_at_limit
+from allyouneed.infer.decoding.rules import NonFiniteError, Short, choose_tokens, force_eos_at_limit
 from allyouneed.infer.decoding.sampling import uniform_stream, uniforms_at
 from allyouneed.infer.decoding.topk import greedy_tokens, token_log_probs
 from allyouneed.nn.states.base import concat_rows
@@ -70,19 +71,22 @@ class IndependentSearch(Search):
         self.append(tokens, log_probs)
         on_cpu, streams = self.device.type == "cpu", self.group == 1 and self.streams
         newest = tokens.tolist() if on_cpu or streams else []
+        invalid = (on_cpu or streams) and self.fail_non_finite(log_probs)
         if streams:
             self.emit(newest)
         due, at_limit = self.due_for_loop_check(), self.steps >= self.first_limit
-        may_end = due or at_limit or self.stop_reach or not on_cpu or not self.rules.eos_ids.isdisjoint(newest)
-        if may_end and self.collect_ended(tokens, at_limit, due):
+        may_end = (
+            invalid or due or at_limit or self.stop_reach or not on_cpu or not self.rules.eos_ids.isdisjoint(newest)
+        )
+        if may_end and self.collect_ended(tokens, log_probs, at_limit, due):
             return self.drop_finished(compact)
         if not compact and not any([state.cancelled for state in self.requests]):
             return None
         return self.drop_finished(compact)
 
-    def collect_ended(self, tokens: Tensor, at_limit: bool, due: Sequence[int]) -> bool:
+    def collect_ended(self, tokens: Tensor, log_probs: Tensor, at_limit: bool, due: Sequence[int]) -> bool:
         """Collect the texts that end with these tokens (rows,); whether there are any."""
-        ended = self.rules.is_eos(tokens)
+        ended = self.rules.is_eos(tokens) | log_probs.isnan()
         if at_limit:
             ended = ended | (self.limits <= self.lengths)
         if self.stop_reach:
@@ -130,6 +134,9 @@ class IndependentSearch(Search):
         for row, text, values in zip(rows, tokens, log_probs, strict=True):
             state, length = self.request_of(row), self.length(row // self.group)
             values = values[:length]
+            if isnan(values[-1]):
+                state.fail(NonFiniteError())
+                continue
             state.hypotheses.append(make_hypothesis(self.spec, state, text[:length], values, sum(values)))
             if len(state.hypotheses) == self.group:
                 state.complete()

@@ -129,11 +129,15 @@ class ChunkedPrefill:
 
     def _decode(self, batch: PrefillBatch, some: list[ReadPrompt], last: Tensor) -> None:
         """Decode the first token of these requests, whose prompts have been read, and let them join the others."""
-        if self.blocks is not None:
-            self.blocks.keep_prefixes(batch.states, some)
-        some = some if self.slots is None else self.slots.add(batch.states, some)
+        if self.slots is not None:
+            given, some = some, self.slots.add(batch.states, some)
+            if self.blocks is not None:
+                plain = set(some)
+                self.blocks.hold_prefixes(batch.states, [one for one in given if one not in plain])
         if not some:
             return
+        if self.blocks is not None:
+            self.blocks.keep_prefixes(batch.states, some)
         groups: dict[DecodingSpec, list[ReadPrompt]] = {}
         kinds: dict[int, DecodingSpec] = {}  # by identity: requests of one call share their specification
         for one in some:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from math import isnan
 
 import torch
 from torch import Tensor
 
 from allyouneed.infer.decoding.base import RequestState, make_hypothesis, matches_stop
 from allyouneed.infer.decoding.repetition import is_looping
-from allyouneed.infer.decoding.rules import choose_tokens
+from allyouneed.infer.decoding.rules import NonFiniteError, choose_tokens
 from allyouneed.infer.decoding.sample import DROP_SHARE
 from allyouneed.infer.decoding.sampling import token_probs, uniform_stream
 from allyouneed.infer.decoding.topk import token_log_probs
@@ -47,6 +48,10 @@ class SpeculativeRow(DraftRow):
 
     def _append(self, token: int, log_prob: float, group: int) -> None:
         state, spec = self.state, self.state.spec
+        if isnan(log_prob):
+            state.fail(NonFiniteError())
+            self.finished = True
+            return
         if spec.force_eos and self.generated + 1 == state.limit:
             token, log_prob = spec.eos, 0.0
         self.tokens.append(token)

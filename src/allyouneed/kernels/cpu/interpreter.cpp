@@ -203,9 +203,13 @@ void top_k(float* scores, int32_t rows, int32_t vocab, const int64_t* banned, in
         float *x = scores + int64_t(row) * vocab, *best = log_probs + int64_t(row) * k;
         int64_t* index = tokens + int64_t(row) * k;
         __m512 high = _mm512_set1_ps(-INFINITY);
-        for (int i = 0; i < vocab; i += LANES)
-            high = _mm512_max_ps(high, _mm512_mask_loadu_ps(high, tail(vocab - i), x + i));
-        const float most = _mm512_reduce_max_ps(high);
+        __mmask16 invalid = 0;  // NaN, which a maximum may pass over
+        for (int i = 0; i < vocab; i += LANES) {
+            const __m512 some = _mm512_mask_loadu_ps(high, tail(vocab - i), x + i);
+            invalid |= _mm512_cmp_ps_mask(some, some, _CMP_UNORD_Q);
+            high = _mm512_max_ps(high, some);
+        }
+        const float most = invalid ? NAN : _mm512_reduce_max_ps(high);
         __m512 total = _mm512_setzero_ps(), largest = _mm512_set1_ps(most);
         for (int i = 0; i < vocab; i += LANES) {
             __mmask16 inside = tail(vocab - i);

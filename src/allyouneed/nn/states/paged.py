@@ -127,6 +127,8 @@ class PagedKVCache(KVState):
             return keys, values, slots
         table = BlockTable(states.block_table, states.pool.size)
         found = [table.gather(cache)[:, :, : slots.time] for cache in storage]  # (batch, heads, end, width)
+        if states.unused is not None:
+            found = [one.masked_fill_(states.unused[:, None, :, None], 0) for one in found]
         return found[0], found[1], slots
 
     def _storage(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -190,21 +192,31 @@ class PagedStates(States):
         pages = [isinstance(state, PagedKVCache) for state in own]
         self.has_pages, self.fully_paged = any(pages), all(pages)  # fully: no other state but a source's
         self.reads_past = True  # False: no row has tokens before the new ones
+        # (batch, end) bool: behind the end of a row, where others may have left what is not finite; None: nowhere
+        self.unused: Tensor | None = None
         # where new tokens are written (batch, time), and the block tables as a tensor (batch, blocks)
         self.write_blocks = self.write_slots = self.block_table = torch.empty(0, dtype=torch.long)
 
     def append_marks(self, new: TokenLayout, end: int) -> None:
         """Allocate the blocks of new tokens before they are stored, and find where they are written."""
         rows, size = len(self.lengths), self.pool.size
-        self.reserve([new.time] * rows if new.segments is None else new.segments.sum(1).tolist())
+        counts = [new.time] * rows if new.segments is None else new.segments.sum(1).tolist()
+        self.reserve(counts)
         super().append_marks(new, end)
         if not self.has_pages:
             return
+        self.unused = self.behind([seen + count for seen, count in zip(self.lengths, counts, strict=True)], end)
         self.block_table = self.padded_table(end)
         positions = new.positions.expand(rows, -1)
         blocks = self.block_table.gather(1, positions // size)  # (batch, time)
         self.write_blocks = blocks if new.real is None else blocks.where(new.real, 0)
         self.write_slots = positions % size
+
+    def behind(self, lengths: Sequence[int], end: int) -> Tensor | None:
+        """The positions (batch, end) from the lengths of rows on; None if there are none."""
+        if min(lengths, default=end) == end:
+            return None
+        return torch.arange(end, device=self.device) >= to_device(torch.tensor(lengths), self.device)[:, None]
 
     def padded_table(self, end: int, dtype: torch.dtype = torch.long) -> Tensor:
         """The block tables for positions up to `end` (batch, blocks); those of shorter rows end with block 0."""
@@ -263,7 +275,7 @@ class PagedStates(States):
         """A copy of these rows in KV caches of their own."""
         copied = self.copy_rows(rows)
         end = max(copied.lengths)
-        table = BlockTable(copied.padded_table(end), self.pool.size)
+        table, unused = BlockTable(copied.padded_table(end), self.pool.size), copied.behind(copied.lengths, end)
         layers: list[dict[str, State]] = []
         for layer in copied.layers:
             layers.append({})
@@ -272,6 +284,8 @@ class PagedStates(States):
                     cache, stored = KVCache(), self.pool.storage.get(state.number)
                     if stored is not None:
                         cache.keys, cache.values = (table.gather(one)[:, :, :end] for one in stored)
+                        for one in (cache.keys, cache.values) if unused is not None else ():
+                            one.masked_fill_(unused[:, None, :, None], 0)
                         cache.end = end
                     state = cache
                 layers[-1][name] = state

@@ -154,6 +154,8 @@ def define_decode_attention(
     slots = torch.arange(keys.shape[2], device=q.device)
     kept = count if table.ring is None else count.clamp(max=sum(table.ring))
     visible = slots < kept[:, None]  # (rows, capacity)
+    unused = ~visible.unflatten(0, (-1, group)).any(1)[:, None, :, None]  # what was left there may not be finite
+    keys, values = keys.masked_fill(unused, 0), values.masked_fill(unused, 0)
     if branches is not None:
         query = count - 1
         bias = branches.log_counts(query, query[:, None] - table.distances(query, slots))
