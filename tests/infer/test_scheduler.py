@@ -18,7 +18,8 @@ from allyouneed.infer.engine import Engine
 from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
-from allyouneed.infer.scheduling.admission import PATIENCE
+from allyouneed.infer.scheduling.admission import MANY_CLIENTS, PATIENCE
+from allyouneed.nn.states.paged import BlockPool
 from property_tests import THOROUGH
 from toy_models import BOS, EOS, PAD, VOCAB, random_model
 
@@ -335,6 +336,41 @@ def test_a_client_with_many_requests_does_not_delay_others(decoder_engine: Engin
     states = {f"many {n}": submit(scheduler, [BOS, 5], decoding, client="many") for n in range(6)}
     states |= {f"few {n}": submit(scheduler, [BOS, 5], decoding, client="few") for n in range(2)}
     assert finishing(scheduler, states)[:4] == ["many 0", "few 0", "many 1", "few 1"]
+
+
+@pytest.mark.parametrize("pages", [True, False])
+def test_a_backlog_of_one_client_that_has_waited_long_delays_no_other(decoder_engine: Engine, pages: bool) -> None:
+    """150 requests have waited for many times `PATIENCE`, some of higher priority: the first request of another client
+    has the next free row, and each further one the next but one."""
+    decoding, rows = Decoding(method="greedy", min_length=8, max_length=8), 2
+    scheduler = Scheduler(decoder_engine.runner, rows=rows, pool=BlockPool(40, size=4) if pages else None)
+    many = [submit(scheduler, [BOS, 5], decoding, n, client="many", priority=n % 3) for n in range(150)]
+    for _ in range(3 * PATIENCE):
+        scheduler.step()
+    ended = sum(state.done for state in many)
+    few = [submit(scheduler, [BOS, 6], decoding, n, client="few") for n in range(4)]
+    steps = 0
+    while not few[-1].done:
+        scheduler.step()
+        steps += 1
+        if not few[0].done:
+            assert steps <= 8 * 2 + 2  # a row is free after one answer, and has the other's after the next
+    assert sum(state.done for state in many) - ended <= rows + len(few)
+    assert steps <= 8 * (1 + len(few)) + len(few)
+    scheduler.close()
+
+
+def test_grants_of_clients_that_have_left_are_forgotten(decoder_engine: Engine) -> None:
+    scheduler = Scheduler(decoder_engine.runner, rows=2)
+    long = submit(scheduler, [BOS, 5], Decoding(method="greedy", min_length=3000, max_length=3000), client="long")
+    for n in range(MANY_CLIENTS + 50):
+        submit(scheduler, [BOS, 6], Decoding(method="greedy", max_length=1), client=f"client {n}")
+    while any(scheduler.fair.waiting) or scheduler.arrivals:
+        scheduler.step()
+    submit(scheduler, [BOS, 6], Decoding(method="greedy", max_length=1), client="last")
+    scheduler.step()
+    assert not long.done and len(scheduler.fair.granted) < 10 and scheduler.fair.granted["long"] > 0
+    scheduler.close()
 
 
 # --- cancelling -----------------------------------------------------------------------------------------------------

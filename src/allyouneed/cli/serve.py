@@ -46,6 +46,9 @@ def serve(
     no_auth: Annotated[
         bool, option("--no-auth", panel=NETWORK, help="let other machines use the server without a key")
     ] = False,
+    closed_probes: Annotated[
+        bool, option("--closed-probes", panel=NETWORK, help="/healthz, /readyz and /metrics need a key, too")
+    ] = False,
     allow_host: Annotated[
         list[str] | None,
         option(panel=NETWORK, metavar="NAME", help="name allowed in the Host header, or '*'; repeatable"),
@@ -133,6 +136,7 @@ def serve(
             "exact": exact,
             "grace_seconds": grace,
             "log_texts": log_texts,
+            "open_probes": not closed_probes,
             "limits": dict(_pair(one, "--limit") for one in limit or []),
         },
         "serve",

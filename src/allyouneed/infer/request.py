@@ -48,9 +48,9 @@ class Request(NamedTuple):
     """`prompt`: first tokens of the target, begin token included. `limit`: the most new tokens. `sample_key`: with the
     seed it decides the samples, so that they do not depend on the rest of the batch. `source`: input of an encoder.
     `stop`: ends the text, besides the end token. `listener` gets each token as it is decoded; those of a beam search
-    at its end. A higher `priority` is admitted first; among equals the `client` that has received least, then the
-    oldest request. `observer`: records the steps of a beam search. `media`: images and sounds in the prompt, in order;
-    the tokens at their slots are not read."""
+    at its end. The `client` that has received least is admitted first; of its requests the one with the highest
+    `priority`, then the oldest. `observer`: records the steps of a beam search. `media`: images and sounds in the
+    prompt, in order; the tokens at their slots are not read."""
 
     prompt: Sequence[int]
     limit: int

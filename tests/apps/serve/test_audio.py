@@ -20,6 +20,7 @@ from allyouneed.apps.serve.settings import Limits
 from allyouneed.infer.speech.words import token_positions, warp
 from served import Running, served_client
 from tiny_whisper import ours, sound, theirs
+from waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -142,3 +143,15 @@ def test_words_follow_the_attention() -> None:
         ramp[:, token, 10 * token : 10 * token + 10] = 1.0
     assert token_positions(ramp) == pytest.approx([0, 10, 20, 30], abs=1)
     assert warp(np.array([[0.0, 9, 9], [9, 0, 0]])) == [0, 1]
+
+
+def test_tokens_of_transcripts_are_counted(served: Any, speech: Path) -> None:
+    def metric(name: str) -> float:
+        lines = served[1].get("/metrics").text.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+    names = "vllm:prompt_tokens_total", "vllm:generation_tokens_total"
+    before = [metric(name) for name in names]
+    with speech.open("rb") as file:
+        assert served[1].post("/v1/audio/transcriptions", files={"file": file}).status_code == 200
+    until(lambda: all(metric(name) > old for name, old in zip(names, before, strict=True)))

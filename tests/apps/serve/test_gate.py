@@ -27,7 +27,8 @@ LONG = {"model": "lm", "prompt": "x", "max_tokens": 200, "temperature": 0}
 
 
 def test_every_route_needs_a_key(folders: dict[str, Path]) -> None:
-    with served_client({"lm": folders["lm"]}, keys=("secret-key", "another-key")) as (_, client):
+    keys = ("secret-key", "another-key")
+    with served_client({"lm": folders["lm"]}, keys=keys, open_probes=False) as (_, client):
         routes = client.get("/openapi.json", headers={"authorization": "Bearer secret-key"}).json()["paths"]
         assert "/v1/completions" in routes
         for path in [*routes, "/openapi.json", "/nothing"]:

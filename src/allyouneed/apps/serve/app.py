@@ -20,6 +20,7 @@ from allyouneed.apps.serve.dialects.openai import audio, chat, completions, embe
 from allyouneed.apps.serve.dialects.translation import deepl, deepl_glossaries, libretranslate
 from allyouneed.apps.serve.dialects.translation.glossaries import GlossaryStore
 from allyouneed.apps.serve.engine.registry import ModelRegistry
+from allyouneed.apps.serve.engine.watchdog import watched
 from allyouneed.apps.serve.errors import ApiError, internal_error, log_failure, validation_error
 from allyouneed.apps.serve.gate import Gate
 from allyouneed.apps.serve.metrics import Metrics
@@ -66,7 +67,8 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         task = asyncio.create_task(_preload(registry, preload))
-        with short_switch_interval(), rare_gc():  # an engine loop that launches a step need not wait for anything else
+        # an engine loop that launches a step need not wait for anything else
+        with watched(registry, phases), short_switch_interval(), rare_gc():
             yield
         task.cancel()
         await registry.close()

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from typing import Any
 
+from allyouneed.apps.serve.engine.forward import current_client
 from allyouneed.apps.serve.errors import LIBRE_ROUTES, ApiError, internal_error, log, log_failure
 from allyouneed.apps.serve.metrics import Metrics
 from allyouneed.apps.serve.page import is_open
@@ -55,6 +56,7 @@ class Gate:
                 scope["state"]["client"] = self.keys.client(scope["headers"], scope["query_string"], found)
             self.buffered += len(body)
             try:
+                current_client.set(scope["state"]["client"])
                 if self.settings.log_texts:
                     log.info("%s %s %r", scope["method"], scope["path"], body[:SHOWN])
                 await self._run(scope, body, receive, answer)
@@ -84,7 +86,7 @@ class Gate:
         except ApiError:
             if scope["path"] in LIBRE_ROUTES:
                 client = None  # the key may be in the body
-            elif is_open(scope["method"], scope["path"]):
+            elif is_open(scope["method"], scope["path"], ALWAYS if self.settings.open_probes else ()):
                 client = f"address {address[0]}"
             else:
                 raise

@@ -1,7 +1,8 @@
-"""GET /healthz (the process is alive), /readyz (it answers requests), /metrics."""
+"""GET /healthz (the process need not be started again), /readyz (it answers requests), /metrics."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -13,8 +14,13 @@ router = APIRouter(tags=["health"])
 
 
 @router.get("/healthz")
-async def healthz() -> dict[str, str]:
-    return {"status": "ok"}
+async def healthz(request: Request) -> Response:
+    """503 once an engine has been stuck for longer than any request waits for its answer."""
+    state = request.app.state
+    since = state.registry.stuck_since
+    stuck = since is not None and time.monotonic() - since > state.settings.limits.request_seconds
+    content = {"status": state.registry.phase if stuck else "ok"}
+    return Response(to_json(content), 503 if stuck else 200, media_type="application/json")
 
 
 @router.get("/readyz")

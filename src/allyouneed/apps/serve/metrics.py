@@ -83,6 +83,12 @@ class Metrics:
         self.latency = Histogram(
             "vllm:e2e_request_latency_seconds", "of whole sequences", label, buckets=LATENCIES, registry=own
         )
+        self.stuck = Largest(
+            "allyouneed:engine_stuck_seconds",
+            "of a step beyond the limit, or since the engine ended; else 0",
+            label,
+            registry=own,
+        )
         self.loaded = Sum("allyouneed:model_bytes", "weights of a loaded model", label, registry=own)
         self.requests = Counter("allyouneed:http_requests", "HTTP requests", ["method", "status"], registry=own)
         self.request_seconds = Histogram(

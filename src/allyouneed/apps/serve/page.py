@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
@@ -42,9 +42,9 @@ ASSETS: dict[str, tuple[Callable[[], str], str]] = {
 OPEN = ("/", *(f"/assets/{name}" for name in ASSETS))
 
 
-def is_open(method: str, path: str) -> bool:
-    """Whether a request needs no key."""
-    return method in ("GET", "HEAD") and path in OPEN
+def is_open(method: str, path: str, more: Sequence[str] = ()) -> bool:
+    """Whether a request needs no key. `more`: further paths that need none."""
+    return method in ("GET", "HEAD") and (path in OPEN or path in more)
 
 
 @router.get("/", include_in_schema=False)

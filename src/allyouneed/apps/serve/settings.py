@@ -34,6 +34,7 @@ class Limits(Config):
     header_seconds: PositiveFloat = 10  # until the header of a request is complete
     body_seconds: PositiveFloat = 60  # until its body is
     request_seconds: PositiveFloat = 600  # until its answer is
+    step_seconds: PositiveFloat = 120  # of a step of an engine, before the server says that it is not ready
     template_seconds: PositiveFloat = 2  # to render a chat template
     template_characters: PositiveInt = 1_000_000
     glossaries: PositiveInt = 1000  # stored ones
@@ -48,7 +49,8 @@ class Settings(Config):
     `paged`: models whose prompts can share a prefix keep keys and values in blocks; `kv_memory`: bytes of their blocks.
     `glossaries`: folder of stored glossaries; without it they are kept in memory. `runs`: folder of training runs that
     the page may replay. `exact`: every request in exact mode,
-    not only those that ask for it. `log_texts`: write request bodies to the log."""
+    not only those that ask for it. `log_texts`: write request bodies to the log. `open_probes`: /healthz, /readyz and
+    /metrics need no key."""
 
     host: str = "127.0.0.1"
     port: NonNegativeInt = 8000
@@ -66,4 +68,5 @@ class Settings(Config):
     exact: bool = False
     grace_seconds: PositiveFloat = 60  # after SIGTERM, until requests in progress are cut off
     log_texts: bool = False
+    open_probes: bool = True
     limits: Limits = Limits()

@@ -6,6 +6,7 @@ import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MethodType
@@ -203,9 +204,27 @@ def group_by_length(lengths: Sequence[int], budget: int = BUDGET) -> Iterator[li
         yield batch
 
 
+@dataclass
+class TokenCount:
+    """Tokens that predictors have read and generated in a thread, other than with an engine."""
+
+    read: int = 0
+    generated: int = 0
+
+
+token_count: ContextVar[TokenCount | None] = ContextVar("token_count", default=None)
+
+
+def add_tokens(read: int, generated: int = 0) -> None:
+    """Add to the count of whoever keeps one."""
+    if (count := token_count.get()) is not None:
+        count.read, count.generated = count.read + read, count.generated + generated
+
+
 def run_in_batches(model: Any, lengths: Sequence[int], answer: Callable[[list[int]], list[T]]) -> list[T]:
     """Call `answer` on groups of similar length, without dropout and gradients; results in input order."""
     refuse_after_fork()
+    add_tokens(sum(lengths))
     found: dict[int, T] = {}
     was_training: bool = model.training
     model.eval()

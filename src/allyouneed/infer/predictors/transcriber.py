@@ -22,7 +22,7 @@ from allyouneed.folder import Folder
 from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.model_runner import ModelRunner
-from allyouneed.infer.predictors.base import EvaluationResult, Predictor, evenly_spaced
+from allyouneed.infer.predictors.base import EvaluationResult, Predictor, add_tokens, evenly_spaced
 from allyouneed.infer.request import Request
 from allyouneed.infer.running_batch import RunningBatch
 from allyouneed.infer.scheduler import new_graphs
@@ -310,6 +310,9 @@ class Transcriber(Predictor):
         ]
         if self.graphs is None or not self.graphs.decode_prefilled(states, requests):
             RunningBatch(self.model, states, [(spec, requests)]).run(hidden[rows, lasts])
+        if error := next((request.error for request in requests if request.error is not None), None):
+            raise error
+        add_tokens(sum(map(len, prompts)), sum(len(h.tokens) for request in requests for h in request.hypotheses))
         return [
             self._result(options.best(request.hypotheses), probability, temperature)
             for request, probability in zip(requests, no_speech, strict=True)

@@ -9,14 +9,16 @@ from itertools import islice
 
 from allyouneed.infer.decoding.base import RequestState
 
-PATIENCE = 64  # steps after which a waiting request gains one level of priority
+PATIENCE = 64  # steps after which a waiting request gains one level of priority among those of its client
+MANY_CLIENTS = 1024  # whose grants are remembered after they have left
 POSTPONED = 4  # steps that a prefill is postponed at most
 WORTH = 16  # decoding rows that a prefill may stop for each row it reads
 SHORT = 16  # tokens a request counts for at least: short ones still need logits over the whole vocabulary
 
 
 class FairQueue:
-    """Higher priority first; among equals the client that has been granted the fewest tokens, then the oldest."""
+    """Clients take turns: the one that has been granted the fewest tokens is next, however long others have waited. Of
+    its requests the one with the highest priority, which grows with waiting, then the oldest."""
 
     def __init__(self) -> None:
         self.waiting: dict[tuple[int, str], deque[RequestState]] = {}  # by priority and client, oldest first
@@ -31,6 +33,8 @@ class FairQueue:
         here = {client for _, client in self.waiting} | {state.request.client for state in active}
         if not here:
             self.granted.clear()
+        if len(self.granted) > MANY_CLIENTS + 2 * len(here):
+            self.granted = {client: self.granted.get(client, 0) for client in here}
         least = min((self.granted.get(client, 0) for client in here), default=0)
         while arrivals:
             state = arrivals[0]  # removed last: an interrupt loses no request (one that is here twice is admitted once)
@@ -65,7 +69,7 @@ class FairQueue:
     def urgency(self, state: RequestState, step: int) -> tuple[int, int, int]:
         """The sort key of a request: the smaller, the more urgent."""
         request, waited = state.request, (step - state.arrived) // PATIENCE
-        return -request.priority - waited, self.granted.get(request.client, 0), state.number
+        return self.granted.get(request.client, 0), -request.priority - waited, state.number
 
 
 class Postponement:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
+from allyouneed.apps.serve.errors import ApiError
+
+current_client: ContextVar[str] = ContextVar("current_client", default="")  # whose request a route answers
 CHUNK = 256  # inputs computed at once by default: other requests wait no longer than that
 
 
@@ -21,6 +25,7 @@ class ForwardJob:
     inputs: Sequence[Any]
     compute: Callable[[list[Any]], Sequence[Any]]
     chunk: int = CHUNK
+    client: str = ""
     future: Future[list[Any]] = field(default_factory=Future)
     outputs: list[Any] = field(default_factory=list)
 
@@ -39,18 +44,20 @@ class ForwardJob:
 
 
 class ForwardQueue:
-    """Jobs by key, in order of arrival. Each round takes a fair share of every job of one key, so that a long list does
-    not hold up short ones. One thread calls `run_round`."""
+    """Jobs by key, in order of arrival. Each round takes as many inputs of every client, of its jobs of one key, so
+    that neither many requests nor a long list hold up others. One thread calls `run_round`."""
 
     def __init__(self) -> None:
         self.jobs: dict[Hashable, deque[ForwardJob]] = {}
         self.lock = Lock()
 
-    @property
-    def size(self) -> int:
-        """Inputs that are waiting."""
+    def sizes(self) -> Counter[str]:
+        """Inputs that are waiting, by client."""
+        found = Counter[str]()
         with self.lock:
-            return sum(job.left for jobs in self.jobs.values() for job in jobs)
+            for job in (job for jobs in self.jobs.values() for job in jobs):
+                found[job.client] += job.left
+        return found
 
     def add(self, job: ForwardJob) -> None:
         with self.lock:
@@ -60,12 +67,19 @@ class ForwardQueue:
         with self.lock:
             key = next(iter(self.jobs))
             waiting = [job for job in self.jobs.pop(key) if not job.future.done()]  # others were cancelled
+        clients: dict[str, list[ForwardJob]] = {}
+        for job in waiting:
+            clients.setdefault(job.client, []).append(job)
         chunk = waiting[0].chunk if waiting else 0
-        jobs = waiting[:chunk]
-        share = max(1, chunk // max(1, len(jobs)))
-        self.compute(jobs, [job.inputs[len(job.outputs) : len(job.outputs) + share] for job in jobs])
+        portion = max(1, chunk // max(1, len(clients)))
+        parts: dict[ForwardJob, Sequence[Any]] = {}
+        for own in list(clients.values())[:chunk]:
+            share = max(1, portion // len(own))
+            parts |= {job: job.inputs[len(job.outputs) : len(job.outputs) + share] for job in own[:portion]}
+        self.compute(list(parts), list(parts.values()))
         with self.lock:
-            left = [job for job in [*waiting[chunk:], *jobs] if not job.future.done()]
+            others = [job for job in waiting if job not in parts]
+            left = [job for job in [*others, *parts] if not job.future.done()]
             if left or key in self.jobs:  # to the end: other keys are next
                 self.jobs[key] = deque([*left, *self.jobs.pop(key, ())])
 
@@ -73,7 +87,11 @@ class ForwardQueue:
         try:
             found = iter(jobs[0].compute([one for part in parts for one in part])) if jobs else iter(())
             for job, part in zip(jobs, parts, strict=True):
-                job.add([next(found) for _ in part])
+                outputs = [next(found) for _ in part]
+                if all(map(_is_finite, outputs)):
+                    job.add(outputs)
+                else:
+                    job.fail(_non_finite())
         except Exception as error:
             if len(jobs) == 1:
                 jobs[0].fail(error)
@@ -88,3 +106,15 @@ class ForwardQueue:
                 for job in jobs:
                     job.fail(error)
             self.jobs.clear()
+
+
+def _is_finite(output: Any) -> bool:
+    """Whether a tensor is (an embedding, which base64 would hide); other outputs are JSON, which has no NaN."""
+    isfinite = getattr(output, "isfinite", None)
+    return isfinite is None or bool(isfinite().all())
+
+
+def _non_finite() -> ApiError:
+    from allyouneed.infer.decoding.rules import NonFiniteError  # imports torch
+
+    return ApiError(str(NonFiniteError()), 500, code="non_finite")

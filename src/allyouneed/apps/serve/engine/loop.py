@@ -17,16 +17,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from allyouneed.apps.serve.engine.delivery import Delivery
-from allyouneed.apps.serve.engine.forward import CHUNK, ForwardJob, ForwardQueue
-from allyouneed.apps.serve.errors import ApiError, log_failure
+from allyouneed.apps.serve.engine.forward import CHUNK, ForwardJob, ForwardQueue, current_client
+from allyouneed.apps.serve.errors import ApiError, internal_error, log, log_failure
 from allyouneed.apps.serve.metrics import BlockTotals, Metrics
 from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
+from allyouneed.infer.decoding.rules import NonFiniteError
 from allyouneed.infer.engine import Progress
+from allyouneed.infer.predictors.base import TokenCount, token_count
 from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
+from allyouneed.infer.scheduling.admission import MANY_CLIENTS
 
 CALL_SEQUENCES = 256  # of a call of a predictor that run or wait at once; a longer text waits for its own
 CALL_INPUTS = 32  # of a forward pass
+SHARE = 3  # a client may have this many times as many sequences as are still free for all
 MANY = 8  # answers that end together: their clients are likely to ask again together
 PAUSE, LONGEST_WAIT = 2e-3, 20e-3  # seconds: the next requests are waited for until none has come for, or as long as
 
@@ -71,8 +75,11 @@ class EngineLoop:
         self.counters = metrics.of_model(name)
         self.schedulers: dict[bool, Scheduler] = {}
         self.states: dict[bool, list[RequestState]] = {}  # submitted and not ended
+        self.held = Counter[str]()  # how many of them each client has
         self.block_totals: BlockTotals = (0, 0, 0)  # that the metrics have
         self.forward = ForwardQueue()
+        self.tokens = TokenCount()  # of forward passes, not yet in the metrics
+        self.busy_since: float | None = None  # when the current step began; of an ended loop, when it ended
         self.ended_together = 0  # answers that ended in the last step, after which none was left
         self.calls: deque[ForwardJob] = deque()
         self.changed = threading.Condition()
@@ -102,13 +109,15 @@ class EngineLoop:
         with self.changed:
             left = self.queue - self.sequences
             for states, (_, exact, _) in zip(prepared, requests, strict=True):
-                if not isinstance(states, Exception):
-                    states = self._refusal(len(states), left) or states
+                if states and not isinstance(states, Exception):
+                    client = states[0].request.client
+                    states = self._refusal(len(states), left, self.held[client], "sequences") or states
                 found.append(states)
                 if isinstance(states, Exception):
                     continue
                 self.schedulers[exact].enqueue(states)
                 self.states[exact] += states
+                self.held.update(state.request.client for state in states)
                 left -= len(states)
                 for state in states:
                     tokens += len(state.request.source or ()) + len(state.request.prompt)
@@ -129,19 +138,19 @@ class EngineLoop:
             return error
         return states
 
-    def _refusal(self, count: int, left: int) -> ApiError | None:
-        """Why `count` sequences cannot be added now; `left`: how many can."""
-        if self.stopping:
+    def _refusal(self, count: int, left: int, own: int, what: str) -> ApiError | None:
+        """Why `count` sequences or inputs cannot be added now; `left`: how many can, `own`: of the same client that
+        have not ended."""
+        if self.stopping or not self.thread.is_alive():
             return self._stopped()
-        if count <= left:
+        if count > left:
+            there, limit = f"{self.queue - left} {what} are running or waiting", f"the limit is {self.queue}"
+        elif own + count > SHARE * left:
+            there, limit = f"{own} {what} of yours are running or waiting", f"your share is {SHARE * left} now"
+        else:
             return None
-        return ApiError(
-            f"{self.queue - left} sequences are running or waiting and {count} are new, the limit is {self.queue}; try "
-            "again",
-            429,
-            code="queue_full",
-            retry_after=1,
-        )
+        message = f"{there} and {count} are new, {limit}; try again"
+        return ApiError(message, 429, code="queue_full", retry_after=1)
 
     def decode(
         self, requests: Sequence[Request], spec: DecodingSpec, on_progress: Progress | None = None
@@ -166,9 +175,16 @@ class EngineLoop:
         try:
             for request in requests:
                 room.acquire()
+                while not (call.cancelled or ended.is_set()):
+                    try:
+                        states += self.submit([(request._replace(client=call.client), spec)], call.exact, on_end)
+                        break
+                    except ApiError as error:
+                        if error.status != 429 or all(state.finished for state in states):
+                            raise
+                        room.acquire()  # until one of its own has ended
                 if call.cancelled or ended.is_set():
                     break
-                states += self.submit([(request._replace(client=call.client), spec)], call.exact, on_end)
             if not call.cancelled:
                 ended.wait()
         finally:
@@ -197,16 +213,15 @@ class EngineLoop:
     ) -> Any:
         """A future of one output per input. `compute` runs in the loop's thread, on the inputs of all jobs with this
         key that are waiting, `chunk` at most at once."""
-        job = ForwardJob(key, inputs, compute, chunk)
+        job = ForwardJob(key, inputs, compute, chunk, current_client.get())
         if not inputs:
             job.future.set_result([])
             return job.future
         with self.changed:
-            self._check_open()
-            if self.forward.size + len(inputs) > self.queue:
-                raise ApiError(
-                    f"{self.queue} inputs are waiting, the limit; try again", 429, code="queue_full", retry_after=1
-                )
+            sizes = self.forward.sizes()
+            left = self.queue - sizes.total()
+            if (error := self._refusal(len(inputs), left, sizes[job.client], "inputs")) is not None:
+                raise error
             self.forward.add(job)
             self.changed.notify()
         return job.future
@@ -241,11 +256,12 @@ class EngineLoop:
         return sum(map(len, self.states.values()))
 
     def _check_open(self) -> None:
-        if self.stopping:
+        if self.stopping or not self.thread.is_alive():
             raise self._stopped()
 
     def _stopped(self) -> ApiError:
-        return ApiError(f"the model {self.name} is being unloaded; try again", 503, retry_after=1)
+        why = "is being unloaded" if self.stopping else "has stopped computing"
+        return ApiError(f"the model {self.name} {why}; try again", 503, retry_after=1)
 
     def _scheduler(self, exact: bool) -> Scheduler:
         if (found := self.schedulers.get(exact)) is not None:
@@ -265,25 +281,48 @@ class EngineLoop:
         return bool(busy) or not all([scheduler.idle for scheduler in self.schedulers.values()])
 
     def _run(self) -> None:
-        while True:
-            with self.changed:
-                while not self._has_work and not self.stopping:
-                    self.changed.wait()
-                if self.stopping:
-                    break
-                if self.ended_together >= MANY:
-                    self._gather()
-                self.ended_together = 0
-                schedulers = list(self.schedulers.items())
-            for exact, scheduler in schedulers:
-                self._step(exact, scheduler)
-            if self.calls:
-                job = self.calls.popleft()
-                self.forward.compute([job], [job.inputs])
-            if self.forward.jobs:
-                self.forward.run_round()
-            self.delivery.deliver()
-        self._close()
+        token_count.set(self.tokens)
+        try:
+            while True:
+                with self.changed:
+                    while not self._has_work and not self.stopping:
+                        self.busy_since = None
+                        self.changed.wait()
+                    if self.stopping:
+                        break
+                    if self.ended_together >= MANY:
+                        self._gather()
+                    self.ended_together = 0
+                    schedulers = list(self.schedulers.items())
+                try:
+                    self._turn(schedulers)
+                except Exception as error:  # outside of the steps and passes, whose errors concern their requests
+                    log_failure(error, f"the engine loop of {self.name} failed")
+                    self._fail_everything(internal_error())
+        finally:
+            self.busy_since = None if self.stopping else time.monotonic()
+            self._fail_everything(self._stopped())
+            self.schedulers.clear()
+
+    def _turn(self, schedulers: Sequence[tuple[bool, Scheduler]]) -> None:
+        for exact, scheduler in schedulers:
+            self.busy_since = time.monotonic()
+            self._step(exact, scheduler)
+        if self.calls:
+            self.busy_since = time.monotonic()
+            job = self.calls.popleft()
+            self.forward.compute([job], [job.inputs])
+        if self.forward.jobs:
+            self.busy_since = time.monotonic()
+            self.forward.run_round()
+            self._count_forward()
+        self.delivery.deliver()
+
+    def _count_forward(self) -> None:
+        tokens = self.tokens
+        self.counters.prompt_tokens.inc(tokens.read)
+        self.counters.generated_tokens.inc(tokens.generated)
+        tokens.read = tokens.generated = 0
 
     def _gather(self) -> None:
         """Many answers have ended, and the first of the next requests has come: wait a moment for the others, so that
@@ -325,6 +364,9 @@ class EngineLoop:
                     self.counters.first_token.observe(now - state.submitted)
                 (ended if state.done or state.cancelled else left).append(state)
             self.states[exact] = left
+            self.held.subtract(state.request.client for state in ended)
+            if len(self.held) > len(left) + MANY_CLIENTS:
+                self.held = +self.held  # those who have some
             sequences = self.sequences
             self.ended_together = 0 if sequences else len(ended)
             waiting = sum([one.waiting for one in self.schedulers.values()])
@@ -335,15 +377,19 @@ class EngineLoop:
         if ended:
             self._count(ended, now)
         for state in ended:
+            if isinstance(state.error, NonFiniteError):
+                log.error("a request of %s failed: %s", self.name, state.error)
+                state.error = ApiError(str(state.error), 500, code="non_finite")
             if state.on_end is not None:
                 state.on_end(state)
 
-    def _count(self, ended: Sequence[RequestState], now: float) -> None:
+    def _count(self, states: Sequence[RequestState], now: float) -> None:
         counters, generated, reasons = self.counters, 0, Counter[str]()
-        for state in ended:
+        for state in states:
             tokens = sum([len(found.tokens) for found in state.hypotheses]) if state.done else len(state.tokens)
             generated += tokens
-            reasons["abort" if not state.done else "stop" if state.hypotheses[0].finished else "length"] += 1
+            ended = "stop" if state.done and state.hypotheses[0].finished else "length"
+            reasons["error" if state.error else ended if state.done else "abort"] += 1
             counters.latency.observe(now - state.submitted)
             if tokens > 1 and state.first_token:
                 counters.token.observe((now - state.first_token) / (tokens - 1))
@@ -354,19 +400,18 @@ class EngineLoop:
     def _fail_all(self, exact: bool, error: BaseException) -> None:
         with self.changed:
             states, self.states[exact] = self.states[exact], []
+            self.held.subtract(state.request.client for state in states)
         for state in states:
             state.error = error
             state.cancel()
             if state.on_end is not None:
                 state.on_end(state)
 
-    def _close(self) -> None:
-        error = ApiError(f"the model {self.name} was unloaded; try again", 503, retry_after=1)
+    def _fail_everything(self, error: ApiError) -> None:
         for exact, scheduler in self.schedulers.items():
             self._fail_all(exact, error)
             scheduler.close()
         self.forward.close(error)
-        for job in self.calls:
-            job.fail(error)
+        while self.calls:
+            self.calls.popleft().fail(error)
         self.delivery.deliver()
-        self.schedulers.clear()

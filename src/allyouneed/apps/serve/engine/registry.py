@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from allyouneed.apps.serve.errors import ApiError
+from allyouneed.apps.serve.errors import ApiError, log
 from allyouneed.apps.serve.metrics import Metrics
 from allyouneed.apps.serve.settings import Settings
 from allyouneed.errors import UserError, near
@@ -46,7 +46,8 @@ class Entry:
 
 class ModelRegistry:
     """`folders`: by name. `aliases`: other names of them. `default`: used by requests that name no model; the first one
-    if not given. `on_phase` is called with every new phase."""
+    if not given. `on_phase` is called with every new phase. `stuck`: which engine does not get on (watchdog.py),
+    and since when."""
 
     def __init__(
         self,
@@ -64,13 +65,15 @@ class ModelRegistry:
         self.aliases = dict(aliases or {})
         self.default = next(iter(folders)) if default is None else default
         self.on_phase = on_phase
+        self.stuck = ""
+        self.stuck_since: float | None = None
         self.phase = "starting"
         self._loading = asyncio.Lock()  # one model at a time: memory is counted before each
 
     @property
     def phase(self) -> str:
         """starting, loading NAME, loading NAME: capturing CUDA graphs, ready, or why it is not."""
-        return self._phase
+        return self.stuck or self._phase
 
     @phase.setter
     def phase(self, phase: str) -> None:
@@ -111,12 +114,9 @@ class ModelRegistry:
                 return
             async with self._loading:
                 loop = asyncio.get_running_loop()
-                before, self.phase = self.phase, f"loading {entry.name}"
+                before, self.phase = self._phase, f"loading {entry.name}"
                 try:
-                    if not entry.bytes:
-                        entry.bytes = await _in_thread(lambda: _weight_bytes(entry.path))
-                    await self._make_room(entry)
-                    model = await _in_thread(lambda: _load(entry, self.settings, self.metrics, loop))
+                    model = await self._open(entry, loop)
                     if model.captures:
                         self.phase = f"loading {entry.name}: capturing CUDA graphs"
                         await _in_thread(model.warm_up)
@@ -125,6 +125,14 @@ class ModelRegistry:
                 finally:
                     self.phase = "ready" if before.startswith("loading") else before
                 self.metrics.loaded.labels(entry.name).set(entry.bytes)
+
+    async def _open(self, entry: Entry, loop: asyncio.AbstractEventLoop) -> ServedModel:
+        with failures_of_the_server(entry):
+            if not entry.bytes:
+                entry.bytes = await _in_thread(lambda: _weight_bytes(entry.path))
+            await self._make_room(entry)
+            found: ServedModel = await _in_thread(lambda: _load(entry, self.settings, self.metrics, loop))
+            return found
 
     async def _make_room(self, entry: Entry) -> None:
         """Unload the models that were not used for the longest time."""
@@ -165,6 +173,20 @@ class ModelRegistry:
         if entry.facts is None:
             entry.facts = await _in_thread(lambda: _read_facts(entry.path))
         return entry.facts
+
+
+@contextmanager
+def failures_of_the_server(entry: Entry) -> Iterator[None]:
+    """A folder that cannot be loaded is no fault of the request: status 500. The log says why; clients learn no
+    paths."""
+    try:
+        yield
+    except ApiError:
+        raise
+    except (UserError, OSError) as error:
+        log.error("the model %s cannot be loaded: %s", entry.name, error)
+        message = f"the model {entry.name} cannot be loaded; the server's log says why"
+        raise ApiError(message, 500, code="model_not_loaded") from error
 
 
 async def _in_thread(function: Callable[[], Any]) -> Any:

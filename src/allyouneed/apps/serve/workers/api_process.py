@@ -15,6 +15,7 @@ from allyouneed.apps.serve import health
 from allyouneed.apps.serve.app import add_error_handlers
 from allyouneed.apps.serve.dialects import ollama
 from allyouneed.apps.serve.dialects.openai import chat, completions
+from allyouneed.apps.serve.engine.watchdog import watched
 from allyouneed.apps.serve.errors import ApiError
 from allyouneed.apps.serve.gate import Gate
 from allyouneed.apps.serve.metrics import Metrics
@@ -56,7 +57,7 @@ def create_api(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         engines.connect()
         registry.phase = "ready"  # engine processes have phases of their own
-        with rare_gc():
+        with watched(registry, phases), rare_gc():
             yield
         engines.close()
         await registry.close()

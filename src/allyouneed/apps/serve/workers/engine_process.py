@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from allyouneed.apps.serve.engine.forward import current_client
 from allyouneed.apps.serve.engine.registry import Entry
 from allyouneed.apps.serve.errors import ApiError, internal_error, log_failure
 from allyouneed.apps.serve.gate import Answer, Gate
@@ -189,6 +190,7 @@ class ApiConnection(MessageChannel):
 
         answer = Answer(send, given["path"], begin_request())
         state = {"client": given["client"]}
+        current_client.set(given["client"])
         scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},

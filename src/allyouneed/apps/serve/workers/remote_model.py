@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from allyouneed.apps.serve.engine.registry import Entry, ModelRegistry
+from allyouneed.apps.serve.engine.registry import Entry, ModelRegistry, failures_of_the_server
 from allyouneed.apps.serve.metrics import Metrics
 from allyouneed.apps.serve.settings import Settings
 from allyouneed.apps.serve.workers.channel import Kind, pack_requests, to_bytes, with_body
@@ -148,7 +148,8 @@ class RemoteRegistry(ModelRegistry):
             try:
                 if description is None:
                     raise AnsweredByEngine
-                entry.model = await asyncio.to_thread(RemoteModel, entry, description, self.settings, self.engines)
+                with failures_of_the_server(entry):
+                    entry.model = await asyncio.to_thread(RemoteModel, entry, description, self.settings, self.engines)
                 freeze_objects()
             except AnsweredByEngine:
                 self.elsewhere.add(entry.name)

@@ -102,6 +102,9 @@ class Supervisor:
         else:
             self.workers = [Worker(n, self.sockets[n], device) for n, device in enumerate(given)]
         self.threads = max(1, usable_cpus() // workers)
+        limits = task.settings.limits
+        # a worker that is stuck: all requests that it had accepted have got status 504 by then
+        self.patience = max(limits.step_seconds, limits.request_seconds)
         self.signals = 0
 
     @property
@@ -137,19 +140,20 @@ class Supervisor:
         now, process = time.monotonic(), worker.process
         if process is not None:
             if (status := process.poll()) is None:
+                if (silence := self.phases.silence(worker.number, process.pid)) > self.patience:
+                    log.error("%s has been stuck for %.0f s; it is ended", _name(worker), silence)
+                    process.kill()
                 return
             mark_process_dead(process.pid, str(self.folder))
             worker.failures = 1 if now - worker.started > STABLE else worker.failures + 1
             delay = min(MAX_DELAY, 0.25 * 2 ** (worker.failures - 1)) if worker.failures > 1 else 0.0
             log.error(
-                "%s %d (pid %d) ended with status %s; it is started again%s",
-                worker.role if worker.role == "worker" else f"{worker.role} process",
-                worker.number,
-                process.pid,
+                "%s ended with status %s; it is started again%s",
+                _name(worker),
                 status,
                 f" in {delay:g} s" if delay else "",
             )
-            self.phases.write(worker.number, "restarting", process.pid)
+            self.phases.write(worker.number, {"pid": process.pid, "status": "restarting"})
             worker.process, worker.start_at = None, now + delay
         if now >= worker.start_at:
             self._start(worker)
@@ -201,6 +205,11 @@ class Supervisor:
                 worker.process.wait()
             if worker.listener is not None:
                 worker.listener.close()
+
+
+def _name(worker: Worker) -> str:
+    role = worker.role if worker.role == "worker" else f"{worker.role} process"
+    return f"{role} {worker.number} (pid {'' if worker.process is None else worker.process.pid})"
 
 
 def usable_cpus() -> int:
