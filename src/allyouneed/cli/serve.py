@@ -78,6 +78,15 @@ def serve(
             help="keys and values of a paged model, e.g. 2GB; default: 1/4 of what is free",
         ),
     ] = None,
+    prefix_memory: Annotated[
+        str | None,
+        option(
+            panel=SIZES,
+            metavar="BYTES",
+            help="of them, those of prompts that are kept for later ones; default: on a CPU as many bytes as the "
+            "weights, at most 1/8 of what is free; on a GPU all that requests leave",
+        ),
+    ] = None,
     no_paging: Annotated[
         bool, option("--no-paging", panel=SIZES, help="keys and values in tensors of each batch: no shared prefixes")
     ] = False,
@@ -130,6 +139,7 @@ def serve(
             "rows": rows,
             "memory": None if memory is None else _bytes(memory, "--memory"),
             "kv_memory": None if kv_memory is None else _bytes(kv_memory, "--kv-memory"),
+            "prefix_memory": None if prefix_memory is None else _bytes(prefix_memory, "--prefix-memory"),
             "paged": not no_paging,
             "glossaries": glossaries,
             "runs": runs,

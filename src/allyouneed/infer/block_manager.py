@@ -49,7 +49,7 @@ class BlockManager:
         self.engine, self.pool, self.prefixes = engine, pool, PrefixCache(pool)
         states = PagedStates(_empty_states(engine), pool)
         self.declared = DeclaredSize(engine.model.config, pool.size, states.has_pages, _itemsize(engine))
-        self.shares_prefixes = shares_prefixes(engine, states)
+        self.shares_prefixes, self.block_bytes = shares_prefixes(engine, states), ceil(self.declared.block)
         self.unverified: dict[RequestState, list[int]] = {}  # prompts in blocks, of requests without a first token
 
     # --- what a request needs ----------------------------------------------------------------------------------------
@@ -135,6 +135,13 @@ class BlockManager:
         for row, state in requests if self.shares_prefixes else ():
             self.unverified[state] = blocks = list(states.block_tables[row])
             self.pool.retain(blocks)
+
+    def end_step(self) -> None:
+        """Decide on the prompts of `hold_prefixes`, and evict cached prefixes beyond the pool's limit."""
+        if self.unverified:
+            self.verify_prefixes()
+        while self.pool.evictable > self.pool.most_evictable and self.prefixes.evict():
+            pass
 
     def verify_prefixes(self) -> None:
         for state in [state for state in self.unverified if state.tokens or state.finished]:

@@ -246,8 +246,8 @@ class Scheduler:
                 self.prefill.step()
             if self.slots is not None and self.slots.batches:
                 self.slots.step(self.fail)  # after the prefill: the run it launches includes the new requests
-            if self.blocks is not None and self.blocks.unverified:
-                self.blocks.verify_prefixes()
+            if self.blocks is not None:
+                self.blocks.end_step()
             self.steps += 1
             if self.active:
                 self._settle()

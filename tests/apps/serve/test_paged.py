@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from allyouneed.apps.serve.engine.served_model import ServedModel
+from allyouneed.apps.serve.engine import served_model
+from allyouneed.apps.serve.engine.served_model import LEAST_PREFIXES, PoolSize, ServedModel
 from allyouneed.infer.block_manager import block_bytes
 from allyouneed.infer.cuda_graph import paged_prefill
 from allyouneed.infer.cuda_graph.paged_prefill import PagedPrefill
@@ -217,3 +218,44 @@ def test_short_requests_beside_a_very_long_one(
     assert all(one.done for one in states) and steps[states[0]] > 240 // 12
     chunks = [after - before for before, after in pairwise([0, *progress])]
     assert min(chunks) >= 3 and max(chunks) <= 12  # a share at every step, and never more than the bound
+
+
+def test_cached_prefixes_stay_within_their_share(folders: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
+    """By default as many bytes as the model has, so that a server does not grow until its pool is full."""
+    caplog.set_level("INFO")
+    size = PoolSize(0, 0, 0)
+    with served_client({"lm": folders["lm"]}) as (running, client):
+        ask(client, prompt="x")
+        size = running.model("lm").pool_size
+        assert size.evictable == min(size.blocks, LEAST_PREFIXES // size.block_bytes)  # the model is tiny
+        assert metric(client, 'allyouneed:prefix_cache_bytes{model_name="lm",state="limit"}') == (
+            size.evictable * size.block_bytes
+        )
+    assert "lm: keys and values take up to" in caplog.text and "(--prefix-memory)" in caplog.text
+    with served_client({"lm": folders["lm"]}, prefix_memory=5 * size.block_bytes + 1) as (running, client):
+        answers = [ask(client, prompt=f"{n} {START}") for n in range(6)]
+        pool = scheduler_of(running).blocks.pool  # type: ignore[union-attr]
+        assert pool.most_evictable == pool.evictable == 5 and pool.used == 5
+        for state, count in (("used", 5), ("limit", 5)):
+            name = f'allyouneed:prefix_cache_bytes{{model_name="lm",state="{state}"}}'
+            until(lambda name=name, count=count: metric(client, name) == count * size.block_bytes)
+        assert [ask(client, prompt=f"{n} {START}") for n in range(6)] == answers
+    with served_client({"lm": folders["lm"]}, prefix_memory=0) as (running, client):
+        assert ask(client, prompt=f"0 {START}") == answers[0]
+        assert scheduler_of(running).blocks.pool.used == 0  # type: ignore[union-attr]
+
+
+def test_the_share_of_cached_prefixes_follows_model_and_machine(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served_client({"lm": folders["lm"]}) as (running, client):
+        ask(client, prompt="x")
+        model, module = running.model("lm"), running.model("lm").predictor.model
+        block, weights = model.pool_size.block_bytes, sum(one.nbytes for one in module.parameters())
+        monkeypatch.setattr(served_model, "LEAST_PREFIXES", 0)
+        for free, expected in ((1 << 40, weights), (weights * 4, weights // 2), (None, weights)):
+            monkeypatch.setattr(served_model, "available_memory", lambda _, free=free: free)
+            del model.pool_size
+            blocks = model.pool_size.blocks
+            longest = -(-model.max_model_len // 8) + 2
+            assert model.pool_size.evictable == min(blocks, max(longest, expected // block))

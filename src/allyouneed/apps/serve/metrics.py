@@ -63,6 +63,12 @@ class Metrics:
             [*label, "state"],
             registry=own,
         )
+        self.prefix_bytes = Sum(
+            "allyouneed:prefix_cache_bytes",
+            "keys and values of cached prefixes that no request uses; limit: the most of them",
+            [*label, "state"],
+            registry=own,
+        )
         self.prefix_queries = Counter(
             "vllm:prefix_cache_queries", "prompt tokens looked up in the prefix cache", label, registry=own
         )
@@ -113,6 +119,8 @@ class Metrics:
         assert scheduler.blocks is not None
         pool, prefixes = scheduler.blocks.pool, scheduler.blocks.prefixes
         used = pool.used - pool.evictable
+        self.prefix_bytes.labels(model, "used").set(pool.evictable * scheduler.blocks.block_bytes)
+        self.prefix_bytes.labels(model, "limit").set(pool.most_evictable * scheduler.blocks.block_bytes)
         for state, count in (("used", used), ("cached", pool.evictable), ("free", len(pool.free))):
             self.blocks.labels(model, state).set(count)
         self.cache_usage.labels(model).set(used / max(1, pool.blocks))

@@ -46,7 +46,8 @@ class Limits(Config):
 class Settings(Config):
     """`keys`: API keys; empty: no authentication. `hosts`: names allowed in the Host header besides localhost and IP
     addresses ("*": any). `rows`, `budget`: of the scheduler. `memory`: the most bytes of weights loaded at once.
-    `paged`: models whose prompts can share a prefix keep keys and values in blocks; `kv_memory`: bytes of their blocks.
+    `paged`: models whose prompts can share a prefix keep keys and values in blocks; `kv_memory`: bytes of their blocks;
+    `prefix_memory`: bytes of those that cached prefixes may hold and no request uses.
     `glossaries`: folder of stored glossaries; without it they are kept in memory. `runs`: folder of training runs that
     the page may replay. `exact`: every request in exact mode,
     not only those that ask for it. `log_texts`: write request bodies to the log. `open_probes`: /healthz, /readyz and
@@ -63,6 +64,7 @@ class Settings(Config):
     memory: PositiveInt | None = None
     paged: bool = True
     kv_memory: PositiveInt | None = None
+    prefix_memory: NonNegativeInt | None = None
     glossaries: Path | None = None
     runs: Path | None = None
     exact: bool = False

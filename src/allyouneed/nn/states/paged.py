@@ -36,10 +36,11 @@ class PoolFullError(Exception):
 class BlockPool:
     """`blocks` blocks of `size` tokens in every layer with a KV cache, reference-counted. Block 0 is never allocated:
     it pads block tables. `cached`: blocks that a prefix cache holds, too; `evictable`: how many of them nobody else
-    holds."""
+    holds, `most_evictable` in the long run."""
 
-    def __init__(self, blocks: int, size: int = BLOCK) -> None:
+    def __init__(self, blocks: int, size: int = BLOCK, most_evictable: int | None = None) -> None:
         self.blocks, self.size = blocks, size
+        self.most_evictable = blocks if most_evictable is None else most_evictable
         self.free = list(range(blocks, 0, -1))
         self.ref_counts = [0] * (blocks + 1)
         self.cached: set[int] = set()

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -18,7 +18,7 @@ from allyouneed.apps.serve.engine.forward import CHUNK
 from allyouneed.apps.serve.engine.loop import CallCancelled, EngineLoop, OnEnd, ThreadCall, Wanted, current_call
 from allyouneed.apps.serve.engine.sequences import SequenceGroup
 from allyouneed.apps.serve.engine.text_models import TextModel, text_model
-from allyouneed.apps.serve.errors import ApiError, log_failure
+from allyouneed.apps.serve.errors import ApiError, log, log_failure
 from allyouneed.apps.serve.metrics import Metrics
 from allyouneed.apps.serve.sampling import SamplingFields
 from allyouneed.apps.serve.settings import Limits, Settings
@@ -49,6 +49,16 @@ CALLS = 256  # of predictors at once
 PREFILL_BUDGET = {"cuda": 8192}  # prompt tokens read in one step: as many as take a few milliseconds
 WARM_TOKENS = 16  # of the prompts and answers that a model is warmed up with
 MEMORY_SHARE = 0.25  # of the free memory, for the blocks of a model
+PREFIX_SHARE = 0.125  # of the free memory of a CPU, for cached prefixes: as many bytes as the model has, at most this
+LEAST_PREFIXES = 64 << 20  # bytes of the cached prefixes of a small model
+
+
+class PoolSize(NamedTuple):
+    """Blocks of a pool, how many of them cached prefixes may hold that no request uses, and the bytes of one."""
+
+    blocks: int
+    evictable: int
+    block_bytes: int
 
 
 class ServedModel:
@@ -73,7 +83,9 @@ class ServedModel:
             widen_half_for_cpu(found.model)
         if isinstance(found, GeneratingPredictor):
             _ = found.engine.runner.decoder  # the CPU's program is made now, not for the first request
-        return cls(name, path, found, settings, metrics, event_loop)
+        model = cls(name, path, found, settings, metrics, event_loop)
+        model.log_pool_size()
+        return model
 
     def warm_up(self) -> None:
         """On a GPU: capture CUDA graphs and compile kernels now, not for the first requests."""
@@ -111,20 +123,49 @@ class ServedModel:
         if exact:
             retrieve, engine = engine.runner.retrieve, self.predictor.build_engine()
             engine.runner.exact, engine.runner.retrieve = True, retrieve
-        elif self.settings.paged and shares_prefixes(engine.runner):
-            pool = BlockPool(self._blocks(engine))
+        elif self.pool_size is not None:
+            blocks, evictable, _ = self.pool_size
+            pool = BlockPool(blocks, most_evictable=evictable)
             return engine.scheduler(rows=rows, budget=budget, pool=pool, graphs=engine.graphs)
         return engine.scheduler(rows=rows, budget=budget)
 
-    def _blocks(self, engine: Engine) -> int:
-        """The size of the pool: what `kv_memory` holds; by default enough for all rows at their longest, within a share
-        of the free memory, and in any case enough for one."""
-        if self.settings.kv_memory is not None:
-            return max(1, self.settings.kv_memory // block_bytes(engine.runner))
+    @cached_property
+    def pool_size(self) -> PoolSize | None:
+        """None: this model's states are not paged. The pool has what `kv_memory` holds; by default enough for all rows
+        at their longest, within a share of the free memory, and in any case enough for one. Cached prefixes have all
+        that is free of it where the pool is allocated at once (on a GPU); elsewhere, where memory is taken as blocks
+        are used, as many bytes as the weights, within a share of the free memory."""
+        engine, settings = (
+            self.predictor.engine if isinstance(self.predictor, GeneratingPredictor) else None,
+            self.settings,
+        )
+        if not isinstance(engine, Engine) or not settings.paged or not shares_prefixes(engine.runner):
+            return None
+        block, free = block_bytes(engine.runner), available_memory(engine.device)
         longest = -(-self.max_model_len // BLOCK) + 2
-        free = available_memory(engine.device)
-        most = self.settings.rows * longest
-        return most if free is None else max(longest, min(most, int(free * MEMORY_SHARE) // block_bytes(engine.runner)))
+        blocks = settings.rows * longest
+        if settings.kv_memory is not None:
+            blocks = max(1, settings.kv_memory // block)
+        elif free is not None:
+            blocks = max(longest, min(blocks, int(free * MEMORY_SHARE) // block))
+        if settings.prefix_memory is not None:
+            return PoolSize(blocks, min(blocks, settings.prefix_memory // block), block)
+        if engine.device.type != "cpu":
+            return PoolSize(blocks, blocks, block)
+        weights = sum(one.nbytes for one in (*engine.model.parameters(), *engine.model.buffers()))
+        prefixes = weights if free is None else min(weights, int(free * PREFIX_SHARE))
+        return PoolSize(blocks, min(blocks, max(longest, LEAST_PREFIXES // block, prefixes // block)), block)
+
+    def log_pool_size(self) -> None:
+        if self.pool_size is not None:
+            blocks, evictable, block = self.pool_size
+            log.info(
+                "%s: keys and values take up to %s (--kv-memory), those of prompts kept for later ones %s of it "
+                "(--prefix-memory)",
+                self.name,
+                megabytes(blocks * block),
+                megabytes(evictable * block),
+            )
 
     def close(self) -> None:
         self.loop.stop()
@@ -292,6 +333,10 @@ class ServedModel:
             self.loop.wake()
             if not work.done():
                 work.add_done_callback(_log_abandoned)
+
+
+def megabytes(count: int) -> str:
+    return f"{count / 1e6:,.0f} MB"
 
 
 def _log_abandoned(work: asyncio.Future[Any]) -> None:
