@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import FrameType
+from typing import Any
 
 from allyouneed.errors import UserError
 
@@ -195,7 +196,7 @@ def inference() -> Iterator[None]:
 
 
 @contextmanager
-def stop_signals_handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+def stop_signals_handled(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
     """Inside, the signals that end a server call `handler`, in the main thread. A hang-up that is ignored (`nohup`)
     stays so."""
     with ExitStack() as stack:

@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 from allyouneed.apps.serve.engine.forward import CHUNK, ForwardJob, ForwardQueue, current_client
-from allyouneed.apps.serve.engine.loop import SHARE
+from allyouneed.apps.serve.engine.places import SHARE, refusal
 from allyouneed.apps.serve.settings import Settings
 from served import BOTH_WAYS, served_client
 from waiting import PATIENCE, until
@@ -145,6 +146,29 @@ def test_one_client_cannot_take_all_places_of_the_queue(
         assert sorted(one.result().status_code for one in many) == [200] * 6 + [429] * 10
         until(lambda: not loop.sequences)
         assert not any(loop.held.values())
+
+
+def test_each_client_has_a_share_and_there_is_room_for_another() -> None:
+    taken = Counter[str]()
+    for clients in (1, 2, 3, 9):
+        taken = Counter({f"client {n}": 0 for n in range(clients)})
+        while any(not refusal(4096, taken, name, 1, "sequences") for name in taken):
+            for name in taken:
+                taken[name] += not refusal(4096, taken, name, 1, "sequences")
+        assert max(taken.values()) - min(taken.values()) <= 1
+        assert abs(min(taken.values()) - SHARE * 4096 / (SHARE * clients + 1)) <= 2
+        assert not refusal(4096, taken, "another", 16, "sequences")
+    assert "the limit is 4096" in str(refusal(4096, taken, "another", 4000, "sequences"))
+    assert not refusal(4, Counter(), "one", 3, "sequences") and not refusal(1, Counter(), "one", 1, "sequences")
+
+
+def test_a_long_document_waits_for_its_own_places(folders: dict[str, Path]) -> None:
+    """The parts of a text that a translator splits take places one by one, no more than the share of their client."""
+    limits = Settings().limits.model_copy(update={"queue": 8})
+    with served_client({"translator": folders["translator"]}, limits=limits) as (_, client):
+        texts = [f"the cat {n} sat on the mat" for n in range(30)]
+        answer = client.post("/translate", json={"q": texts, "source": "auto", "target": "en"})
+        assert answer.status_code == 200 and len(answer.json()["translatedText"]) == 30
 
 
 def test_forward_jobs_of_one_client_hold_up_no_other() -> None:

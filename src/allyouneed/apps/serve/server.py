@@ -95,7 +95,7 @@ class Server(uvicorn.Server):
         self.gate.draining = True
         asyncio.get_event_loop().call_soon_threadsafe(lambda: asyncio.ensure_future(self._drain()))
 
-    def capture_signals(self) -> AbstractContextManager[None]:
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         """As uvicorn's, but for SIGHUP too, and a process that ends after a signal exits with status 0."""
         return stop_signals_handled(self.handle_exit)
 

@@ -284,10 +284,10 @@ class PagedStates(States):
                 if isinstance(state, PagedKVCache):
                     cache, stored = KVCache(), self.pool.storage.get(state.number)
                     if stored is not None:
-                        cache.keys, cache.values = (table.gather(one)[:, :, :end] for one in stored)
-                        for one in (cache.keys, cache.values) if unused is not None else ():
-                            one.masked_fill_(unused[:, None, :, None], 0)
-                        cache.end = end
+                        found = [table.gather(one)[:, :, :end] for one in stored]
+                        if unused is not None:
+                            found = [one.masked_fill_(unused[:, None, :, None], 0) for one in found]
+                        (cache.keys, cache.values), cache.end = found, end
                     state = cache
                 layers[-1][name] = state
         new = States(layers, len(rows), self.device, copied.memory)

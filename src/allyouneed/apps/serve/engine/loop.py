@@ -18,6 +18,7 @@ from typing import Any
 
 from allyouneed.apps.serve.engine.delivery import Delivery
 from allyouneed.apps.serve.engine.forward import CHUNK, ForwardJob, ForwardQueue, current_client
+from allyouneed.apps.serve.engine.places import refusal
 from allyouneed.apps.serve.errors import ApiError, internal_error, log, log_failure
 from allyouneed.apps.serve.metrics import BlockTotals, Metrics
 from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
@@ -30,7 +31,6 @@ from allyouneed.infer.scheduling.admission import MANY_CLIENTS
 
 CALL_SEQUENCES = 256  # of a call of a predictor that run or wait at once; a longer text waits for its own
 CALL_INPUTS = 32  # of a forward pass
-SHARE = 3  # a client may have this many times as many sequences as are still free for all
 MANY = 8  # answers that end together: their clients are likely to ask again together
 PAUSE, LONGEST_WAIT = 2e-3, 20e-3  # seconds: the next requests are waited for until none has come for, or as long as
 
@@ -107,18 +107,16 @@ class EngineLoop:
         prepared = [self._prepare(wanted, exact, on_end, now) for wanted, exact, on_end in requests]
         found, tokens = list[list[RequestState] | Exception](), 0
         with self.changed:
-            left = self.queue - self.sequences
             for states, (_, exact, _) in zip(prepared, requests, strict=True):
                 if states and not isinstance(states, Exception):
-                    client = states[0].request.client
-                    states = self._refusal(len(states), left, self.held[client], "sequences") or states
+                    client, closed = states[0].request.client, self._closed()
+                    states = closed or refusal(self.queue, self.held, client, len(states), "sequences") or states
                 found.append(states)
                 if isinstance(states, Exception):
                     continue
                 self.schedulers[exact].enqueue(states)
                 self.states[exact] += states
                 self.held.update(state.request.client for state in states)
-                left -= len(states)
                 for state in states:
                     tokens += len(state.request.source or ()) + len(state.request.prompt)
             self.changed.notify()
@@ -137,20 +135,6 @@ class EngineLoop:
         except Exception as error:
             return error
         return states
-
-    def _refusal(self, count: int, left: int, own: int, what: str) -> ApiError | None:
-        """Why `count` sequences or inputs cannot be added now; `left`: how many can, `own`: of the same client that
-        have not ended."""
-        if self.stopping or not self.thread.is_alive():
-            return self._stopped()
-        if count > left:
-            there, limit = f"{self.queue - left} {what} are running or waiting", f"the limit is {self.queue}"
-        elif own + count > SHARE * left:
-            there, limit = f"{own} {what} of yours are running or waiting", f"your share is {SHARE * left} now"
-        else:
-            return None
-        message = f"{there} and {count} are new, {limit}; try again"
-        return ApiError(message, 429, code="queue_full", retry_after=1)
 
     def decode(
         self, requests: Sequence[Request], spec: DecodingSpec, on_progress: Progress | None = None
@@ -180,9 +164,9 @@ class EngineLoop:
                         states += self.submit([(request._replace(client=call.client), spec)], call.exact, on_end)
                         break
                     except ApiError as error:
-                        if error.status != 429 or all(state.finished for state in states):
+                        if error.status != 429 or len(states) + left == len(requests):  # none of its own is left
                             raise
-                        room.acquire()  # until one of its own has ended
+                        room.acquire()  # until one of them has ended
                 if call.cancelled or ended.is_set():
                     break
             if not call.cancelled:
@@ -218,10 +202,9 @@ class EngineLoop:
             job.future.set_result([])
             return job.future
         with self.changed:
-            sizes = self.forward.sizes()
-            left = self.queue - sizes.total()
-            if (error := self._refusal(len(inputs), left, sizes[job.client], "inputs")) is not None:
-                raise error
+            self._check_open()
+            if refused := refusal(self.queue, self.forward.sizes(), job.client, len(inputs), "inputs"):
+                raise refused
             self.forward.add(job)
             self.changed.notify()
         return job.future
@@ -256,8 +239,11 @@ class EngineLoop:
         return sum(map(len, self.states.values()))
 
     def _check_open(self) -> None:
-        if self.stopping or not self.thread.is_alive():
-            raise self._stopped()
+        if closed := self._closed():
+            raise closed
+
+    def _closed(self) -> ApiError | None:
+        return self._stopped() if self.stopping or not self.thread.is_alive() else None
 
     def _stopped(self) -> ApiError:
         why = "is being unloaded" if self.stopping else "has stopped computing"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from allyouneed.apps.serve.errors import log
+from allyouneed.apps.serve.errors import log, log_failure
 
 if TYPE_CHECKING:
     from threading import Thread
@@ -35,7 +35,10 @@ def watched(registry: ModelRegistry, phases: Phases | None) -> Iterator[None]:
 async def _watch(dog: Watchdog) -> None:
     while True:
         await asyncio.sleep(BEAT)
-        dog.check(time.monotonic())
+        try:
+            dog.check(time.monotonic())
+        except Exception as error:
+            log_failure(error, "the watchdog failed")
 
 
 class Watchdog:

@@ -26,9 +26,12 @@ class Phases:
         self.write(self.own, {"pid": os.getpid(), "status": phase, "beat": since or time.monotonic()})
 
     def write(self, worker: int, content: dict[str, Any]) -> None:
-        new = self.folder / f"worker-{worker}.{os.getpid()}"
-        new.write_text(json.dumps(content))
-        new.replace(self.folder / f"worker-{worker}")
+        new, known = self.folder / f"worker-{worker}.{os.getpid()}", self.folder / f"worker-{worker}"
+        try:
+            new.write_text(json.dumps(content))
+            new.replace(known)
+        except OSError:  # a full disk: none is better than an old one, by which the supervisor would end the worker
+            known.unlink(missing_ok=True)
 
     def silence(self, worker: int, pid: int) -> float:
         """For how many seconds this process has not got on."""

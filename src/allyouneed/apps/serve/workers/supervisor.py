@@ -41,6 +41,7 @@ log = logging.getLogger("allyouneed.serve")
 
 COMMAND = (sys.executable, "-m", "allyouneed.apps.serve.workers.worker")
 POLL = 0.05  # seconds
+LOOK = 1.0  # seconds between two looks at the signs of life of a worker
 STABLE = 30.0  # seconds after which a worker counts as well started
 MAX_DELAY = 30.0  # seconds before a worker that keeps dying is started again
 MAX_API_PROCESSES = 8  # by default
@@ -79,6 +80,7 @@ class Worker:
     started: float = 0.0
     failures: int = 0  # since it last was stable
     start_at: float = 0.0
+    look_at: float = 0.0  # for signs of life
 
 
 class Supervisor:
@@ -140,9 +142,11 @@ class Supervisor:
         now, process = time.monotonic(), worker.process
         if process is not None:
             if (status := process.poll()) is None:
-                if (silence := self.phases.silence(worker.number, process.pid)) > self.patience:
-                    log.error("%s has been stuck for %.0f s; it is ended", _name(worker), silence)
-                    process.kill()
+                if now >= worker.look_at:
+                    worker.look_at = now + LOOK
+                    if (silence := self.phases.silence(worker.number, process.pid)) > self.patience:
+                        log.error("%s has been stuck for %.0f s; it is ended", _name(worker), silence)
+                        process.kill()
                 return
             mark_process_dead(process.pid, str(self.folder))
             worker.failures = 1 if now - worker.started > STABLE else worker.failures + 1
