@@ -194,6 +194,7 @@ class Folder:
         stored, precision = about.get("stored"), as_dtype(dtype)
         if stored and precision not in (None, torch.float32):
             raise UserError(f"{path}: its weights are quantized ({stored}) and cannot be converted; remove the dtype")
+        file_in(path, WEIGHTS)
         model = _load_model(config, path / WEIGHTS, device, precision, stored)
         check_finite(str(path / WEIGHTS), model)
         if not as_stored:
