@@ -267,7 +267,7 @@ def check_finite(where: str, model: nn.Module) -> None:
                 wrong.append(f"{name}: contains NaN or infinity")
             release_pages(tensor)
     if wrong:
-        raise UserError(f"{where}: damaged weights; get the model again\n  " + "\n  ".join(wrong[:20]))
+        raise UserError(f"{where}: damaged weights; get the model again\n  " + "\n  ".join(wrong))
 
 
 def read_card(path: Path) -> str:

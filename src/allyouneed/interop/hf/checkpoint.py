@@ -86,7 +86,7 @@ class ShardedWeights(Mapping[str, Tensor]):
             if self.file_of.get(name) != file
         ]
         if wrong:
-            raise UserError(f"{path}: the shard index is wrong\n  " + "\n  ".join(truncate(sorted(wrong))))
+            raise UserError(f"{path}: the shard index is wrong\n  " + "\n  ".join(sorted(wrong)))
 
     def __getitem__(self, name: str) -> Tensor:
         return self.files[self.file_of[name]][name]
@@ -99,10 +99,6 @@ class ShardedWeights(Mapping[str, Tensor]):
 
     def __contains__(self, name: object) -> bool:
         return name in self.file_of
-
-
-def truncate(lines: list[str], most: int = 20) -> list[str]:
-    return lines if len(lines) <= most else [*lines[:most], f"… and {len(lines) - most:,} more"]
 
 
 def _weight_map(path: Path) -> dict[str, str]:
