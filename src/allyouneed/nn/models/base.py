@@ -114,7 +114,7 @@ class Model(Part, Common, slot="model"):
             raise _validation_error(type(self), found)
         if (count := self.cost(1).parameters) > MAX_PARAMETERS:
             raise _validation_error(
-                type(self), [((), f"{count:,} parameters; at most {MAX_PARAMETERS:,} are supported")]
+                type(self), [((), f"{count:,.0f} parameters; at most {MAX_PARAMETERS:,} are supported")]
             )
         return self
 
