@@ -75,7 +75,7 @@ def describe(
         ),
     ],
     changes: SetOption = None,
-    length: Annotated[int, option(min=1, show_default=True, help="context length for the FLOPs")] = 1024,
+    length: Annotated[int, option(min=1, max=1 << 24, show_default=True, help="context length for the FLOPs")] = 1024,
 ) -> None:
     """Show the parts of a model: a tree with shapes, parameters, FLOPs and cache bytes."""
     from rich.console import Console
