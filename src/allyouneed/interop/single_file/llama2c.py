@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
+from allyouneed.data.tokenizers.bounds import check_pieces
 from allyouneed.data.tokenizers.special_tokens import Template
 from allyouneed.errors import UserError
 from allyouneed.files.reading import has_file, named_file, read_bytes
@@ -131,6 +132,7 @@ def read_vocabulary(path: Path, size: int) -> Any:
     from tokenizers import Tokenizer as Inner
 
     pieces, scores = _pieces(path, size)
+    check_pieces(pieces, str(path))
     ids = {piece: n for n, piece in reversed(list(enumerate(pieces)))}
     merges = []
     for n, piece in enumerate(pieces[FIRST_BYTE + 256 :], FIRST_BYTE + 256):
