@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from allyouneed import plugins
 from allyouneed.config import Config, ConfigError, parse
 from allyouneed.config.messages import FOREIGN_NAMES, unknown_key
 from allyouneed.errors import UserError
 from allyouneed.nn.channels.feedforward import FFN
 from allyouneed.nn.channels.moe import MoE
 from allyouneed.nn.mixers.attention.attention import Attention
+from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.block import Layer
 from allyouneed.nn.models.decoder import Decoder
 from allyouneed.nn.models.layer_text import expand_layers
@@ -118,3 +120,43 @@ def test_a_missing_parenthesis_is_named_with_its_place(text: str, said: str) -> 
     assert Pattern.from_text("causal & (window(3) | full)")
     with pytest.raises(ValueError, match=r"missing '\)': the '\(' at character 3 is not closed, in '2×\(a, b'"):
         expand_layers("2×(a, b", {"a": {}, "b": {}})
+
+
+# --- length ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_has_at_most_twenty_lines_of_bounded_length() -> None:
+    found = str(UserError("a list\n  " + "\n  ".join(map(str, range(100_000)))))
+    assert found.count("\n") == 19 and found.endswith("\n  17\n  … and 99,982 more lines")
+    again = str(UserError(f"folder:\nmodel: {found}"))  # quoted by another message: the count stays right
+    assert again.count("\n") == 19 and again.endswith("\n  16\n  … and 99,983 more lines")
+    assert len(str(UserError("x" * 10**6))) < 5000
+    whole = "\n".join(["one line"] * 20)
+    assert str(UserError(whole)) == whole and str(UserError()) == ""
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"kind": "decoder", "decoder": [{}], **{f"key{number}": 1 for number in range(30_000)}},
+        {"kind": "decoder", "decoder": [{"mixer": {"kind": "nope"}}] * 2000},
+        {"kind": "decoder", "decoder": [{"mixer": {"kind": "attention", f"key{n}": 1}} for n in range(2000)]},
+        {"kind": "decoder", "decoder": [{}], "k" * 10**6: 1},
+    ],
+    ids=["keys", "kinds", "keys of parts", "a long key"],
+)
+def test_thousands_of_mistakes_are_a_short_message(tree: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And each costs little: reading the metadata of all packages for each unknown kind took milliseconds."""
+    asked: list[Any] = []
+    read = plugins.entry_points
+    monkeypatch.setattr(plugins, "entry_points", lambda **given: asked.append(given) or read(**given))
+    with pytest.raises(ConfigError) as caught:
+        parse(Model, tree | {"width": 8, "vocab": 10})  # type: ignore[type-abstract]
+    assert str(caught.value).count("\n") < 20 and len(str(caught.value)) < 30_000
+    assert len(caught.value.problems) <= 1100 and len(asked) <= 1
+
+
+def test_a_stack_of_too_many_layers_is_refused_by_its_length() -> None:
+    layers = [{"mixer": object()}] * 20_000
+    with pytest.raises(ConfigError, match=r"^decoder: 20,000 layers; at most 10,000 are supported$"):
+        parse(Model, {"kind": "decoder", "width": 8, "vocab": 10, "decoder": layers})  # type: ignore[type-abstract]

@@ -182,7 +182,13 @@ def model_config(model: str | Path | dict[str, Any], changes: list[str] | None =
 def build(model: str | Path | dict[str, Any], changes: list[str] | None = None, **values: Any) -> ModelModule:
     """A freshly initialized module: `ayn.build("transformer-base", vocab=37000)`. Called with tensors it gives logits:
     `module(source, target)` for an encoder-decoder, `module(tokens)` for other models (docs/calling.md)."""
-    return cast("ModelModule", model_config(model, changes, **values).build())
+    import torch
+
+    from allyouneed.runtime.memory import check_weights
+
+    config = model_config(model, changes, **values)
+    check_weights(config.cost(1).parameters, torch.get_default_device())
+    return cast("ModelModule", config.build())
 
 
 def save(

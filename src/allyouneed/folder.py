@@ -194,6 +194,7 @@ class Folder:
         stored, precision = about.get("stored"), as_dtype(dtype)
         if stored and precision not in (None, torch.float32):
             raise UserError(f"{path}: its weights are quantized ({stored}) and cannot be converted; remove the dtype")
+        file_in(path, WEIGHTS)
         model = _load_model(config, path / WEIGHTS, device, precision, stored)
         check_finite(str(path / WEIGHTS), model)
         if not as_stored:
@@ -266,7 +267,7 @@ def check_finite(where: str, model: nn.Module) -> None:
                 wrong.append(f"{name}: contains NaN or infinity")
             release_pages(tensor)
     if wrong:
-        raise UserError(f"{where}: damaged weights; get the model again\n  " + "\n  ".join(wrong[:20]))
+        raise UserError(f"{where}: damaged weights; get the model again\n  " + "\n  ".join(wrong))
 
 
 def read_card(path: Path) -> str:

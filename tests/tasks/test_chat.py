@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import allyouneed as ayn
 from allyouneed.cli import main
 from allyouneed.config import ConfigError
-from allyouneed.data.chat.template import BUILT_IN, ROLE_TOKENS, ChatTemplate, find_template
+from allyouneed.data.chat.template import BUILT_IN, ROLE_TOKENS, ChatTemplate, TemplateError, find_template
 from allyouneed.data.files.chats import ChatFiles, ComparisonFiles
 from allyouneed.data.files.readers import Report
 from allyouneed.errors import UserError
@@ -185,3 +186,67 @@ def test_a_reward_model_can_be_inspected(trained: Trained) -> None:
     reward = ayn.load(trained("preference")[0] / "model")
     run = reward.inside("the cat sees the sea.", target="very good")
     assert run.python.startswith("model.inside('the cat sees the sea.', target='very good'")
+
+
+def test_a_template_writes_no_more_than_a_few_times_what_it_reads(tokenizer: Any) -> None:
+    """What it writes is tokenized, which costs a kilobyte for each token."""
+    long = [{"role": "user", "content": "ab " * 100_000}]
+    template = ChatTemplate("{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}", {}, tokenizer)
+    assert len(template.prompt(long)) >= 400_000
+    template.source = "{{ 'ab ' * 300000 }}"
+    with pytest.raises(TemplateError, match="writes more than"):
+        template.prompt(CHAT)
+    template.close()
+
+
+def test_encoding_counts_against_the_time_of_a_template(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {}, tokenizer, seconds=0.5)
+    long = [{"role": "user", "content": "a" * 100_000}]
+    begun, end = threading.Event(), threading.Event()
+
+    def endless(text: str, specials: bool = False) -> list[int]:
+        begun.set()
+        assert end.wait(60)
+        return [0]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(template.tokenizer), "encode", lambda self, text, specials=False: endless(text))
+        with pytest.raises(TemplateError, match=r"100,000 characters, which take more than 0.5 s to encode"):
+            template.prompt(long)
+        assert begun.is_set()
+        with pytest.raises(TemplateError, match="to encode"):  # it waits for the first, which goes on
+            template.prompt(long)
+        assert [thread.name for thread in threading.enumerate()].count("chat-template_0") == 1
+        end.set()
+    template.seconds = 60
+    assert len(template.prompt(long)) > 1000  # and then all is well
+    template.close()
+
+
+@pytest.mark.parametrize(
+    "source", ["{{" + "(" * 1000 + "1" + ")" * 1000 + "}}", "{{ " + "-" * 100_000 + "1 }}", "{{" + "[" * 300_000]
+)
+def test_a_deeply_nested_template_is_refused(source: str, tokenizer: Any) -> None:
+    template = ChatTemplate(source, {}, tokenizer)
+    with pytest.raises(TemplateError, match="RecursionError"):
+        template.prompt(CHAT)
+    template.close()
+
+
+def test_deeply_nested_values_are_refused(tokenizer: Any) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(5000):
+        deep = {"inner": deep}
+    template = ChatTemplate("{{ 'x' }}", {}, tokenizer)
+    with pytest.raises(TemplateError, match="nested too deeply"):
+        template.encode([CHAT[0] | {"tool": deep}], {})
+    with pytest.raises(TemplateError, match="nested too deeply"):
+        template.encode(CHAT[:1], {"tools": deep})
+    template.close()
+
+
+@pytest.mark.parametrize("digits", ["0", "7", "9" * 5000, "\u0663"])
+def test_the_marks_of_spelled_tokens_in_a_template_are_text(digits: str, tokenizer: Any) -> None:
+    template = ChatTemplate("{{ '\ue000" + digits + "\ue001' }}", {}, tokenizer)
+    assert digits in tokenizer.decode(template.prompt([{"role": "user", "content": "a"}]))
+    template.close()

@@ -20,7 +20,7 @@ from allyouneed.cli.commands import App, accept_plugins, accept_quiet, expand_gr
 from allyouneed.cli.options import EXCHANGE, LOOK, TRAIN, USE, PluginOption, QuietOption, SetOption, option
 from allyouneed.errors import UserError, printable
 from allyouneed.infer.predictors.registry import commands
-from allyouneed.runtime.process import use_passive_openmp
+from allyouneed.runtime.process import allow_open_files, use_passive_openmp
 
 app = App(
     pretty_exceptions_enable=False,  # a traceback is a bug of ours: print it whole and plain, for a report
@@ -28,7 +28,12 @@ app = App(
     epilog="New here? `allyouneed demo` trains a small translator in minutes and lets you try it.",
 )
 
-USER_ERRNOS = {errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EROFS, errno.EDQUOT}  # the user can fix these
+# errors of the system that the user can fix, and how where its own words do not say so
+USER_ERRNOS = dict.fromkeys((errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EROFS, errno.EDQUOT), "") | {
+    errno.EFBIG: "; files may not be larger here (ulimit -f)",
+    errno.EMFILE: " in this process (ulimit -n)",
+    errno.ENFILE: "",
+}
 
 
 def _version(wanted: bool) -> None:
@@ -70,7 +75,7 @@ def describe(
         ),
     ],
     changes: SetOption = None,
-    length: Annotated[int, option(min=1, show_default=True, help="context length for the FLOPs")] = 1024,
+    length: Annotated[int, option(min=1, max=1 << 24, show_default=True, help="context length for the FLOPs")] = 1024,
 ) -> None:
     """Show the parts of a model: a tree with shapes, parameters, FLOPs and cache bytes."""
     from rich.console import Console
@@ -149,8 +154,22 @@ def _broken_pipe() -> TextIO:
     return open(write, "w", encoding="utf-8", buffering=1)
 
 
-def memory_asked_for(error: MemoryError | RuntimeError) -> str | None:
+def system_error(error: Exception) -> str | None:
+    """What an error of the system says, raised by Python or by a library in Rust, if the user can fix it."""
+    if isinstance(error, OSError):
+        number, file = error.errno, error.filename
+    else:
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        number, file = None if found is None else int(found[1]), None
+    if number not in USER_ERRNOS:
+        return None
+    return f"{file or 'the output'}: {os.strerror(number)}{USER_ERRNOS[number]}"
+
+
+def memory_asked_for(error: Exception) -> str | None:
     """` (4.00 GB asked for at once)` where memory ran out; None for any other error."""
+    if not isinstance(error, MemoryError | RuntimeError):
+        return None
     found = re.search(r"(?:tried|unable) to allocate (\d+ bytes|[\d.]+ ?[KMGTPE]i?B)", str(error), re.IGNORECASE)
     if found is not None:
         number, unit = found[1].split()
@@ -171,17 +190,16 @@ def main(args: Sequence[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # UTF-8 whatever the locale
     try:
+        allow_open_files()
         app(args, prog_name="allyouneed")
     except UserError as error:
         message = str(error)
-    except OSError as error:
-        if error.errno not in USER_ERRNOS:
+    except Exception as error:
+        if (reason := system_error(error)) is not None:
+            message = reason
+        elif (size := memory_asked_for(error)) is not None:
+            message = f"out of memory{size}; use a smaller model, fewer or shorter texts at once, or a larger machine"
+        else:
             raise
-        message = f"{error.filename or 'the output'}: {error.strerror}"
-    except (MemoryError, RuntimeError) as error:
-        size = memory_asked_for(error)
-        if size is None:
-            raise
-        message = f"out of memory{size}; use a smaller model, fewer or shorter texts at once, or a larger machine"
     print(f"allyouneed: {printable(message)}", file=sys.stderr)
     sys.exit(2)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from allyouneed.cli.messages import show_notes
+from allyouneed.cli.messages import show_status
 from allyouneed.cli.options import ComputeOptions, DecodingOptions
-from allyouneed.errors import UserError
+from allyouneed.errors import UserError, shorten
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -57,5 +57,6 @@ def predictor_with(
         model = load_predictor(folder, compute, task)
     if not is_able(model):
         raise UserError(f"{folder}: a model for {kind} cannot {does}; use `allyouneed {TASKS[kind].commands[0]}`")
-    show_notes(f"{folder}: {note}" for note in model.folder.notes)
+    if model.folder.notes:
+        show_status(shorten("\n".join(f"note: {folder}: {note}" for note in model.folder.notes)))
     return model

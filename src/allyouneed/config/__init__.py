@@ -26,6 +26,7 @@ from allyouneed.errors import UserError
 from allyouneed.files.reading import MAX_JSON_BYTES, parse_json, parse_yaml
 
 MAX_INTEGER = 1 << 31
+MAX_PROBLEMS = 1000  # of one part of a config that are reported
 PRESETS = Path(__file__).parents[1] / "presets"
 
 
@@ -324,7 +325,8 @@ def _reworded(error: ValidationError, cls: type[Config]) -> ValidationError:
     several types, one error says what all of them expect."""
     types = {field.alias or name: field.annotation for name, field in cls.model_fields.items()}
     details: dict[tuple[str | int, ...], InitErrorDetails] = {}
-    for e in error.errors():
+    errors = error.errors(include_url=False)
+    for e in errors[:MAX_PROBLEMS]:
         loc, message = e["loc"], describe(e)
         if e["type"] == "extra_forbidden" and len(loc) == 1:
             message = unknown_key(loc[0], types)
@@ -332,4 +334,6 @@ def _reworded(error: ValidationError, cls: type[Config]) -> ValidationError:
             depth, annotation = union
             loc, message = loc[: depth + 1], f"expected {type_text(annotation)}, not {show(e['input'])}"
         details.setdefault((*loc, message), _detail(loc, message, e["input"]))
+    if (more := len(errors) - MAX_PROBLEMS) > 0:
+        details[()] = _detail((), f"and {more:,} more problems", None)
     return ValidationError.from_exception_data(error.title, list(details.values()))

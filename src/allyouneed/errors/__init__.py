@@ -8,9 +8,32 @@ import difflib
 import re
 from collections.abc import Iterable
 
+MAX_LINES, MAX_LINE = 20, 4000  # of a message: lines, and characters of one
+
 
 class UserError(Exception):
-    """An error the user can fix. The text says what is wrong, where, and what to do."""
+    """An error the user can fix. The text says what is wrong, where, and what to do; of a long list, the first lines
+    and how many follow."""
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(shorten(str(message)))
+
+
+def shorten(text: str) -> str:
+    """A message of at most 20 lines, each of bounded length; `text` may quote a message that was shortened."""
+    lines = text.split("\n")
+    if len(lines) > MAX_LINES:
+        left_out = len(lines) - MAX_LINES + 1
+        if quoted := _LEFT_OUT.fullmatch(lines[-1]):
+            left_out += int(quoted[1].replace(",", "")) - 1
+        lines = [*lines[: MAX_LINES - 1], f"  … and {left_out:,} more lines"]
+    return "\n".join(
+        line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]}… and {len(line) - MAX_LINE:,} more characters"
+        for line in lines
+    )
+
+
+_LEFT_OUT = re.compile(r"\s*… and ([\d,]+) more lines")
 
 
 def near(word: str | None, known: Iterable[str]) -> str:

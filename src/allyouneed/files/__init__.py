@@ -66,9 +66,16 @@ def write_file(path: Path, fill: Callable[[BinaryIO], object]) -> None:
             fill(file)
         sync(work)
         work.replace(path)
-    except BaseException:
+    except BaseException as error:
         work.unlink(missing_ok=True)
+        _name(error, path)
         raise
+
+
+def _name(error: BaseException, path: Path) -> None:
+    """Let an error say what could not be written; that of a full disk does not."""
+    if isinstance(error, OSError) and error.filename is None:
+        error.filename = str(path)
 
 
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
@@ -94,9 +101,10 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
             path.rename(old)
         work.rename(path)
         sync(path.parent)
-    except BaseException:
+    except BaseException as error:
         if old.exists() and not path.exists():
             old.rename(path)
         shutil.rmtree(work, ignore_errors=True)
+        _name(error, path)
         raise
     shutil.rmtree(old, ignore_errors=True)

@@ -44,6 +44,13 @@ def file_in(folder: Path, name: str) -> Path:
     return target
 
 
+def named_file(path: Path) -> tuple[Path, str]:
+    """Folder and name of a file that the caller named: a link is followed, and what it leads to is read within the same
+    bounds as a file of a folder."""
+    found = path.resolve()
+    return found.parent, found.name
+
+
 def has_file(folder: Path, name: str) -> bool:
     """Whether the folder has this file; a link counts, wherever it leads."""
     return (folder / name).is_file() or (folder / name).is_symlink()

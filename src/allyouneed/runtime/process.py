@@ -16,6 +16,7 @@ from typing import Any
 from allyouneed.errors import UserError
 
 RARE = 20_000, 10, 10  # new objects before a collection of the young ones (Python: 700), and these before older ones
+MIN_FILES, MAX_FILES = 64, 65_536  # open files: a command needs about 30, a server one for each connection
 SWITCH_INTERVAL = 5e-4  # seconds; a tenth of Python's default
 
 HANG_UP: int | None = getattr(signal, "SIGHUP", None)  # the terminal was closed; None: no such signal here
@@ -30,6 +31,22 @@ def use_passive_openmp() -> None:
     """Call it before torch is loaded: on a busy machine, OpenMP threads that spin while waiting are ten times
     slower."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def allow_open_files() -> None:
+    """Raise this process's limit of open files as far as the system allows, or refuse to work with too few."""
+    try:
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+        if soft < most and soft != resource.RLIM_INFINITY:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            soft = most
+    except (ImportError, OSError, ValueError):  # not on this system
+        return
+    if soft != resource.RLIM_INFINITY and soft < MIN_FILES:
+        raise UserError(f"this process may open {soft} files; it needs {MIN_FILES} (ulimit -n {MIN_FILES})")
 
 
 def worker_environment(threads: int) -> dict[str, str]:

@@ -26,6 +26,7 @@ from allyouneed.training.distributed.process_group import (
 from allyouneed.training.finish import finish
 from allyouneed.training.loop import Trainer
 from allyouneed.training.planning.dry_run import dry_run
+from allyouneed.training.planning.memory import check_memory
 from allyouneed.training.ppo.run import PPORun
 from allyouneed.training.prepare import PreparedData, RunFolder, prepare, resolve
 from allyouneed.training.recipe.recipe import Recipe
@@ -105,10 +106,12 @@ def _train(
         else f"; {processes.world_size} processes ({recipe.parallel.text(processes.data_ranks)})"
     )
     reporter.print(backend.summary + layout)
+    check_memory(recipe, recipe.model_for(None), backend, processes)  # before hours of preparation, if it is certain
     first: list[PreparedData] = []
     processes.on_main(lambda: first.append(prepare(recipe, run, reporter)), "preparing the data")
     # the others reuse what the main process has prepared
     prepared = first[0] if first else prepare(recipe, run, reporter)
+    check_memory(recipe, recipe.model_for(prepared.vocabularies, prepared.labels), backend, processes)
     trainer = Trainer(recipe, run, prepared, backend, reporter, processes)
     if started and trainer.resumed:
         reporter.print(f"resuming the run in {run.folder} after step {trainer.state.step:,}")

@@ -35,7 +35,7 @@ class ApiError(UserError):
         retry_after: int | None = None,
     ) -> None:
         super().__init__(message)
-        self.message, self.status, self.param, self.code, self.retry_after = message, status, param, code, retry_after
+        self.message, self.status, self.param, self.code, self.retry_after = str(self), status, param, code, retry_after
 
     @property
     def type(self) -> str:

@@ -35,7 +35,7 @@ class Limits(Config):
     body_seconds: PositiveFloat = 60  # until its body is
     request_seconds: PositiveFloat = 600  # until its answer is
     step_seconds: PositiveFloat = 120  # of a step of an engine, before the server says that it is not ready
-    template_seconds: PositiveFloat = 2  # to render a chat template
+    template_seconds: PositiveFloat = 2  # to render a chat template, and to encode what it writes
     template_characters: PositiveInt = 1_000_000
     glossaries: PositiveInt = 1000  # stored ones
     glossary_entries: PositiveInt = 10_000

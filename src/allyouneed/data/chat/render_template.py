@@ -9,6 +9,8 @@ import sys
 from datetime import datetime
 from typing import Any
 
+GROWTH, OWN = 4, 1 << 16  # a template writes at most this many times the characters it is given, and as many of its own
+
 
 def main(memory: int, characters: int) -> None:
     try:
@@ -33,22 +35,30 @@ def main(memory: int, characters: int) -> None:
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     templates: dict[str, Any] = {}
     for line in sys.stdin:
-        request = json.loads(line)
         try:
+            request = json.loads(line)
             source = request["template"]
             if source not in templates:
                 templates[source] = environment.from_string(source)
-            parts, size = [], 0
+            parts, size, given = [], 0, count_characters(request["values"])
+            most = min(characters, GROWTH * given + OWN)
             for part in templates[source].generate(**request["values"]):
                 parts.append(part)
                 size += len(part)
-                if size > characters:
-                    raise ValueError(f"more than {characters} characters")
+                if size > most:
+                    raise ValueError(f"it writes more than {most} characters, given {given}")
             answer = {"text": "".join(parts)}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"[:500]}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
+
+
+def count_characters(value: Any) -> int:
+    """Characters of all texts in plain data, keys included."""
+    if isinstance(value, dict):
+        return sum(len(key) + count_characters(one) for key, one in value.items())
+    return sum(map(count_characters, value)) if isinstance(value, list) else len(value) if isinstance(value, str) else 0
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Chat templates: messages become a prompt, as the folder's `chat_template` writes it (jinja2, as Hugging Face's).
 
 A template is rendered by another process (render_template.py) within a time and a size, because it is code from a model
-folder. Text of messages cannot contain special tokens: where a message spells one, it is encoded as plain text, while
-those of the template are special.
+folder; encoding its output counts against the same time. Text of messages cannot contain special tokens: where a
+message spells one, it is encoded as plain text, while those of the template are special.
 """
 
 from __future__ import annotations
@@ -12,22 +12,28 @@ import re
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.errors import UserError
+from allyouneed.files.reading import has_file, parse_json, read_bytes
 
 SCRIPT = Path(__file__).with_name("render_template.py")
 MEMORY = 512 << 20  # bytes of the process
-SECONDS, CHARACTERS = 5.0, 1 << 22  # default limits of a rendering
+SECONDS, CHARACTERS = 5.0, 1 << 20  # default limits of a rendering
+INLINE = 1 << 15  # characters that are encoded without a thread to wait for: it takes milliseconds
+MAX_SOURCE = 1 << 20  # bytes of a template; the longest published ones have 30,000
 FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 FILE = FILES[0]  # what we write
+ORIGINALS = "original"  # folder.py: files of an imported model
 MARK = "\ue000{}\ue001"  # stands for a special token that a message spelled; private-use characters
-MARKS = re.compile("\ue000(\\d+)\ue001")
+MARKS = re.compile("\ue000([0-9]{1,9})\ue001")
 ROLES = ("system", "user", "assistant", "tool")
 TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
@@ -115,7 +121,8 @@ class ChatTemplate:
         """Token ids of the prompt. `extra`: further values for the template. It blocks; call it in a thread."""
         spelled: list[str] = []
         safe = self._safe(messages, spelled)
-        return self._ids(self.render({**self.values, **extra, "messages": safe}), spelled)
+        text, left = self._render({**self.values, **extra, "messages": safe})
+        return self._ids(text, spelled, left)
 
     def prompt(self, messages: Iterable[Message]) -> list[int]:
         """Token ids up to where the model answers."""
@@ -131,15 +138,15 @@ class ChatTemplate:
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            prompt = self.render({**self.values, "messages": safe[:number], "add_generation_prompt": True})
-            whole = self.render({**self.values, "messages": safe[: number + 1], "add_generation_prompt": False})
+            prompt, _ = self._render({**self.values, "messages": safe[:number], "add_generation_prompt": True})
+            whole, left = self._render({**self.values, "messages": safe[: number + 1], "add_generation_prompt": False})
             if not prompt.startswith(before) or not whole.startswith(prompt):
                 raise TemplateError(
                     f"the chat template writes message {number + 1} elsewhere than after the prompt for it, so it "
                     "cannot be trained with; set another `template`"
                 )
-            parts.append((self._ids(prompt[len(before) :], spelled), False))
-            answer, after = self._until_stop(self._ids(whole[len(prompt) :], spelled))
+            parts.append((self._ids(prompt[len(before) :], spelled, left), False))
+            answer, after = self._until_stop(self._ids(whole[len(prompt) :], spelled, left))
             parts += [(answer, True), (after, False)]
             before = whole
         if parts:
@@ -161,9 +168,30 @@ class ChatTemplate:
         return ids[: ends[-1] + 1], ids[ends[-1] + 1 :]
 
     def _safe(self, messages: Iterable[Message], spelled: list[str]) -> list[Any]:
-        return [_replace(dict(message), partial(self._hide, spelled=spelled)) for message in messages]
+        try:
+            return [_replace(dict(message), partial(self._hide, spelled=spelled)) for message in messages]
+        except RecursionError:
+            raise TemplateError("the messages are nested too deeply") from None
 
-    def _ids(self, text: str, spelled: Sequence[str]) -> list[int]:
+    def _ids(self, text: str, spelled: Sequence[str], seconds: float) -> list[int]:
+        """Token ids of what the template wrote, within what is left of its time. A tokenizer cannot be stopped, so a
+        text that takes longer is finished in a thread, and later ones wait for it."""
+        if len(text) <= INLINE:
+            return self._encode_marked(text, spelled)
+        waiting = self._long_texts.submit(self._encode_marked, text, spelled)
+        try:
+            return waiting.result(max(0.0, seconds))
+        except TimeoutError:
+            waiting.cancel()
+            raise TemplateError(
+                f"the chat template writes {len(text):,} characters, which take more than {self.seconds:g} s to encode"
+            ) from None
+
+    @cached_property
+    def _long_texts(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, "chat-template")
+
+    def _encode_marked(self, text: str, spelled: Sequence[str]) -> list[int]:
         ids: list[int] = []
         parts = MARKS.split(text)  # text, number, text, …
         for position, part in enumerate(parts):
@@ -185,20 +213,32 @@ class ChatTemplate:
         return self.specials.sub(mark, text)
 
     def render(self, values: Mapping[str, Any]) -> str:
-        line = json.dumps({"template": self.source, "values": values})
+        return self._render(values)[0]
+
+    def _render(self, values: Mapping[str, Any]) -> tuple[str, float]:
+        """The text, and how many seconds are left of the template's time."""
+        try:
+            line = json.dumps({"template": self.source, "values": values})
+        except RecursionError:
+            raise TemplateError("the values of the chat template are nested too deeply") from None
         with self.lock:
-            answer = self._ask(line)
+            self._start()
+            begun = time.monotonic()
+            answer = self._exchange(line, self.seconds)
         if "error" in answer:
             raise TemplateError(f"the chat template refuses the messages: {answer['error']}")
-        return str(answer["text"])
+        return str(answer["text"]), self.seconds - (time.monotonic() - begun)
 
-    def _ask(self, line: str) -> dict[str, Any]:
+    def _start(self) -> None:
         if self.process is None or self.process.poll() is not None:
             command = [sys.executable, "-I", str(SCRIPT), str(MEMORY), str(self.characters)]
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            try:
+                self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            except OSError as error:
+                raise TemplateError(f"the process of chat templates cannot start: {error.strerror}") from None
             weakref.finalize(self, _end, self.process)
-            self._exchange(json.dumps({"template": "", "values": {}}), seconds=60)  # it has started
-        return self._exchange(line, self.seconds)
+            if "error" in self._exchange(json.dumps({"template": "", "values": {}}), seconds=60):
+                raise TemplateError("the process of chat templates does not start")
 
     def _exchange(self, line: str, seconds: float) -> dict[str, Any]:
         """One line to the process and one back; it is killed when it takes too long."""
@@ -215,12 +255,17 @@ class ChatTemplate:
         finally:
             timer.cancel()
         if not answer:
-            self.close()
+            self._stop()
             return {"error": f"it takes more than {seconds:g} s or too much memory"}
         found: dict[str, Any] = json.loads(answer)
         return found
 
     def close(self) -> None:
+        self._stop()
+        if "_long_texts" in self.__dict__:
+            self.__dict__.pop("_long_texts").shutdown(wait=False, cancel_futures=True)
+
+    def _stop(self) -> None:
         process, self.process = self.process, None
         if process is not None:
             _end(process)
@@ -240,9 +285,14 @@ def find_template(path: Path | None, originals: Mapping[str, bytes] | None = Non
         content = _read(path, originals or {}, name)
         if content is None:
             continue
-        tree = {"chat_template": content} if name.endswith(".jinja") else _parse(content)
+        where = name if path is None else path / name
+        tree = {"chat_template": content.decode("utf-8", "replace")} if name == FILE else _parse(content, where)
         if source is None:
             source = _default(tree.get("chat_template"))
+            if source is not None and len(source) > MAX_SOURCE:
+                raise UserError(
+                    f"{where}: a chat template of {len(source):,} characters; at most {MAX_SOURCE:,} are read"
+                )
         for key in TOKENS:
             value = tree.get(key)
             text = value.get("content") if isinstance(value, dict) else value
@@ -251,28 +301,28 @@ def find_template(path: Path | None, originals: Mapping[str, bytes] | None = Non
     return source, values
 
 
-def _read(path: Path | None, originals: Mapping[str, bytes], name: str) -> str | None:
+def _read(path: Path | None, originals: Mapping[str, bytes], name: str) -> bytes | None:
     if name in originals:
-        return originals[name].decode("utf-8", "replace")
-    for file in () if path is None else (path / name, path / "original" / name):
-        if file.is_file():
-            return file.read_text(encoding="utf-8", errors="replace")
+        return originals[name]
+    for inside in () if path is None else (name, f"{ORIGINALS}/{name}"):
+        if has_file(path, inside):
+            return read_bytes(path, inside)
     return None
 
 
-def _parse(content: str) -> dict[str, Any]:
+def _parse(content: bytes, where: Path | str) -> dict[str, Any]:
     try:
-        tree = json.loads(content)
-    except ValueError:
-        return {}
+        tree = parse_json(content)
+    except ValueError as error:
+        raise UserError(f"{where}: not valid JSON: {error}") from None
     return tree if isinstance(tree, dict) else {}
 
 
 def _default(found: Any) -> str | None:
     """A folder may have several templates by name."""
     if isinstance(found, list):
-        named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
-        found = named.get("default")
+        named = [one.get("template") for one in found if isinstance(one, dict) and one.get("name") == "default"]
+        found = named[0] if named else None
     return found if isinstance(found, str) else None
 
 

@@ -21,6 +21,7 @@ from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.errors.extras import missing
 from allyouneed.files import sha256, write_folder
+from allyouneed.files.reading import file_in, has_file, read_json
 
 FORMAT = 1
 ARRAYS = ("tokens", "bounds", "begins", "documents", "names")
@@ -120,25 +121,25 @@ class ChunkIndex:
     def load(cls, path: Path | str) -> ChunkIndex:
         """Verifies the checksum of every file."""
         path, library = Path(path), import_faiss()
-        if not (path / "meta.json").is_file():
+        if not has_file(path, "meta.json"):
             raise UserError(f"{path}: not an index (no meta.json); build one with `allyouneed index`")
         try:
-            meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
+            meta = read_json(path, "meta.json")
             if meta["format"] != FORMAT:
                 raise UserError(f"{path}: index format {meta['format']}, expected {FORMAT}; build it again")
-            wrong = [name for name, sum_ in meta["sha256"].items() if _damaged(path / name, sum_)]
+            wrong = [name for name, sum_ in meta["sha256"].items() if _damaged(path, name, sum_)]
             if wrong:
                 raise UserError(f"{path}: {', '.join(wrong)} missing or damaged; build the index again")
-            arrays = {name: np.load(path / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
-            vectors = library.read_index(str(path / "vectors.faiss"))
+            arrays = {name: np.load(file_in(path, f"{name}.npy"), mmap_mode="r") for name in ARRAYS}
+            vectors = library.read_index(str(file_in(path, "vectors.faiss")))
             tokenizer = Vocabularies.load(path).target
             return cls(meta["chunk"], **arrays, vectors=vectors, tokenizer=tokenizer, encoder=meta["encoder"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path}: cannot be read as an index ({error}); build it again") from None
 
 
-def _damaged(file: Path, expected: str) -> bool:
-    return not file.is_file() or sha256(file) != expected
+def _damaged(path: Path, name: str, expected: str) -> bool:
+    return not has_file(path, name) or sha256(file_in(path, name)) != expected
 
 
 def document_hash(text: Sequence[int]) -> int:

@@ -28,7 +28,7 @@ from allyouneed.data.tokenizers.plain import plain, unknown_id
 from allyouneed.data.tokenizers.special_tokens import Id, Template
 from allyouneed.data.tokenizers.subwords import train_subwords
 from allyouneed.errors import UserError, near
-from allyouneed.files.reading import file_in, has_file, read_json, read_text
+from allyouneed.files.reading import file_in, has_file, named_file, read_json, read_text
 
 if TYPE_CHECKING:
     from allyouneed.data.files.filters import Filters
@@ -372,8 +372,7 @@ class Tokenizer:
     def load(cls, path: Path | str, pad: str | int = PAD, bos: str | int = BOS, eos: str | int = EOS) -> Tokenizer:
         """Read a `tokenizer.json`: ours, or a foreign one with special tokens given here or in `.marks.json`."""
         path = Path(path)
-        file = path.resolve()  # the caller names the file, so a link is followed
-        inner = parse_tokenizer(read_text(file.parent, file.name, MAX_BYTES), str(path))
+        inner = parse_tokenizer(read_text(*named_file(path), MAX_BYTES), str(path))
         beside = path.with_suffix(".marks.json")
         if has_file(path.parent, beside.name):
             found = parse(Marks, read_json(path.parent, beside.name), str(beside))

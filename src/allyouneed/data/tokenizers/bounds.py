@@ -9,7 +9,7 @@ import base64
 import binascii
 import json
 import string
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from allyouneed.data.tokenizers.errors import translate_error
@@ -22,6 +22,7 @@ MAX_ADDED = 1000  # characters that one step puts before or in place of others
 MAX_GROWTH = 256  # characters that all steps together may make of one; NFKC makes up to 18
 MAX_TRIED_GROWTH = 32  # the same, on a text of letters
 MAX_TOKEN = 10_000  # characters
+MAX_SPLITTING = 100_000_000  # sum of squared lengths of tokens, which finding their parts takes; the largest take 2e7
 MAX_SPECIAL_TOKENS = 1000  # around a text
 MAX_WORD = 10_000  # characters that WordPiece looks up in one word
 # steps that turn one character into two
@@ -61,6 +62,15 @@ def check_tokenizer(inner: Any, where: str) -> None:
     if getattr(inner.model, "max_input_chars_per_word", 0) > MAX_WORD:
         raise UserError(f"{where}: max_input_chars_per_word is more than {MAX_WORD:,}")
     _try(inner, where)
+
+
+def check_pieces(pieces: Collection[str] | Collection[bytes], where: str) -> None:
+    """Refuse tokens that are so long that finding their parts, for merges, would take minutes."""
+    if max(map(len, pieces), default=0) > MAX_TOKEN:
+        longest = max(map(len, pieces))
+        raise UserError(f"{where}: a token of {longest:,} characters; at most {MAX_TOKEN:,} are supported")
+    if sum(len(piece) ** 2 for piece in pieces) > MAX_SPLITTING:
+        raise UserError(f"{where}: {len(pieces):,} tokens are too long on average to find their parts")
 
 
 def _check_steps(tree: Any) -> None:

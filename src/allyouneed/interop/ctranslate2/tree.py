@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from allyouneed.errors import UserError
 from allyouneed.interop.ctranslate2.binary import Variables
 from allyouneed.interop.ctranslate2.support import ACTIVATIONS
-from allyouneed.interop.hf.checkpoint import truncate
 from allyouneed.interop.hf.config_reader import Tree
 from allyouneed.nn.models.weights import named_tensors
 from allyouneed.nn.positions.absolute import Sinusoidal
@@ -156,7 +155,7 @@ class TreeReader:
             if not known and last not in IGNORED and not name.endswith(tuple(f"/{one}" for one in IGNORED)):
                 self.problems.append(f"{name}: not supported")
         if self.problems:
-            listed = "\n  ".join(truncate(list(dict.fromkeys(self.problems))))
+            listed = "\n  ".join(dict.fromkeys(self.problems))
             raise UserError(f"{self.variables.path}: this CTranslate2 model cannot be imported\n  {listed}")
 
     def source_side(self, tree: Tree) -> Tree:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from allyouneed.data.files.mapped import MappedFile
 from allyouneed.errors import UserError
-from allyouneed.files.reading import MAX_JSON_BYTES, file_in, parse_json, read_json
+from allyouneed.files.reading import file_in, read_json
 
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
 MODULES = "modules.json"  # marks a folder of sentence-transformers
@@ -31,14 +31,11 @@ def is_hf_folder(path: Path | str) -> bool:
     path = Path(path)
     if (path / MODULES).is_file():
         return True
-    file = path / "config.json"
-    if not file.is_file() or file.stat().st_size > MAX_JSON_BYTES:
-        return False
     try:
-        config = parse_json(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        config = read_json(path, "config.json", needed=False)
+    except UserError:
         return False  # the error is reported when the folder is read
-    return isinstance(config, dict) and "format" not in config and bool({"model_type", "architectures"} & set(config))
+    return "format" not in config and bool({"model_type", "architectures"} & set(config))
 
 
 @dataclass(frozen=True)
@@ -89,7 +86,7 @@ class ShardedWeights(Mapping[str, Tensor]):
             if self.file_of.get(name) != file
         ]
         if wrong:
-            raise UserError(f"{path}: the shard index is wrong\n  " + "\n  ".join(truncate(sorted(wrong))))
+            raise UserError(f"{path}: the shard index is wrong\n  " + "\n  ".join(sorted(wrong)))
 
     def __getitem__(self, name: str) -> Tensor:
         return self.files[self.file_of[name]][name]
@@ -102,10 +99,6 @@ class ShardedWeights(Mapping[str, Tensor]):
 
     def __contains__(self, name: object) -> bool:
         return name in self.file_of
-
-
-def truncate(lines: list[str], most: int = 20) -> list[str]:
-    return lines if len(lines) <= most else [*lines[:most], f"… and {len(lines) - most:,} more"]
 
 
 def _weight_map(path: Path) -> dict[str, str]:

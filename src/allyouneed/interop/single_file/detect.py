@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from allyouneed.errors import UserError
+from allyouneed.files.reading import file_in, has_file
 from allyouneed.folder import Folder
 from allyouneed.interop.hf.checkpoint import check_archive
 from allyouneed.interop.single_file import fairseq, llama2c, marian, marian_archive, openai_whisper
@@ -24,15 +25,20 @@ def find(folder: Path) -> Path | None:
         return None
     archives = sorted(folder.glob("*.npz"))
     pickles = sorted(file for end in PICKLES for file in folder.glob(f"*{end}")) if any(folder.glob("dict.*")) else []
-    binaries = [file for file in sorted(folder.glob("*.bin")) if file.is_file() and marian_archive.is_binary(file)]
+    binaries = [file for file in sorted(folder.glob("*.bin")) if has_file(folder, file.name) and _is_binary(file)]
     for files, preferred in ((archives, ("model.npz",)), (binaries, ("model.bin",)), (pickles, BEST)):
         best = next((file for name in preferred for file in files if file.name == name), None)
         if best is not None or len(files) == 1:
+            file_in(folder, (best or files[0]).name)
             return best or files[0]
         if files:
             listed = ", ".join(file.name for file in files[:5])
             raise UserError(f"{folder}: several models ({listed}); name one of these files instead of the folder")
     return None
+
+
+def _is_binary(file: Path) -> bool:
+    return marian_archive.is_binary(file_in(file.parent, file.name))
 
 
 def read(path: Path | str, tokenizer: Path | str | None = None) -> Folder:

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
+from allyouneed.data.tokenizers.bounds import check_pieces
 from allyouneed.data.tokenizers.special_tokens import Template
 from allyouneed.errors import UserError
+from allyouneed.files.reading import has_file, named_file, read_bytes
 from allyouneed.folder import Folder
 from allyouneed.interop.families import FAMILIES
 
@@ -29,9 +31,9 @@ def read(path: Path, tokenizer: Path | None = None) -> Folder:
     """`tokenizer`: the vocabulary file, by default tokenizer.bin beside the model."""
     config, weights = read_weights(path)
     file = tokenizer or path.with_name(VOCABULARY)
-    if not file.is_file():
+    if not has_file(file.parent, file.name):
         raise UserError(f"{path}: no vocabulary; put {VOCABULARY} beside it, or pass that file as tokenizer")
-    inner = read_vocabulary(file, config["vocab_size"])
+    inner = read_vocabulary(file if tokenizer is None else Path(*named_file(file)), config["vocab_size"])
     vocabulary = Tokenizer(inner, UNKNOWN, BEGIN, END, template=Template(before=(BEGIN,), opening=(BEGIN,)))
     model = FAMILIES["llama"].convert(config, weights)
     decoding = {"method": "greedy", "max_length": config["max_position_embeddings"]}
@@ -130,6 +132,7 @@ def read_vocabulary(path: Path, size: int) -> Any:
     from tokenizers import Tokenizer as Inner
 
     pieces, scores = _pieces(path, size)
+    check_pieces(pieces, str(path))
     ids = {piece: n for n, piece in reversed(list(enumerate(pieces)))}
     merges = []
     for n, piece in enumerate(pieces[FIRST_BYTE + 256 :], FIRST_BYTE + 256):
@@ -149,10 +152,7 @@ def read_vocabulary(path: Path, size: int) -> Any:
 
 def _pieces(path: Path, size: int) -> tuple[list[str], list[float]]:
     """Each entry: score, length in bytes, bytes. Byte pieces are named `<0x0A>`."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    content = read_bytes(path.parent, path.name)
     pieces: list[str] = []
     scores: list[float] = []
     offset = 4  # after the length of the longest piece

@@ -15,6 +15,7 @@ from allyouneed.data.media.speech import LANGUAGES, TASKS, TICK
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.data.tokenizers.special_tokens import Template
 from allyouneed.errors import UserError
+from allyouneed.files.reading import has_file, named_file
 from allyouneed.folder import Folder
 from allyouneed.interop.families import FAMILIES
 from allyouneed.interop.hf.whisper_tokens import MULTILINGUAL, speech_options
@@ -115,9 +116,9 @@ def _vocabulary(path: Path, size: int, tokenizer: Path | None) -> Tokenizer:
     file = tokenizer or path.with_name(name)
     if file.is_dir():
         file = file / name
-    if not file.is_file():
+    if not has_file(file.parent, file.name):
         raise UserError(f"{path}: no vocabulary; put {name} beside it, or pass that file as tokenizer")
-    ranks = read_ranks(file)
+    ranks = read_ranks(file if tokenizer is None else Path(*named_file(file)))
     languages = size - len(ranks) - CONTROL_TOKENS - TIMESTAMPS
     if languages not in (OLD_LANGUAGES, len(LANGUAGES)):
         raise UserError(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from allyouneed.data.tokenizers import plain
-from allyouneed.data.tokenizers.bounds import MAX_BYTES
+from allyouneed.data.tokenizers.bounds import MAX_BYTES, check_pieces
 from allyouneed.errors import UserError
 from allyouneed.files.reading import read_bytes
 
@@ -49,9 +49,11 @@ class SentencePieceModel:
     def read(cls, path: Path) -> SentencePieceModel:
         raw = read_bytes(path.parent, path.name, MAX_BYTES)
         try:
-            return cls.parse(raw)
+            found = cls.parse(raw)
         except (ValueError, IndexError, TypeError, struct.error) as error:
             raise UserError(f"{path}: not a SentencePiece model: {error}; copy it again") from None
+        check_pieces([piece.text for piece in found.pieces], str(path))
+        return found
 
     @classmethod
     def parse(cls, raw: bytes) -> SentencePieceModel:

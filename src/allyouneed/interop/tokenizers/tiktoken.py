@@ -12,20 +12,21 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from allyouneed.data.tokenizers.bounds import check_pieces
 from allyouneed.errors import UserError
+from allyouneed.files.reading import read_bytes
 
 BYTES = 256
 
 
 def read_ranks(path: Path) -> dict[bytes, int]:
     try:
-        lines = path.read_bytes().splitlines()
+        lines = read_bytes(path.parent, path.name).splitlines()
         pairs = [line.split() for line in lines if line.strip()]
         found = {base64.b64decode(piece, validate=True): int(rank) for piece, rank in pairs}
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, binascii.Error):
         raise UserError(f"{path}: not a tiktoken file (each line: base64 and a number)") from None
+    check_pieces(found, str(path))
     if sorted(found.values()) != list(range(len(found))) or any(bytes([byte]) not in found for byte in range(BYTES)):
         raise UserError(f"{path}: incomplete tiktoken file: it must contain every byte, and ranks 0, 1, 2, …")
     return found

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Self
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 from torch import Tensor, nn
 
@@ -29,7 +29,15 @@ from allyouneed.nn.models.stack import Stack, behind, changes
 from allyouneed.nn.observe import observe
 from allyouneed.nn.states.base import States
 
-Layers = tuple[Layer, ...]
+
+def _bounded(layers: Any) -> Any:
+    if isinstance(layers, list | tuple) and len(layers) > MAX_LAYERS:  # before each of them is validated
+        message = f"{len(layers):,} layers; at most {MAX_LAYERS:,} are supported"
+        raise PydanticCustomError("config", "{text}", {"text": message})
+    return layers
+
+
+Layers = Annotated[tuple[Layer, ...], BeforeValidator(_bounded)]
 Problem = tuple[tuple[str | int, ...], str]
 Size = Annotated[int, Field(gt=0)]
 STACKS = ("encoder", "decoder")
@@ -106,7 +114,7 @@ class Model(Part, Common, slot="model"):
             raise _validation_error(type(self), found)
         if (count := self.cost(1).parameters) > MAX_PARAMETERS:
             raise _validation_error(
-                type(self), [((), f"{count:,} parameters; at most {MAX_PARAMETERS:,} are supported")]
+                type(self), [((), f"{count:,.0f} parameters; at most {MAX_PARAMETERS:,} are supported")]
             )
         return self
 

@@ -17,28 +17,27 @@ from allyouneed.errors import UserError
 from allyouneed.nn.states.segment_memory import SegmentMemory
 from allyouneed.runtime.process import disable_compilation
 from allyouneed.training.loop import Trainer
-from allyouneed.training.planning.memory import available_memory, estimate, format_bytes
+from allyouneed.training.planning.memory import advice, check_memory, format_bytes
 from allyouneed.training.prefetch import count_labels
 from allyouneed.training.random_state import preserve_random_state
-from allyouneed.training.recipe.recipe import Recipe
 from allyouneed.training.step import accumulate_gradients
 
 
 def dry_run(trainer: Trainer) -> None:
     """Print required and available memory, then try."""
     recipe, backend = trainer.recipe, trainer.backend
-    need, there = estimate(recipe, trainer.config, backend, trainer.processes), available_memory(backend.device)
+    need, there = check_memory(recipe, trainer.config, backend, trainer.processes)
     trainer.reporter.print(
         f"memory: about {need.text()}" + (f" of {format_bytes(there)} free" if there is not None else "")
     )
     if there is not None and need.total > there:
-        trainer.reporter.print(f"this may not fit; {_advice(recipe)} needs less")
+        trainer.reporter.print(f"this may not fit; {advice(recipe)}")
     try:
         _try(trainer)
     except Exception as error:
         if out_of_memory(error):
             free = f" ({format_bytes(there)} were free)" if there is not None else ""
-            raise UserError(f"a full batch does not fit into memory{free}; {_advice(recipe)}") from None
+            raise UserError(f"a full batch does not fit into memory{free}; {advice(recipe)}") from None
         if not backend.compiled:
             raise
         disable_compilation()
@@ -84,16 +83,6 @@ def _preserve_memory(model: Any) -> Iterator[None]:
         yield
     finally:
         model.states = before
-
-
-def _advice(recipe: Recipe) -> str:
-    rows, accumulate = recipe.batch.rows, recipe.accumulate
-    if rows > 1:
-        return (
-            f"batch.rows: {rows // 2} with accumulate: {accumulate * -(-rows // (rows // 2))} gives the same updates "
-            "with less memory"
-        )
-    return "shorter rows (batch.row, and data.max_tokens with it) or a smaller model"
 
 
 def out_of_memory(error: BaseException) -> bool:

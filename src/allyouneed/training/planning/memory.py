@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from allyouneed.errors import UserError
 from allyouneed.nn.heads.vocabulary import VocabularyHead
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.retro import Retro
@@ -19,6 +20,7 @@ from allyouneed.training.recipe.recipe import Recipe
 # What a sub-layer stores for its backward pass besides the outputs of its linear maps, in units of width per token:
 # its input, the residual sum and its normalisation, the dropout mask.
 RESIDUAL_WIDTHS = 3.0
+OFF = 2  # the estimate is within this factor of what is held
 STACKS = ("context", "encoder", "decoder", "first", "second")
 
 
@@ -43,6 +45,32 @@ class Estimate:
         )
 
 
+def check_memory(
+    recipe: Recipe, model: Model, backend: Backend, processes: ProcessGroup = SINGLE_PROCESS
+) -> tuple[Estimate, int | None]:
+    """The estimate and the free bytes, if known. A run that cannot fit is refused, by arithmetic: nothing is built."""
+    need, there = estimate(recipe, model, backend, processes), available_memory(backend.device)
+    if there is not None and need.total > OFF * there:
+        raise UserError(
+            f"this run takes about {need.text()}; {format_bytes(there)} are free; "
+            + advice(recipe, there / need.activations if need.activations > need.total / 2 else 0.0)
+        )
+    return need, there
+
+
+def advice(recipe: Recipe, share: float = 0.5) -> str:
+    """What takes less memory. `share`: of the activations that fits; 0: the model alone does not."""
+    rows, accumulate = recipe.batch.rows, recipe.accumulate
+    if share == 0:
+        return "use a smaller model"
+    if rows > 1 and (fewer := int(rows * min(share, 0.5))):
+        return (
+            f"batch.rows: {fewer} with accumulate: {accumulate * -(-rows // fewer)} gives the same updates with less "
+            "memory"
+        )
+    return "use shorter rows (batch.row, and data.max_tokens with it) or a smaller model"
+
+
 def estimate(recipe: Recipe, model: Model, backend: Backend, processes: ProcessGroup = SINGLE_PROCESS) -> Estimate:
     """Per process."""
     parameters = model.cost().parameters
@@ -63,15 +91,18 @@ def estimate(recipe: Recipe, model: Model, backend: Backend, processes: ProcessG
     return Estimate(
         weights=parameters * (8 + (2 if backend.bf16 else 0)),
         optimiser=parameters * 4 * recipe.optimiser.moments,
-        activations=int(passes * _activations(model, *tokens, processes.tensor) * number),
+        activations=int(
+            passes * _activations(model, *tokens, processes.tensor, recipe.checkpoint_activations) * number
+        ),
         logits=2 * chunk + 2 * 4 * vocab * model.width,
     )
 
 
-def _activations(model: Model, target: int, source: int, degree: int = 1) -> float:
+def _activations(model: Model, target: int, source: int, degree: int = 1, checkpointed: bool = False) -> float:
     """Numbers stored for the backward pass. A linear map from `width` costs 2 · width FLOPs per output, so the FLOPs of
-    a token-wise part count its outputs. `degree`: of tensor parallelism."""
-    total = 0.0
+    a token-wise part count its outputs. `degree`: of tensor parallelism. `checkpointed`: every block keeps its input,
+    and one block at a time the rest."""
+    total = largest = 0.0
     for name, tokens in zip(STACKS, (source, source, target, target, target), strict=True):
         for layer in getattr(model, name, ()):
             parts = layer.sublayers
@@ -80,13 +111,11 @@ def _activations(model: Model, target: int, source: int, degree: int = 1) -> flo
                 flops += layer.mixer.cost(model, 1).flops
             if layer.cross is not None:
                 flops += layer.cross.cost(model, 1, cross=True).flops
-                total += layer.repeat * source * layer.cross.source_flops(model) / (2 * model.width * degree)
-            total += (
-                layer.repeat
-                * tokens
-                * (flops / (2 * model.width * degree) + RESIDUAL_WIDTHS * model.width * len(parts))
-            )
-    return total
+                flops += layer.cross.source_flops(model) * source / tokens
+            kept = tokens * (flops / (2 * model.width * degree) + RESIDUAL_WIDTHS * model.width * len(parts))
+            total += layer.repeat * (tokens * model.width if checkpointed else kept)
+            largest = max(largest, kept)
+    return total + largest if checkpointed else total
 
 
 def _target_vocab(model: Model) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from allyouneed.models import resolve
 from allyouneed.training.recipe.languages import language_problems, with_model_codes
 from allyouneed.training.recipe.recipe import Recipe
 from allyouneed.training.recipe.sections import SPLITS, as_tuple
+
+PATH = re.compile(r"\w[\w.\[\]]*: ")  # a problem of one key begins with it
 
 
 def load_recipe(path: Path | str, overrides: Iterable[str] = (), plugins: Iterable[str] = ()) -> Recipe:
@@ -32,7 +35,8 @@ def load_recipe(path: Path | str, overrides: Iterable[str] = (), plugins: Iterab
     try:
         recipe.model_for(None)
     except ConfigError as error:
-        raise ConfigError([f"model.{problem}" for problem in error.problems], str(path)) from None
+        problems = [f"model{'.' if PATH.match(text) else ': '}{text}" for text in error.problems]
+        raise ConfigError(problems, str(path)) from None
     if recipe.start is not None and recipe.task.two_vocabularies:
         files = {split: with_model_codes(recipe.start, getattr(recipe.data, split)) for split in SPLITS}
         problems = language_problems(recipe.start, files)

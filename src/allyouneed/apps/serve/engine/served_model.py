@@ -23,7 +23,7 @@ from allyouneed.apps.serve.metrics import Metrics
 from allyouneed.apps.serve.sampling import SamplingFields
 from allyouneed.apps.serve.settings import Limits, Settings
 from allyouneed.apps.translate.translator import Translator
-from allyouneed.data.chat.template import ChatTemplate
+from allyouneed.data.chat.template import ChatTemplate, find_template
 from allyouneed.errors import UserError
 from allyouneed.infer.block_manager import block_bytes, shares_prefixes
 from allyouneed.infer.decoding.base import RequestState
@@ -83,6 +83,7 @@ class ServedModel:
             widen_half_for_cpu(found.model)
         if isinstance(found, GeneratingPredictor):
             _ = found.engine.runner.decoder  # the CPU's program is made now, not for the first request
+            find_template(found.folder.path, found.folder.originals)  # one that cannot be read is an error now
         model = cls(name, path, found, settings, metrics, event_loop)
         model.log_pool_size()
         return model
