@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from allyouneed.apps.inspect.assets import FOLDER
 from allyouneed.apps.inspect.offline import collect, save, view_model
+from allyouneed.apps.inspect.views import views
 from allyouneed.models import shipped
 from browser import Tab, chromium
-from served import Running, serving
+from served import Running, serving, write_folder
 
-VIEWS = ("use", "walk", "truth", "mixing", "why", "what_if", "anatomy", "compare", "lessons")
+VIEWS = [name for name, one in views().items() if (FOLDER / "views" / f"{name}.js").exists() and not one.runs]
 HOSTILE = "<img src=x onerror=hit=1>\u202egnp 机器 👩‍👧"
 
 
@@ -24,8 +26,10 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def running(browser: Any) -> Iterator[Running]:
-    with serving({"translator": shipped(), "another": shipped()}) as found:  # two, so that compare is offered
+def running(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    models = {"translator": shipped(), "another": shipped()}  # two, so that compare is offered
+    models["generator"] = write_folder(tmp_path_factory.mktemp("models") / "generator", "lm", seed=3)
+    with serving(models) as found:
         yield found
 
 
@@ -70,6 +74,29 @@ def test_clicks_and_keys(tab: Tab, running: Running) -> None:
     tab.wait()
     assert page.locator("html").get_attribute("lang") == "zh-Hans" and "编码器" in page.locator("#main").inner_text()
     tab.check()
+
+
+@pytest.mark.parametrize("model", ["translator", "generator"])
+def test_every_view_opens_for_a_new_text_after_a_word_was_clicked(tab: Tab, running: Running, model: str) -> None:
+    def run(text: str) -> None:
+        page.locator("#input textarea").fill(text)
+        page.get_by_role("button", name="Run", exact=True).click()
+        tab.wait()
+
+    page = tab.open(f"{running.url}/#/use?lang=en&model={model}")
+    for number, view in enumerate(VIEWS):
+        page.locator("nav a[data-name='use']").click()
+        tab.wait()
+        run(f"the cat {number}")
+        page.locator("[aria-label='Generated'] .token").first.click()
+        tab.wait()
+        tab.check()
+        assert page.get_by_role("heading", name="Instead of this word").is_visible()
+        page.locator(f"nav a[data-name='{view}']").click()
+        tab.wait()
+        if page.locator("#input").is_visible():
+            run(f"the mat {number}")
+        tab.check()
 
 
 def test_lessons_lead_through_the_views(tab: Tab, running: Running) -> None:

@@ -70,4 +70,4 @@ def test_a_paged_cache_grows_block_by_block_and_old_runs_are_dropped_by_size(mon
     assert [step["bytes"] for step in data["steps"]] >= [step["bytes"] for step in plain]
     monkeypatch.setattr("allyouneed.apps.inspect.views.model.MOST_BYTES", 1)
     build_document("walk", model, text="another")
-    assert len(model._runs) == 1
+    assert len(model.runs) == 1

@@ -21,7 +21,7 @@ from allyouneed.apps.inspect.views.input import InputRequest
 from allyouneed.apps.inspect.views.model import Text, ViewModel
 from allyouneed.config import tree_of
 from allyouneed.errors import UserError, quote
-from allyouneed.infer.decoding.observe import Observer, observe_decoding
+from allyouneed.infer.decoding.observe import DecodedRequest, Observer, observe_decoding
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.predictors.base import Predictor
 from allyouneed.infer.predictors.fill_spans import SpanFiller
@@ -90,16 +90,6 @@ class NextRequest(DecodingRequest):
 
     top: Annotated[int, Field(ge=0, le=50)] = 8
 
-    def input_key(self) -> str:
-        return f"next {super().input_key()}"
-
-    def run(self, predictor: Predictor) -> Any:
-        """What the engine is asked for this input: one token shows it."""
-        if not isinstance(predictor, GeneratingPredictor):
-            raise UserError(f"this model ({predictor.folder.task['kind']}) generates no text")
-        options = {"method": "greedy", "loops": None, "max_length": 1}
-        return observed(predictor, self.model_copy(update={"target": None}), options, {})[1].decoded
-
 
 # --- views ----------------------------------------------------------------------------------------------------------
 
@@ -118,7 +108,7 @@ def use(model: ViewModel, request: UseRequest) -> Document:
 def next_word(model: ViewModel, request: NextRequest) -> Document:
     """`choices`: the likeliest next words; `cut`: of the distribution of the next token, by the sampling options."""
     predictor = model.predictor
-    asked = model.record(request)
+    asked = model.decoded.get(request.input_key(), lambda: _asked(predictor, request))
     if request.part >= len(asked):
         raise UserError(f"part {request.part}: the text has {len(asked)}")
     decoded, target = asked[request.part], predictor.folder.tokenizers.target
@@ -133,6 +123,14 @@ def next_word(model: ViewModel, request: NextRequest) -> Document:
         "decoding": tree_of(decoding),
     }
     return document("next", model, request, python_line(model, request), data)
+
+
+def _asked(predictor: Predictor, request: NextRequest) -> list[DecodedRequest]:
+    """What the engine is asked for this input: one token shows it."""
+    if not isinstance(predictor, GeneratingPredictor):
+        raise UserError(f"this model ({predictor.folder.task['kind']}) generates no text")
+    options = {"method": "greedy", "loops": None, "max_length": 1}
+    return observed(predictor, request.model_copy(update={"target": None}), options, {})[1].decoded
 
 
 def decoded_defaults(predictor: Predictor) -> dict[str, Any]:
