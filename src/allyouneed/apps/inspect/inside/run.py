@@ -263,7 +263,9 @@ class Run:
         if not prompt or rows.positions is not None or rows.prompt is not None:
             raise UserError("the target was moved or masked; it cannot be continued")
         tokens = rows.tokens[:1, :prompt]
-        for _ in range(len(self.answers) + 16 if most is None else most):
+        count = len(self.answers) + 16 if most is None else most
+        limit = self.model.config.limit
+        for _ in range(count if limit is None else min(count, limit - prompt + 1)):
             batch = replace(self.batch, target=Rows(tokens))
             edits = [change.edit() for change in self.changes]
             logits = run_recorded(self.model, batch, edits, keep=lambda name: False)[0][0, -1].float()

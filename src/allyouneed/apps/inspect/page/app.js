@@ -147,7 +147,8 @@ const app = {
 
   stored(view, sent) {
     const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
-    const found = app.documents.find((one) => one.view === view && Object.entries(sent).every(([name, value]) => same(one.request[name], value)));
+    if (view === "lessons") sent = { ...sent, text: undefined }; // the same for every text of the file
+    const found = app.documents.find((one) => one.view === view && Object.entries(sent).every(([name, value]) => value === undefined || same(one.request[name], value)));
     if (!found) throw new Failure(app.t("offline.missing"), { offline: true, python: app.documents[0]?.python });
     return found.base === undefined ? found : { ...found, data: { ...app.documents[found.base].data, ...found.data } };
   },
@@ -228,6 +229,11 @@ const app = {
     return Object.values(AYN.views).filter((one) => app.names.includes(one.name)).sort((a, b) => a.order - b.order);
   },
 
+  /** The view that is open first: in a file, the one it was made for. */
+  first() {
+    return (app.offline ? app.documents[0]?.view : app.shown()[0]?.name) ?? null;
+  },
+
   link(name, label, props = {}) {
     return AYN.el("a", { href: app.hash(name, {}), ...props, on: { click: (event) => {
       if (event.metaKey || event.ctrlKey || event.shiftKey || event.button) return;
@@ -252,7 +258,7 @@ const app = {
       () => app.change({ theme: dark ? "light" : "dark" }), { class: "quiet", data: { name: "theme" }, "aria-label": app.t(dark ? "theme.light" : "theme.dark") }));
     if (focused) document.querySelector(`#nav [data-name="${focused}"], #tools [data-name="${focused}"]`)?.focus();
     const own = (id, run) => Object.assign(find(id), { onclick: (event) => (event.preventDefault(), run()) });
-    own("brand", () => app.go(app.shown()[0]?.name)).href = app.hash("", {});
+    own("brand", () => app.go(app.first())).href = app.hash("", {});
     own("skip", () => find("main").focus()).textContent = app.t("skip");
     document.documentElement.lang = app.lang === "zh" ? "zh-Hans" : "en";
     if (app.state.theme) document.documentElement.dataset.theme = app.state.theme;
@@ -331,7 +337,7 @@ const app = {
 
   async open() {
     const turn = ++app.turn, root = find("main");
-    if (!AYN.views[app.view] || !app.names.includes(app.view)) app.view = app.shown()[0]?.name ?? null;
+    if (!AYN.views[app.view] || !app.names.includes(app.view)) app.view = app.first();
     const view = AYN.views[app.view];
     app.drawBar();
     app.drawInput();
