@@ -105,12 +105,43 @@ def test_lessons_lead_through_the_views(tab: Tab, running: Running) -> None:
     for _ in range(11):
         tab.wait()
         titles.append(page.locator("#main h1").first.inner_text())
+        page.get_by_role("button", name="Show the solution").click()
+        tab.wait()
+        assert page.locator(".lesson .note").inner_text().strip()
         tab.check()
         following = page.get_by_role("button", name="Next lesson")
         if following.is_disabled():
             break
         following.click()
     assert len(set(titles)) == 11
+
+
+def test_texts_come_back_but_stand_in_no_address(tab: Tab, running: Running) -> None:
+    page = tab.open(f"{running.url}/#/walk?lang=en&position=1&text=a+link+with+a+text")
+    field = page.locator("#input textarea")
+    assert field.input_value() == "a link with a text" and "position=1" in page.url
+    for text in ("我昨天在图书馆看书。", "a second one"):
+        page.locator("#input textarea").fill(text)
+        page.get_by_role("button", name="Run", exact=True).click()
+        tab.wait()
+        assert "text" not in page.url.partition("#")[2]
+    page.go_back()
+    tab.wait()
+    assert field.input_value() == "我昨天在图书馆看书。"
+    page.reload()
+    tab.wait()
+    assert field.input_value() == "我昨天在图书馆看书。" and "lang=en" in page.url
+    page.locator("nav a[data-name='why']").click()
+    tab.wait()
+    assert field.input_value() == "我昨天在图书馆看书。" and "text" not in page.url.partition("#")[2]
+    tab.check()
+
+
+def test_rounded_numbers_are_explained_where_words_have_probabilities(tab: Tab, running: Running) -> None:
+    for model, rounded in (("translator", True), ("generator", False)):  # int8, float32
+        page = tab.open(f"{running.url}/#/why?lang=en&model={model}")
+        assert page.locator("#foot").get_by_text("Numbers are rounded on the way").count() == rounded
+        page.goto("about:blank")
 
 
 def test_hostile_text_is_shown_and_never_executed(tab: Tab, running: Running) -> None:
@@ -128,15 +159,47 @@ def test_the_offline_file_opens_from_disk(browser: Any, running: Running, tmp_pa
     import allyouneed as ayn
 
     model = view_model(ayn.load("translator"))
-    path = save(
-        collect(model, ("lessons", "walk", "mixing", "why"), {"text": "机器学习很有趣"}), tmp_path / "page.html"
-    )
+    path = save(collect(model, ("walk", "mixing", "why"), {"text": "机器学习很有趣"}), tmp_path / "page.html")
     tab = Tab(browser, path.as_uri(), offline=True)
-    for view in ("walk", "mixing", "why", "lessons"):
+    for view in ("walk", "mixing", "why"):
         page = tab.open(f"{path.as_uri()}#/{view}?lang=zh")
         assert page.locator("#main h1").first.inner_text().strip() and page.locator(".panel.error").count() == 0
     tab.check()
     assert tab.violations() == []
+    tab.context.close()
+
+
+def test_every_exercise_of_the_offline_lessons_can_be_done(browser: Any, tmp_path: Path) -> None:
+    import allyouneed as ayn
+
+    model = view_model(ayn.load("translator"))
+    path = save(collect(model, ("lessons",), {"text": "机器学习很有趣"}), tmp_path / "lessons.html")
+    tab = Tab(browser, path.as_uri(), offline=True)
+    page = tab.open(path.as_uri())
+    assert page.locator("nav a[aria-current='page']").get_attribute("data-name") == "lessons"
+    missing = page.get_by_text("This part is not in the offline file")
+    for _ in range(11):
+        page.get_by_role("button", name="Show the solution").click()
+        tab.wait()
+        assert page.locator(".lesson .note").inner_text().strip()
+        below = page.get_by_role("button", name="Show it below")
+        if below.count():
+            below.click()
+            tab.wait()
+        assert missing.count() == 0, page.locator("#main h1").first.inner_text()
+        tab.check()
+        if page.locator(".below [aria-label='Generated']").count():  # the search: click a word, take another
+            page.locator(".below [aria-label='Generated'] .token").nth(1).click()
+            tab.wait()
+            page.locator(".below .bars[aria-label='Instead of this word'] button").nth(1).click()
+            tab.wait()
+            assert missing.count() == 0
+        following = page.get_by_role("button", name="Next lesson")
+        if following.is_enabled():
+            following.click()
+            tab.wait()
+    assert page.locator("#main h1").first.inner_text() == "What if? Now you"
+    tab.check()
     tab.context.close()
 
 

@@ -306,13 +306,19 @@ class Run:
         rows = [(here, there) if a.position is None else (here[a.position], there[a.position]) for a in self.answers]
         return [int(one.argmax()) == int(other.argmax()) for one, other in rows]
 
+    def shown(self, name: str) -> Tensor:
+        """A value as it is shown: scores that the model masks with the smallest number of their dtype are −∞."""
+        value = self.values[name]
+        if not value.is_floating_point() or not name.endswith("scores"):
+            return value
+        return value.masked_fill(value == torch.finfo(value.dtype).min, -torch.inf)
+
     def largest(self, name: str) -> float:
         """The largest |number| of a value; masked scores do not count."""
         if name not in self._largest:
-            value = self.values[name]
+            value = self.shown(name)
             size = value.abs() if value.is_floating_point() else value.double().abs()
-            if value.is_floating_point():
-                size = size.masked_fill((value == torch.finfo(value.dtype).min) | ~value.isfinite(), 0.0)
+            size = size.masked_fill(~size.isfinite(), 0.0)
             self._largest[name] = float(size.max()) if size.numel() else 0.0
         return self._largest[name]
 

@@ -75,7 +75,8 @@ INNER: dict[str, str] = {
     "q": "q = x W_Q, split into heads",
     "k": "k = x W_K, split into heads",
     "v": "v = x W_V, split into heads",
-    "scores": "q kᵀ, scaled, with biases; masked pairs get the smallest number",
+    "mask": "1 where the query (row) may attend to the key (column), else 0",
+    "scores": "q kᵀ, scaled, with biases; −∞ where the mask is 0",
     "weights": "softmax(scores) over the keys",
     "heads": "Σ_j weight_ij v_j, before the output projection",
     "hidden": "act(x W₁ + b₁)",
@@ -88,13 +89,22 @@ INNER: dict[str, str] = {
 INNER |= {"router.weights": "weights of the chosen experts", "router.experts": INNER["experts"]}
 INNER |= {"router.shares": INNER["shares"]}
 
+# what the paper gives for a value inside a part: (kind, name) -> equation or section
+INNER_EQUATIONS: dict[tuple[str, str], str] = {
+    **{("attention", name): "3.2.2" for name in ("q", "k", "v")},
+    **{("attention", name): "eq. 1" for name in ("scores", "weights", "heads")},
+    ("attention", "mask"): "3.2.3",
+    ("ffn", "hidden"): "eq. 2",
+}
+
 EQUATION = re.compile(
     r"(?:[Ee]q\.\s*[\d–\-, ]*\d|[Ff]igure\s*\w+|[Ss]ection\s*[\d.]+|algorithm\s*\d+|\b\d\.\d(?:\.\d)?\b)"
 )
 
 
 class Formula(NamedTuple):
-    """`formula` in plain text; `paper`: the first sentence of the part's documentation; `equation`: what it cites."""
+    """`formula` in plain text; `paper`: the first sentence of the part's documentation; `equation`: the equation or
+    section of the formula, the first that this sentence cites."""
 
     formula: str
     paper: str
@@ -109,8 +119,9 @@ def formula_of(part: Part | type[Part] | None, inner: str = "") -> Formula:
     paper = first_sentence(cls.__doc__ or "")
     cited = EQUATION.search(paper)
     kind = str(cls.model_fields["kind"].default) if "kind" in cls.model_fields else ""
-    found = PARTS.get((cls.slot, kind), "") if not inner else _inner(inner)
-    return Formula(found or paper, paper, cited[0].strip() if cited else "")
+    if inner:
+        return Formula(_inner(inner), paper, INNER_EQUATIONS.get((kind, inner), ""))
+    return Formula(PARTS.get((cls.slot, kind), "") or paper, paper, cited[0].strip() if cited else "")
 
 
 def _inner(name: str) -> str:
