@@ -144,6 +144,18 @@ def test_rounded_numbers_are_explained_where_words_have_probabilities(tab: Tab, 
         page.goto("about:blank")
 
 
+@pytest.mark.parametrize("text", ["", "   "])
+def test_without_a_text_every_view_asks_for_one(tab: Tab, running: Running, text: str) -> None:
+    for view in VIEWS:
+        page = tab.open(f"{running.url}/#/{view}?lang=en&model=generator")
+        if page.locator("#input").is_visible():
+            page.locator("#input textarea").fill(text)
+            page.get_by_role("button", name="Run", exact=True).click()
+            tab.wait()
+            assert page.locator("#main").get_by_text("Enter a text above.").is_visible(), view
+    assert not tab.problems
+
+
 def test_hostile_text_is_shown_and_never_executed(tab: Tab, running: Running) -> None:
     page = tab.open(f"{running.url}/#/walk?lang=en")
     page.locator("textarea[name='text']").fill(HOSTILE)
@@ -205,7 +217,7 @@ def test_every_exercise_of_the_offline_lessons_can_be_done(browser: Any, tmp_pat
 
 def test_a_narrow_screen_does_not_scroll_sideways(browser: Any, running: Running) -> None:
     tab = Tab(browser, running.url, viewport={"width": 360, "height": 740}, has_touch=True)
-    for view in ("use", "walk", "mixing", "lessons"):
+    for view in VIEWS:
         page = tab.open(f"{running.url}/#/{view}")
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, view
     tab.check()

@@ -198,7 +198,12 @@ class Run:
 
     def _answer(self, number: int) -> Prediction:
         if not self.answers:
-            raise UserError("this run has no answer: the model chose nothing")
+            vector = self.reading.output == "vector"
+            raise UserError(
+                "this model outputs a vector: there is no word to explain"
+                if vector
+                else "this run has no answer: the model chose nothing"
+            )
         if not -len(self.answers) <= number < len(self.answers):
             raise UserError(f"answer {number}: expected 0 to {len(self.answers) - 1}")
         return self.answers[number]

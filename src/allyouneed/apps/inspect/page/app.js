@@ -381,7 +381,7 @@ const app = {
 
   hasInput() {
     const kind = app.inputKind();
-    return kind === "text" ? Boolean(app.state.text) : Boolean(app.media[kind]);
+    return kind === "text" ? Boolean(app.state.text?.trim()) : Boolean(app.media[kind]);
   },
 
   async start() {
