@@ -211,6 +211,10 @@ def check_heads(model: ViewModel, run: Any, lesson: dict, solution: dict) -> Non
     assert solution["params"]["shown"] == f"head {values['previous']}"
 
 
+def value_of(said: str) -> float:
+    return float(said.replace("−", "-"))
+
+
 def total(run: Any, answers: Any) -> float:
     return sum(float(run.scores(one.position)[one.id]) for one in answers)
 
@@ -227,7 +231,7 @@ def check_channel(model: ViewModel, run: Any, lesson: dict, solution: dict) -> N
     worst, drop = worst_without(run, sites)
     chosen = solution["params"]["ablate"]
     assert chosen == worst or worst_without(run, [chosen])[1] == pytest.approx(drop, abs=1e-3)
-    assert float(solution["values"]["drop"]) == pytest.approx(drop, abs=0.02)
+    assert value_of(solution["values"]["drop"]) == pytest.approx(drop, abs=0.02)
 
 
 def check_depth(model: ViewModel, run: Any, lesson: dict, solution: dict) -> None:
@@ -276,13 +280,13 @@ def check_why(model: ViewModel, run: Any, lesson: dict, solution: dict) -> None:
     assert f"“{run.name(answer.id).strip()}”" in lesson["try"]["en"]
     without = run.ablate(values["best_part"])
     drop = float(run.scores(answer.position)[answer.id]) - float(without.scores(answer.position)[answer.id])
-    assert float(values["best_part_value"]) == pytest.approx(drop, abs=0.02)
+    assert value_of(values["best_part_value"]) == pytest.approx(drop, abs=0.02)
     tokens = run.why(number).units
     best = max(tokens, key=lambda unit: unit.value)
     masked = run.mask(*best.tokens, stack=best.name)
     left = masked.scores(masked.position_of(number))[answer.id]
     assert best.label.strip() == values["best_token"]
-    assert float(values["best_token_value"]) == pytest.approx(
+    assert value_of(values["best_token_value"]) == pytest.approx(
         float(run.scores(answer.position)[answer.id]) - float(left), abs=0.02
     )
 
@@ -292,7 +296,7 @@ def check_what_if(model: ViewModel, run: Any, lesson: dict, solution: dict) -> N
     worst, drop = worst_without(run, blocks)
     chosen = solution["params"]["ablate"]
     assert chosen == worst or worst_without(run, [chosen])[1] == pytest.approx(drop, abs=1e-3)
-    assert float(solution["values"]["block_drop"]) == pytest.approx(drop, abs=0.02)
+    assert value_of(solution["values"]["block_drop"]) == pytest.approx(drop, abs=0.02)
     if "rewritten" in solution["values"]:
         target = model.predictor.folder.tokenizers.target
         ids = [one.id for one in run.ablate(chosen).rewrite()]

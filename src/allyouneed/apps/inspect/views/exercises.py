@@ -190,4 +190,4 @@ def _total(effect: Effect) -> float:
 
 
 def _number(value: float | Tensor) -> str:
-    return f"{float(value):.2f}"
+    return f"{float(value):.2f}".replace("-", "−")
