@@ -41,6 +41,7 @@ PARTS: dict[tuple[str, str], str] = {
     ("token mixer", "dynamic-convolution"): "y_i = Σ_j softmax(x_i W)_{h,j} v_{i+j}",
     ("token mixer", "lsra"): "y = [attention(x_left), convolution(x_right)]",
     ("token mixer", "lstm"): "c_t = f ⊙ c_{t−1} + i ⊙ tanh(g),  h_t = o ⊙ tanh(c_t)",
+    ("token mixer", "ssru"): "c_t = f_t ⊙ c_{t−1} + (1 − f_t) ⊙ W x_t,  y_t = relu(c_t)",
     ("token mixer", "gru"): "h_t = (1 − z) ⊙ n + z ⊙ h_{t−1}",
     ("token mixer", "multi-step"): "a_ij = softmax_j(d_i · z_j),  c_i = √m Σ_j a_ij (z_j + e_j)",
     ("channel mixer", "ffn"): "y = act(x W₁ + b₁) W₂ + b₂",
