@@ -15,6 +15,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -279,7 +280,26 @@ def test_every_python_block_runs(page: Path, workspace: Path, parts: None, monke
             run(words, workspace)
     names: dict[str, Any] = {"__name__": page.stem}
     for block in blocks(page, "python"):
+        printed: dict[int, str] = {}
+        names["print"] = partial(note_printed, printed)
         execute(block.text, names)
+        for line, said in announced(block.text):
+            for one in [*re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?:e-?\d+)?", said), *re.findall("'[^']+'", said)]:
+                assert one.strip("'") in printed.get(line, ""), f"{page.name}: prints {printed.get(line)}, not {said}"
+
+
+def note_printed(printed: dict[int, str], *values: Any, **options: Any) -> None:
+    """`print`, for a block: what each of its lines printed."""
+    line = sys._getframe(1).f_lineno
+    printed[line] = f"{printed.get(line, '')}{' '.join(map(str, values))}\n"
+
+
+def announced(text: str) -> Iterator[tuple[int, str]]:
+    """Lines that print, and what the comment on them, or on the next line, says that they print."""
+    lines = text.splitlines()
+    for number, (line, following) in enumerate(zip(lines, [*lines[1:], ""], strict=True), 1):
+        if "print(" in line:
+            yield number, line.partition("  # ")[2] or (following if following.startswith("# ") else "")
 
 
 @every_page

@@ -34,7 +34,7 @@ def chromium() -> Iterator[Any]:
 
 
 class Tab:
-    """A page that notes what went wrong: console errors, exceptions, and requests to other hosts."""
+    """A page that notes what went wrong: console errors, exceptions, failed requests, and requests to other hosts."""
 
     def __init__(self, browser: Any, allowed: str, **options: Any) -> None:
         given = {"viewport": {"width": 1280, "height": 900}, "locale": "en-US", "reduced_motion": "reduce"} | options
@@ -45,6 +45,7 @@ class Tab:
         self.page.on("pageerror", lambda error: self.problems.append(f"exception: {error}"))
         self.page.on("console", self._console)
         self.page.on("request", lambda one: self._request(one.url, allowed))
+        self.page.on("response", self._response)
 
     def _console(self, message: Any) -> None:
         if message.type in ("error", "warning"):
@@ -53,6 +54,10 @@ class Tab:
     def _request(self, url: str, allowed: str) -> None:
         if not url.startswith((allowed, "data:", "blob:")):
             self.problems.append(f"foreign request: {url}")
+
+    def _response(self, response: Any) -> None:
+        if response.status >= 400:
+            self.problems.append(f"{response.status}: {response.request.method} {response.url}")
 
     def open(self, url: str) -> Any:
         self.page.goto(url)

@@ -44,6 +44,13 @@ def test_every_string_that_the_script_names_exists() -> None:
     assert shown <= set(views())
 
 
+def test_every_reason_against_an_attribution_has_a_string() -> None:
+    source = (ROOT / "src/allyouneed/apps/inspect/inside/why.py").read_text(encoding="utf-8")
+    reasons = re.findall(r'return f?"(.+)"', source[source.index("def attribution_problem") :].split("\ndef ")[0])
+    said = [re.sub("[^a-z]+", "-", re.sub(r"\{.*?\} ", "", one.lower())) for one in reasons]
+    assert len(said) == 6 and {f"why.problem.{one}" for one in said} <= set(assets.strings()["en"])
+
+
 def test_nothing_comes_from_elsewhere_and_no_text_is_parsed_as_html() -> None:
     sources = assets.script() + assets.style() + (assets.FOLDER / "page.html").read_text(encoding="utf-8")
     urls = set(re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s\"']*", sources))

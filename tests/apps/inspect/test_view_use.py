@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import allyouneed
-from allyouneed.apps.inspect.views import build_document
+from allyouneed.apps.inspect.views import build_document, views
 from allyouneed.apps.inspect.views.answers import answer_part
 from allyouneed.apps.inspect.views.document import numbers
 from allyouneed.apps.inspect.views.model import ViewModel
@@ -28,6 +28,7 @@ from inside_models import PIXELS, SENTENCE, SOUND, SYSTEMS, make_predictor, syst
 from served import KINDS, write_folder
 
 TEXT = "the cat sat on the mat"
+NEEDED = {"value": {"site": "head"}, "what_if": {"mask": [0]}}  # what a view does not open without
 ROW = '{"items": ["a"], "item": "b"}'  # of a log
 
 
@@ -176,6 +177,15 @@ def test_next_words_are_whole_and_their_probabilities_multiply(models):
             log_probs = seen.decoded[0].logits(one["ids"]).log_softmax(-1)
             total = sum(float(row[token]) for row, token in zip(log_probs, one["ids"], strict=False))
             assert one["word_log_prob"] == pytest.approx(total, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["translator", "lm"])
+def test_after_a_word_was_clicked_every_view_opens_for_another_text(models, kind):
+    """A clicked word and a recorded run are kept side by side, each found only by those who stored it."""
+    for name, one in views().items():
+        if one.models and not one.many and not one.runs:
+            build_document("next", models[kind], text=f"{TEXT} {name}", prefix=[5])
+            assert build_document(name, models[kind], text=f"{name} {TEXT}", **NEEDED.get(name, {}))["data"]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "chat"])

@@ -25,6 +25,7 @@ from allyouneed.apps.serve.sampling import SamplingFields
 from allyouneed.errors import UserError
 from allyouneed.infer.decoding.base import DecodingSpec
 from allyouneed.infer.running_batch import RunningBatch
+from allyouneed.models import shipped
 from served import BOTH_WAYS, Running, served_client
 from waiting import PATIENCE, until
 
@@ -174,7 +175,9 @@ def test_names_of_folders(folders: dict[str, Path], tmp_path: Path) -> None:
     run = tmp_path / "my-run" / "model"
     run.mkdir(parents=True)
     assert parse_folders([str(run), f"a={folders['lm']}"]) == {"my-run": run, "a": folders["lm"]}
-    assert list(parse_folders([])) == ["translator"]
+    assert parse_folders([]) == parse_folders(["translator"]) == {"translator": shipped()}
+    assert parse_folders(["translator", f"a={folders['lm']}"]) == {"translator": shipped(), "a": folders["lm"]}
+    assert parse_folders(["de=translator"]) == {"de": shipped()}
     for wrong in (["no/such"], [f"a={run}", f"a={run}"], [f"={run}"]):
         with pytest.raises(UserError):
             parse_folders(wrong)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from allyouneed.apps.inspect.assets import offline_page
 from allyouneed.apps.inspect.views import find_view
@@ -19,6 +20,7 @@ from allyouneed.apps.inspect.views.model import ViewModel, ViewRequest
 from allyouneed.errors import UserError
 from allyouneed.files import write_text
 
+CLICKS = 2  # one after another, whose documents are in the file
 BUDGET = 24 << 20  # characters of documents in a file; the first of each view is always there
 
 
@@ -26,19 +28,20 @@ def collect(models: Any, names: Sequence[str], request: Mapping[str, Any], lenie
     """The documents of these views: of one `ViewModel`, or of a list where the view compares. `lenient`: a view that
     does not suit the model is left out with a warning, as long as there is another."""
     found: list[Document] = []
-    later: list[tuple[str, Document]] = []
+    later: list[Wanted] = []
     problems: list[UserError] = []
     for name in names:
         view = find_view(name)
         asked = view.request.parse({key: value for key, value in request.items() if key in view.request.model_fields})
         try:
             starts = [{}] if view.start is None else list(view.start(models, asked))
-            found.append(view.build(models, view.request.parse(_fields(asked) | starts[0])))
+            first = view.request.parse(_fields(asked) | starts[0])
+            found.append(view.build(models, first))
         except UserError as error:
             problems.append(error)
             continue
-        more = [(name, one) for one in starts[1:]] + ([] if view.follow is None else list(view.follow(found[-1])))
-        later += [(other, _of(asked, other) | one) for other, one in more]
+        later += [Wanted(name, _fields(asked) | one, 1) for one in starts[1:]]
+        later += _following(found[-1], first, 0)
     if problems and not (lenient and found):
         raise problems[0]
     for problem in problems:
@@ -46,22 +49,52 @@ def collect(models: Any, names: Sequence[str], request: Mapping[str, Any], lenie
     return [*found, *_followed(models, found, later)]
 
 
-def _followed(models: Any, found: list[Document], later: Iterable[tuple[str, Document]]) -> Iterator[Document]:
+class Wanted(NamedTuple):
+    """A document that clicks lead to, and how many."""
+
+    view: str
+    fields: dict[str, Any]
+    clicks: int
+
+    @property
+    def key(self) -> str:
+        return json.dumps([self.view, self.fields], sort_keys=True)
+
+
+def _following(sent: Document, request: ViewRequest, clicks: int) -> Iterator[Wanted]:
+    """What a document leads to. A lesson shows its views without a click."""
+    name = sent["view"]
+    view, after = find_view(name), clicks + (name != "lessons")
+    if view.follow is None or after > CLICKS:
+        return
+    for other, one in view.follow(sent):
+        yield Wanted(other, _of(request, other) | one, after)
+
+
+def _followed(models: Any, found: list[Document], later: Iterable[Wanted]) -> Iterator[Document]:
     """The documents that clicks lead to, as many as fit; refused ones (a token that cannot be left out) are omitted."""
-    first = {one["view"]: number for number, one in enumerate(found)}
-    size = sum(map(_size, found))
-    for name, values in later:
-        view = find_view(name)
+    first = {one["view"]: (number, one) for number, one in enumerate(found)}
+    size, count = sum(map(_size, found)), len(found)
+    waiting, seen = deque(later), set[str]()
+    while waiting:
+        wanted = waiting.popleft()
+        if wanted.key in seen:
+            continue
+        seen.add(wanted.key)
+        view = find_view(wanted.view)
         try:
-            document = view.build(models, view.request.parse(values))
+            request = view.request.parse(wanted.fields)
+            whole = view.build(models, request)
         except UserError:
             continue
-        if name in first:
-            document = _difference(document, first[name], found[first[name]])
-        size += _size(document)
+        sent = _difference(whole, *first[view.name]) if view.name in first else whole
+        first.setdefault(view.name, (count, whole))
+        size, count = size + _size(sent), count + 1
         if size > BUDGET:
             return
-        yield document
+        yield sent
+        # CSV files are large; those of the views themselves are enough
+        waiting += (one for one in _following(whole, request, wanted.clicks) if one.view != "value")
 
 
 def _of(request: ViewRequest, view: str) -> dict[str, Any]:

@@ -81,7 +81,7 @@ class Predictor(ABC):
         self.model: Any = folder.model
 
     def __repr__(self) -> str:
-        """`Translator(encoder-decoder, translation, 23,890,560 parameters, int8, cpu, …/models/translator)`"""
+        """`Translator(encoder-decoder, translation, … parameters, int8, cpu, …/models/translator)`"""
         config, task = self.model.config, self.folder.task.get("kind")
         parameters = f"{config.cost(1).parameters:,} parameters"
         facts = [tree_of(config)["kind"], task, parameters, self.dtype, self.device, self.folder.path or "not saved"]

@@ -26,6 +26,8 @@ from allyouneed.nn.sublayer import Mixer, SubLayer
 
 
 class SSRU(Mixer):
+    """c_t = f_t ⊙ c_{t−1} + (1 − f_t) ⊙ W x_t, y_t = relu(c_t) (Kim et al. 2019, 4.1)."""
+
     kind: Literal["ssru"] = "ssru"
 
     @property

@@ -42,7 +42,7 @@ def find_part(config: Any, site: str) -> SitePart:
     if not isinstance(found, tuple) or len(names) < 2:
         return SitePart(getattr(config, "reader", None) if names[0] == "keys" else None, ".".join(names[1:]))
     if not names[1].isdigit():  # encoder.end
-        return SitePart(config.norm if names[1] in ("end", "joints") else None, names[-1])
+        return SitePart(config.norm if names[1] in ("end", "joints") else None, "")
     return _in_block(config, _layer(found, int(names[1])), names[2:])
 
 

@@ -198,7 +198,12 @@ class Run:
 
     def _answer(self, number: int) -> Prediction:
         if not self.answers:
-            raise UserError("this run has no answer: the model chose nothing")
+            vector = self.reading.output == "vector"
+            raise UserError(
+                "this model outputs a vector: there is no word to explain"
+                if vector
+                else "this run has no answer: the model chose nothing"
+            )
         if not -len(self.answers) <= number < len(self.answers):
             raise UserError(f"answer {number}: expected 0 to {len(self.answers) - 1}")
         return self.answers[number]
@@ -263,7 +268,9 @@ class Run:
         if not prompt or rows.positions is not None or rows.prompt is not None:
             raise UserError("the target was moved or masked; it cannot be continued")
         tokens = rows.tokens[:1, :prompt]
-        for _ in range(len(self.answers) + 16 if most is None else most):
+        count = len(self.answers) + 16 if most is None else most
+        limit = self.model.config.limit
+        for _ in range(count if limit is None else min(count, limit - prompt + 1)):
             batch = replace(self.batch, target=Rows(tokens))
             edits = [change.edit() for change in self.changes]
             logits = run_recorded(self.model, batch, edits, keep=lambda name: False)[0][0, -1].float()
@@ -304,13 +311,19 @@ class Run:
         rows = [(here, there) if a.position is None else (here[a.position], there[a.position]) for a in self.answers]
         return [int(one.argmax()) == int(other.argmax()) for one, other in rows]
 
+    def shown(self, name: str) -> Tensor:
+        """A value as it is shown: scores that the model masks with the smallest number of their dtype are −∞."""
+        value = self.values[name]
+        if not value.is_floating_point() or not name.endswith("scores"):
+            return value
+        return value.masked_fill(value == torch.finfo(value.dtype).min, -torch.inf)
+
     def largest(self, name: str) -> float:
         """The largest |number| of a value; masked scores do not count."""
         if name not in self._largest:
-            value = self.values[name]
+            value = self.shown(name)
             size = value.abs() if value.is_floating_point() else value.double().abs()
-            if value.is_floating_point():
-                size = size.masked_fill((value == torch.finfo(value.dtype).min) | ~value.isfinite(), 0.0)
+            size = size.masked_fill(~size.isfinite(), 0.0)
             self._largest[name] = float(size.max()) if size.numel() else 0.0
         return self._largest[name]
 

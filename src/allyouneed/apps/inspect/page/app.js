@@ -1,5 +1,6 @@
 "use strict";
-/* The application: state in the URL hash (#/walk?lang=zh&theme=dark&text=…), requests, languages, themes, errors.
+/* The application: state in the URL hash (#/walk?lang=zh&theme=dark&position=2), requests, languages, themes, errors. Texts are kept in
+   the entry of the browser's history instead: they come back with its arrows and when the page is reloaded, and stand in no address.
 
    A view is registered once, in views/NAME.js:
 
@@ -32,10 +33,13 @@ AYN.view = (name, view) => {
 
 AYN.INPUT = ["text", "target", "to", "source"];
 AYN.GLOBAL = ["lang", "theme", "model", ...AYN.INPUT];
+AYN.TEXTS = ["text", "target", "other", "labels", "patch_text", "prefix", "part"]; // what was written: never in the address
 AYN.EXAMPLES = { translation: "机器学习很有趣" };
 AYN.EXAMPLE = "Attention is all you need.";
 AYN.KIND = { "image-classification": "image", "image-text": "image", transcription: "sound" };
 AYN.CACHED = 48;
+AYN.EXACT = ["float32", "float64"];
+AYN.DECODED = ["use", "walk", "why", "what_if", "lessons"]; // views with probabilities of words: the engine's or those of a recorded run
 AYN.RECORDED = ["walk", "mixing", "why", "what_if"]; // views whose numbers the view "truth" checks
 
 const find = (id) => document.getElementById(id);
@@ -81,14 +85,24 @@ const app = {
   hash(view = app.view, params = app.params, state = app.state) {
     const found = new URLSearchParams();
     for (const [name, value] of [...Object.entries(state), ...Object.entries(params)]) {
-      if (value !== null && value !== undefined && value !== "") found.set(name, String(value));
+      if (value !== null && value !== undefined && value !== "" && !AYN.TEXTS.includes(name)) found.set(name, String(value));
     }
     return `#/${view ?? ""}${found.size ? "?" + found : ""}`;
   },
 
+  /** The texts of a state, for the browser's history. */
+  texts({ state, params } = app) {
+    const written = (all) => Object.fromEntries(Object.entries(all).filter(([name, value]) => AYN.TEXTS.includes(name) && value));
+    return { state: written(state), params: written(params) };
+  },
+
+  withTexts(next, texts) {
+    return { ...next, state: { ...texts?.state, ...next.state }, params: { ...texts?.params, ...next.params } };
+  },
+
   write(push) {
     try {
-      history[push ? "pushState" : "replaceState"]({ own: true }, "", app.hash());
+      history[push ? "pushState" : "replaceState"]({ own: true, texts: app.texts() }, "", app.view ? app.hash() : undefined);
     } catch { /* a notebook's frame has no history of its own */ }
     app.drawBar();
   },
@@ -147,7 +161,8 @@ const app = {
 
   stored(view, sent) {
     const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
-    const found = app.documents.find((one) => one.view === view && Object.entries(sent).every(([name, value]) => same(one.request[name], value)));
+    if (view === "lessons") sent = { ...sent, text: undefined }; // the same for every text of the file
+    const found = app.documents.find((one) => one.view === view && Object.entries(sent).every(([name, value]) => value === undefined || same(one.request[name], value)));
     if (!found) throw new Failure(app.t("offline.missing"), { offline: true, python: app.documents[0]?.python });
     return found.base === undefined ? found : { ...found, data: { ...app.documents[found.base].data, ...found.data } };
   },
@@ -228,6 +243,11 @@ const app = {
     return Object.values(AYN.views).filter((one) => app.names.includes(one.name)).sort((a, b) => a.order - b.order);
   },
 
+  /** The view that is open first: in a file, the one it was made for. */
+  first() {
+    return (app.offline ? app.documents[0]?.view : app.shown()[0]?.name) ?? null;
+  },
+
   link(name, label, props = {}) {
     return AYN.el("a", { href: app.hash(name, {}), ...props, on: { click: (event) => {
       if (event.metaKey || event.ctrlKey || event.shiftKey || event.button) return;
@@ -252,7 +272,7 @@ const app = {
       () => app.change({ theme: dark ? "light" : "dark" }), { class: "quiet", data: { name: "theme" }, "aria-label": app.t(dark ? "theme.light" : "theme.dark") }));
     if (focused) document.querySelector(`#nav [data-name="${focused}"], #tools [data-name="${focused}"]`)?.focus();
     const own = (id, run) => Object.assign(find(id), { onclick: (event) => (event.preventDefault(), run()) });
-    own("brand", () => app.go(app.shown()[0]?.name)).href = app.hash("", {});
+    own("brand", () => app.go(app.first())).href = app.hash("", {});
     own("skip", () => find("main").focus()).textContent = app.t("skip");
     document.documentElement.lang = app.lang === "zh" ? "zh-Hans" : "en";
     if (app.state.theme) document.documentElement.dataset.theme = app.state.theme;
@@ -325,13 +345,14 @@ const app = {
     AYN.clear(find("foot"), AYN.el("div", { class: "stack" }, AYN.el("div", { class: "python stack" }),
       model && AYN.el("p", { class: "facts" }, ["name", "kind", "task", "parameters", "dtype"].filter((one) => model[one] !== undefined).map((one) =>
         AYN.el("span", {}, app.t(`model.${one}`), " ", AYN.el("b", {}, AYN.text(one === "parameters" ? Number(model[one]).toLocaleString("en") : model[one])))),
-      app.names.includes("truth") && AYN.RECORDED.includes(app.view) && app.link("truth", app.t("truth.link")))));
+      app.names.includes("truth") && AYN.RECORDED.includes(app.view) && app.link("truth", app.t("truth.link"))),
+      model && !AYN.EXACT.includes(model.dtype) && AYN.DECODED.includes(app.view) && AYN.el("p", { class: "small soft", text: app.t("model.rounded", { dtype: model.dtype }) })));
     app.python(found?.python);
   },
 
   async open() {
     const turn = ++app.turn, root = find("main");
-    if (!AYN.views[app.view] || !app.names.includes(app.view)) app.view = app.shown()[0]?.name ?? null;
+    if (!AYN.views[app.view] || !app.names.includes(app.view)) app.view = app.first();
     const view = AYN.views[app.view];
     app.drawBar();
     app.drawInput();
@@ -360,21 +381,23 @@ const app = {
 
   hasInput() {
     const kind = app.inputKind();
-    return kind === "text" ? Boolean(app.state.text) : Boolean(app.media[kind]);
+    return kind === "text" ? Boolean(app.state.text?.trim()) : Boolean(app.media[kind]);
   },
 
   async start() {
     const data = (id) => JSON.parse(find(id).textContent);
     app.strings = data("strings");
     const { offline, views, documents } = data("documents");
-    Object.assign(app, { offline, documents, names: views }, app.read(location.hash));
+    const given = app.read(location.hash);
+    Object.assign(app, { offline, documents, names: views }, app.withTexts(given, history.state?.texts));
     app.drawBar();
     if (offline) app.useExample();
     else await app.findModels();
     const follow = (event) => {
-      const next = app.read(location.hash);
+      const next = app.withTexts(app.read(location.hash), event.state?.texts ?? app.texts());
       if (event.state?.own) Object.assign(next.state, { lang: app.state.lang, theme: app.state.theme }); // back keeps both
-      if (app.hash(next.view, next.params, next.state) === app.hash()) return;
+      const whole = (one) => app.hash(one.view, one.params, one.state) + JSON.stringify(app.texts(one));
+      if (whole(next) === whole(app)) return;
       Object.assign(app, next);
       app.useExample();
       AYN.themeChanged();
@@ -382,6 +405,7 @@ const app = {
     };
     addEventListener("popstate", follow); // the arrows of the browser, and a hash that was typed
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => (app.drawBar(), AYN.themeChanged()));
+    app.write(false); // a text in a link leaves the address
     await app.open();
   },
 

@@ -41,6 +41,7 @@ PARTS: dict[tuple[str, str], str] = {
     ("token mixer", "dynamic-convolution"): "y_i = Σ_j softmax(x_i W)_{h,j} v_{i+j}",
     ("token mixer", "lsra"): "y = [attention(x_left), convolution(x_right)]",
     ("token mixer", "lstm"): "c_t = f ⊙ c_{t−1} + i ⊙ tanh(g),  h_t = o ⊙ tanh(c_t)",
+    ("token mixer", "ssru"): "c_t = f_t ⊙ c_{t−1} + (1 − f_t) ⊙ W x_t,  y_t = relu(c_t)",
     ("token mixer", "gru"): "h_t = (1 − z) ⊙ n + z ⊙ h_{t−1}",
     ("token mixer", "multi-step"): "a_ij = softmax_j(d_i · z_j),  c_i = √m Σ_j a_ij (z_j + e_j)",
     ("channel mixer", "ffn"): "y = act(x W₁ + b₁) W₂ + b₂",
@@ -75,7 +76,8 @@ INNER: dict[str, str] = {
     "q": "q = x W_Q, split into heads",
     "k": "k = x W_K, split into heads",
     "v": "v = x W_V, split into heads",
-    "scores": "q kᵀ, scaled, with biases; masked pairs get the smallest number",
+    "mask": "1 where the query (row) may attend to the key (column), else 0",
+    "scores": "q kᵀ, scaled, with biases; −∞ where the mask is 0",
     "weights": "softmax(scores) over the keys",
     "heads": "Σ_j weight_ij v_j, before the output projection",
     "hidden": "act(x W₁ + b₁)",
@@ -88,13 +90,22 @@ INNER: dict[str, str] = {
 INNER |= {"router.weights": "weights of the chosen experts", "router.experts": INNER["experts"]}
 INNER |= {"router.shares": INNER["shares"]}
 
+# what the paper gives for a value inside a part: (kind, name) -> equation or section
+INNER_EQUATIONS: dict[tuple[str, str], str] = {
+    **{("attention", name): "3.2.2" for name in ("q", "k", "v")},
+    **{("attention", name): "eq. 1" for name in ("scores", "weights", "heads")},
+    ("attention", "mask"): "3.2.3",
+    ("ffn", "hidden"): "eq. 2",
+}
+
 EQUATION = re.compile(
     r"(?:[Ee]q\.\s*[\d–\-, ]*\d|[Ff]igure\s*\w+|[Ss]ection\s*[\d.]+|algorithm\s*\d+|\b\d\.\d(?:\.\d)?\b)"
 )
 
 
 class Formula(NamedTuple):
-    """`formula` in plain text; `paper`: the first sentence of the part's documentation; `equation`: what it cites."""
+    """`formula` in plain text; `paper`: the first sentence of the part's documentation; `equation`: the equation or
+    section of the formula, the first that this sentence cites."""
 
     formula: str
     paper: str
@@ -109,8 +120,9 @@ def formula_of(part: Part | type[Part] | None, inner: str = "") -> Formula:
     paper = first_sentence(cls.__doc__ or "")
     cited = EQUATION.search(paper)
     kind = str(cls.model_fields["kind"].default) if "kind" in cls.model_fields else ""
-    found = PARTS.get((cls.slot, kind), "") if not inner else _inner(inner)
-    return Formula(found or paper, paper, cited[0].strip() if cited else "")
+    if inner:
+        return Formula(_inner(inner), paper, INNER_EQUATIONS.get((kind, inner), ""))
+    return Formula(PARTS.get((cls.slot, kind), "") or paper, paper, cited[0].strip() if cited else "")
 
 
 def _inner(name: str) -> str:

@@ -15,6 +15,7 @@ from allyouneed.apps.inspect.views.model import Text, ViewRequest
 from allyouneed.errors import UserError
 
 if TYPE_CHECKING:
+    from allyouneed.apps.inspect.inside.run import Run
     from allyouneed.infer.predictors.base import Predictor
 
 MOST_TOKENS = 4096  # of a text that is recorded whole
@@ -40,11 +41,12 @@ class InputRequest(ViewRequest):
         given = json.dumps([getattr(self, name) for name in INPUT_FIELDS], ensure_ascii=True)
         return hashlib.sha256(given.encode()).hexdigest()
 
-    def run(self, predictor: Predictor) -> Any:
+    def run(self, predictor: Predictor) -> Run:
         """The predictor's recorded run of this input."""
         options = {"target": self.target, "to": self.to, "from_": self.source}
         given = {name: value for name, value in options.items() if value is not None}
-        return predictor.inside(self.read(predictor), **given)
+        found: Run = predictor.inside(self.read(predictor), **given)
+        return found
 
     def read(self, predictor: Predictor) -> Any:
         """The input as the predictor takes it."""

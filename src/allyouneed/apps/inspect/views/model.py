@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import cached_property
 from threading import Lock
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from allyouneed.errors import UserError
 
 if TYPE_CHECKING:
+    from allyouneed.apps.inspect.inside.run import Run
     from allyouneed.apps.inspect.views.input import InputRequest
+    from allyouneed.infer.decoding.observe import DecodedRequest
     from allyouneed.infer.predictors.base import Predictor
 
 T = TypeVar("T")
-KEPT = 8  # runs of a model, the latest used
-MOST_BYTES = 1 << 30  # of their values together, if there is more than one
+KEPT = 8  # inputs of a model, the latest used
+MOST_BYTES = 1 << 30  # of recorded runs together, if there is more than one
 
 Index = Annotated[int, Field(strict=True, ge=-(1 << 31), lt=1 << 31)]
 Text = Annotated[str, StringConstraints(strict=True)]
@@ -54,43 +56,55 @@ def _problems(error: ValidationError, kind: type[BaseModel]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
+class Latest(Generic[T]):
+    """The results used last, by key; a missing one is computed. All are of one type, so that one route cannot find what
+    another has stored. `size`: the bytes of a result, if `MOST_BYTES` of them are the limit."""
+
+    def __init__(self, count: int, size: Callable[[T], int] | None = None) -> None:
+        self.count, self.size = count, size
+        self._kept: OrderedDict[Hashable, T] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        found = make()
+        with self._lock:
+            self._kept[key] = found
+            while len(self._kept) > self.count or (len(self._kept) > 1 and self.bytes > MOST_BYTES):
+                self._kept.popitem(last=False)
+        return found
+
+    @property
+    def bytes(self) -> int:
+        return 0 if self.size is None else sum(map(self.size, self._kept.values()))
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
 class ViewModel:
-    """`execute`: runs a function where the model's other forward passes run; by default, here. `kept`: the number of
-    recorded runs that are kept."""
+    """`execute`: runs a function where the model's other forward passes run; by default, here. `runs`: recorded runs by
+    input; `decoded`: what the engine was asked for an input (use.py)."""
 
     def __init__(
-        self,
-        name: str,
-        predictor: Predictor,
-        execute: Callable[[Callable[[], Any]], Any] | None = None,
-        kept: int = KEPT,
+        self, name: str, predictor: Predictor, execute: Callable[[Callable[[], Any]], Any] | None = None
     ) -> None:
-        self.name, self.predictor, self.kept = name, predictor, kept
+        self.name, self.predictor = name, predictor
         self._execute = execute
-        self._runs: OrderedDict[str, Any] = OrderedDict()
-        self._lock = Lock()
+        self.runs: Latest[Run] = Latest(KEPT, lambda run: run.bytes)
+        self.decoded: Latest[list[DecodedRequest]] = Latest(KEPT)
 
     def compute(self, function: Callable[[], T]) -> T:
         """`function`, where the model's other forward passes run."""
         found: T = function() if self._execute is None else self._execute(function)
         return found
 
-    def record(self, request: InputRequest) -> Any:
+    def record(self, request: InputRequest) -> Run:
         """The recorded run of the input of a request (apps/inspect/inside): from the cache, or computed now."""
-        key = request.input_key()
-        with self._lock:
-            if key in self._runs:
-                self._runs.move_to_end(key)
-                return self._runs[key]
-        run = request.run(self.predictor)
-        with self._lock:
-            self._runs[key] = run
-            while len(self._runs) > self.kept or (len(self._runs) > 1 and self._bytes() > MOST_BYTES):
-                self._runs.popitem(last=False)
-        return run
-
-    def _bytes(self) -> int:
-        return sum(run.bytes for run in self._runs.values())
+        return self.runs.get(request.input_key(), lambda: request.run(self.predictor))
 
     @cached_property
     def facts(self) -> dict[str, Any]:

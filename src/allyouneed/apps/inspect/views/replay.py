@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock
@@ -19,7 +18,7 @@ from pydantic import Field
 import allyouneed
 from allyouneed.apps.inspect.views import find_view, view
 from allyouneed.apps.inspect.views.document import Document, document
-from allyouneed.apps.inspect.views.model import Index, Text, ViewModel, ViewRequest
+from allyouneed.apps.inspect.views.model import Index, Latest, Text, ViewModel, ViewRequest
 from allyouneed.errors import UserError, near
 from allyouneed.interop.load import about
 from allyouneed.training.checkpoints import Checkpoint, Checkpoints, TrainState
@@ -51,7 +50,7 @@ class Runs:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._loaded: OrderedDict[tuple[str, int], ViewModel] = OrderedDict()
+        self._loaded: Latest[ViewModel] = Latest(LOADED)
         self._lock = Lock()
 
     def all(self) -> dict[str, Path]:
@@ -71,14 +70,11 @@ class Runs:
 
     def model(self, name: str, checkpoint: Checkpoint) -> ViewModel:
         """The predictor of a checkpoint; call it with the lock held."""
-        key = name, checkpoint.step
-        if key not in self._loaded:
-            found = allyouneed.load(checkpoint.path, "cpu")
-            self._loaded[key] = ViewModel(f"{name}, step {checkpoint.step:,}", found)
-        self._loaded.move_to_end(key)
-        while len(self._loaded) > LOADED:
-            self._loaded.popitem(last=False)
-        return self._loaded[key]
+
+        def load() -> ViewModel:
+            return ViewModel(f"{name}, step {checkpoint.step:,}", allyouneed.load(checkpoint.path, "cpu"))
+
+        return self._loaded.get((name, checkpoint.step), load)
 
     def document(self, name: str, checkpoint: Checkpoint, view_name: str, request: Mapping[str, Any]) -> Document:
         """The document of a view of one checkpoint."""

@@ -8,6 +8,7 @@ the engine was asked and what it found (infer/decoding/observe.py).
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
@@ -21,7 +22,7 @@ from allyouneed.apps.inspect.views.input import InputRequest
 from allyouneed.apps.inspect.views.model import Text, ViewModel
 from allyouneed.config import tree_of
 from allyouneed.errors import UserError, quote
-from allyouneed.infer.decoding.observe import Observer, observe_decoding
+from allyouneed.infer.decoding.observe import DecodedRequest, Observer, observe_decoding
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.predictors.base import Predictor
 from allyouneed.infer.predictors.fill_spans import SpanFiller
@@ -31,6 +32,7 @@ from allyouneed.infer.predictors.registry import translates
 from allyouneed.runtime.process import ignore_warnings
 
 MOST_TOKENS = 2048  # of a text
+MOST_WORDS = 32  # of a sentence, whose alternatives are in an offline file
 MOST_PARTS = 16  # sentences whose words are all shown
 NEW_TOKENS = 60  # of a continuation, by default
 FLAGS = ("method", "beam", "length_penalty", "temperature", "top_k", "top_p", "min_p", "seed")
@@ -90,21 +92,31 @@ class NextRequest(DecodingRequest):
 
     top: Annotated[int, Field(ge=0, le=50)] = 8
 
-    def input_key(self) -> str:
-        return f"next {super().input_key()}"
 
-    def run(self, predictor: Predictor) -> Any:
-        """What the engine is asked for this input: one token shows it."""
-        if not isinstance(predictor, GeneratingPredictor):
-            raise UserError(f"this model ({predictor.folder.task['kind']}) generates no text")
-        options = {"method": "greedy", "loops": None, "max_length": 1}
-        return observed(predictor, self.model_copy(update={"target": None}), options, {})[1].decoded
+# --- what clicks lead to --------------------------------------------------------------------------------------------
+
+
+def follow_words(sent: Document) -> Iterator[tuple[str, Document]]:
+    """What could stand in the place of each word, and after the last."""
+    for part in sent["data"].get("parts", ()):
+        ids = [token["id"] for token in part["tokens"]]
+        for begin in [*(word[0] for word in part["words"][:MOST_WORDS]), len(ids)]:
+            yield "next", {"prefix": ids[:begin], "part": part["number"], "target": None}
+
+
+def follow_choices(sent: Document) -> Iterator[tuple[str, Document]]:
+    """The answers that go on with another word."""
+    data, part = sent["data"], sent["request"].get("part", 0)
+    drawn = data["cut"]["drawn"]
+    taken = [one["ids"] for one in data["choices"] if one.get("ids")] + ([] if drawn["end"] else [[drawn["id"]]])
+    for ids in taken:
+        yield "use", {"prefix": [*data["prefix"], *ids], "part": part, "target": None}
 
 
 # --- views ----------------------------------------------------------------------------------------------------------
 
 
-@view("use", UseRequest)
+@view("use", UseRequest, follow=follow_words)
 def use(model: ViewModel, request: UseRequest) -> Document:
     predictor = model.predictor
     if isinstance(predictor, GeneratingPredictor):
@@ -114,14 +126,14 @@ def use(model: ViewModel, request: UseRequest) -> Document:
     return document("use", model, request, python_line(model, request), data | {"about": about(predictor)})
 
 
-@view("next", NextRequest)
+@view("next", NextRequest, follow=follow_choices)
 def next_word(model: ViewModel, request: NextRequest) -> Document:
     """`choices`: the likeliest next words; `cut`: of the distribution of the next token, by the sampling options."""
     predictor = model.predictor
-    asked = model.record(request)
-    if request.part >= len(asked):
-        raise UserError(f"part {request.part}: the text has {len(asked)}")
-    decoded, target = asked[request.part], predictor.folder.tokenizers.target
+    seen = model.decoded.get(request.input_key(), lambda: engine_requests(predictor, request))
+    if request.part >= len(seen):
+        raise UserError(f"part {request.part}: the text has {len(seen)}")
+    decoded, target = seen[request.part], predictor.folder.tokenizers.target
     prefix = request.prefixes(predictor).get(request.part, [])
     sampling = {name: value for name in FLAGS[3:] if (value := getattr(request, name)) is not None}
     decoding = Decoding.of(decoded_defaults(predictor), **{"method": "sample", **sampling})
@@ -133,6 +145,14 @@ def next_word(model: ViewModel, request: NextRequest) -> Document:
         "decoding": tree_of(decoding),
     }
     return document("next", model, request, python_line(model, request), data)
+
+
+def engine_requests(predictor: Predictor, request: DecodingRequest) -> list[DecodedRequest]:
+    """What the engine is asked for this input: one token shows it."""
+    if not isinstance(predictor, GeneratingPredictor):
+        raise UserError(f"this model ({predictor.folder.task['kind']}) generates no text")
+    options = {"method": "greedy", "loops": None, "max_length": 1}
+    return observed(predictor, request.model_copy(update={"target": None}), options, {})[1].decoded
 
 
 def decoded_defaults(predictor: Predictor) -> dict[str, Any]:

@@ -21,7 +21,7 @@ class ValueRequest(InputRequest):
 @view("value", ValueRequest)
 def value(model: ViewModel, request: ValueRequest) -> Document:
     run = model.record(request)
-    found, python = run[request.site], f"{run.python}[{request.site!r}]"
+    found, python = run.shown(request.site), f"{run.python}[{request.site!r}]"
     if found.numel() > MOST:
         raise UserError(f"{request.site}: {found.numel():,} numbers, at most {MOST:,} are sent; in Python: {python}")
     return document("value", model, request, python, {"site": request.site, "tensor": tensor(found, most=MOST)})

@@ -8,7 +8,7 @@ data: {
              "slot", "kind",                                  # of the part it belongs to
              "formula", "paper", "equation", "file",          # plain text; file: from the package on
              "shape": [1, 8, 5, 64], "position": 2,           # of the token whose numbers are shown; null: no time axis
-             "numbers": [eight floats or fewer]}],            # none: large and computed only as `site`
+             "numbers": [eight floats or fewer]}],            # null: −∞; none: large and computed only as `site`
   "answers": [{"position", "id", "text", "log_prob",          # what was chosen where (position null: whole input)
                "candidates": [{"id", "text", "log_prob"}]}],
   "steps": [{"position", "read", "bytes",                     # generative models: the states after each step
@@ -80,7 +80,7 @@ def walk(model: ViewModel, request: WalkRequest) -> Document:
     }
     python = run.python
     if request.site is not None:
-        data["tensor"] = tensor(run[request.site])
+        data["tensor"] = tensor(run.shown(request.site))
         python += f"[{request.site!r}]"
     return document("walk", model, request, python, data)
 
@@ -115,7 +115,7 @@ def place(run: Run, name: str) -> tuple[str | None, int | None]:
     return None, None
 
 
-def first_numbers(run: Run, name: str, position: int) -> tuple[list[float], int | None]:
+def first_numbers(run: Run, name: str, position: int) -> tuple[list[float | None], int | None]:
     """The first numbers of a token (of the first head), and which token. Values that are computed on request (scores,
     weights) have none if they are large."""
     shape = run.names[name]
@@ -123,12 +123,13 @@ def first_numbers(run: Run, name: str, position: int) -> tuple[list[float], int 
     at = None if time is None else min(max(position, 0), time - 1)
     if not run.values.is_stored(name) and math.prod(shape) > COMPUTED:
         return [], at
-    value: Tensor = run[name][0]
+    value = run.shown(name)[0]
     while value.dim() > 2:
         value = value[0]
     if value.dim() == 2:
         value = value[at or 0]
-    return [float(number) for number in value.reshape(-1)[:FIRST].tolist()], at
+    first = value.reshape(-1)[:FIRST].tolist()
+    return [None if number == -math.inf else float(number) for number in first], at
 
 
 def tokens_data(run: Run) -> Document:
@@ -184,7 +185,7 @@ def media_data(run: Run) -> Document:
 
 def csv(run: Run, name: str) -> str:
     """A whole value: one line per row of its last axis, with the indices of the other axes before the numbers."""
-    value = run[name].detach().cpu()
+    value = run.shown(name).detach().cpu()
     text = io.StringIO()
     axes = [f"axis{n}" for n in range(value.dim() - 1)]
     text.write(",".join([*axes, *map(str, range(value.shape[-1]))]) + "\n")

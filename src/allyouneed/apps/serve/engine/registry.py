@@ -229,16 +229,17 @@ def check_names(folders: Mapping[str, Path], default: str | None, aliases: Mappi
 
 
 def parse_folders(arguments: Sequence[str]) -> dict[str, Path]:
-    """Models by name: `FOLDER`, named after the folder, or `NAME=FOLDER`; none: the bundled translator."""
-    if not arguments:
-        from allyouneed.models import TRANSLATOR, shipped
+    """Models by name: `FOLDER`, named after the folder, or `NAME=FOLDER`; `translator`, also where nothing is given:
+    the bundled one."""
+    from allyouneed.models import TRANSLATOR, is_bundled, resolve
 
-        return {TRANSLATOR: shipped()}
     found: dict[str, Path] = {}
-    for argument in arguments:
+    for argument in arguments or [TRANSLATOR]:
         name, given, folder = argument.partition("=")
-        path = Path(folder if given else argument)
-        if not given:
+        path = resolve(folder if given else argument)
+        if is_bundled(argument):
+            name = argument
+        elif not given:
             resolved = path.resolve()
             name = resolved.parent.name if resolved.name == "model" else resolved.name
         if not path.exists():

@@ -62,7 +62,7 @@ def _all_or_each(value: Any, _: Any) -> bool | Biases:
 
 
 class Attention(AttendsByPattern, Mixer):
-    """MultiHead(Q, K, V) = Concat(head_1, …, head_h) W^O, head_i = softmax(Q_i K_i^T / √head_width) V_i (eq. 1).
+    """MultiHead = Concat(head_1, …, head_h) W^O (3.2.2), head_i = softmax(Q_i K_i^T / √head_width) V_i (eq. 1).
 
     `kv_heads: 1` is multi-query attention (Shazeer 2019, 3); a value between 1 and heads is grouped-query attention
     (Ainslie et al. 2023, 2.2). `qk_norm` normalises queries and keys per head (Henry et al. 2020; Dehghani et al. 2023,

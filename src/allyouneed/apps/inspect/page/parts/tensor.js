@@ -37,7 +37,7 @@ AYN.format = (x) => {
 
 /** The shortest decimal that float32 reads back as the same number. */
 AYN.exact = (x) => {
-  if (!Number.isFinite(x)) return String(x);
+  if (!Number.isFinite(x)) return Number.isNaN(x) ? "nan" : x > 0 ? "inf" : "-inf"; // as Python and pandas read them
   for (let digits = 6; digits < 9; digits++) {
     const text = String(Number(x.toPrecision(digits)));
     if (Math.fround(Number(text)) === x) return text;

@@ -43,7 +43,7 @@ const drawBox = (app, box) => AYN.el("article", { class: `box ${role(box.name)}`
   AYN.el("header", { class: "row" }, AYN.el("h4", { class: "mono", text: box.name }), csvButton(app, box)),
   AYN.el("p", {}, AYN.formula(box.formula || app.t("walk.value"))),
   facts(app, box),
-  box.numbers.length ? AYN.numbers(box.numbers) : AYN.el("p", { class: "small soft", text: app.t("walk.large") }),
+  box.numbers.length ? AYN.numbers(box.numbers.map((x) => x ?? -Infinity)) : AYN.el("p", { class: "small soft", text: app.t("walk.large") }),
   (box.paper || box.file) && AYN.el("p", { class: "small soft source" }, box.paper && AYN.text(box.paper),
     box.equation && [" ", AYN.el("span", { class: "tag accent", text: box.equation })], " ", box.file && AYN.el("code", { text: box.file })));
 

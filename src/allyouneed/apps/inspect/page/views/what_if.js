@@ -93,6 +93,7 @@ const result = (app, found, place) => {
 AYN.view("what_if", {
   order: 50,
   async open(root, app) {
+    if (!app.offline && !app.hasInput()) throw new AYN.Failure(app.t(`input.missing.${app.inputKind()}`));
     const first = app.offline && !app.names.includes("walk") ? null : await app.ask("walk", { position: 0 });
     const controls = AYN.el("div", { class: "stack" }), place = AYN.el("div", { class: "stack" });
     const change = (params) => {

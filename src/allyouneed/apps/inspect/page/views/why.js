@@ -51,6 +51,12 @@ const lens = (app, data) => {
     AYN.table([app.t("why.after"), "1", "2", "3", "4", "5"].slice(0, 1 + data.lens[0].candidates.length), data.lens.map((one) => [AYN.el("code", { text: one.site }), ...one.candidates.map(cell)]), { label: app.t("why.lens") }));
 };
 
+/** What Python says in English about a method that is not exact here, in the language of the page. */
+const problem = (app, text) => {
+  const key = `why.problem.${text.toLowerCase().replace(/'[^']*' /, "").replace(/[^a-z]+/g, "-")}`;
+  return app.known(key, null) === null ? text : app.t(key, { kind: text.match(/'([^']*)'/)?.[1] });
+};
+
 const draw = (root, found, app) => {
   const data = found.data;
   const ask = (changes) => {
@@ -66,7 +72,7 @@ const draw = (root, found, app) => {
     AYN.panel(app.t("why.answer"), AYN.tokens(data.answers, { label: app.t("why.answer"), selected: data.answer, onSelect: (answer) => ask({ answer }), under: (n) => percent(data.answers[n].log_prob) }),
       AYN.el("div", { class: "row" }, AYN.choice(app.t("why.method"), usable.map((one) => [one.method, app.t(`why.${one.method}`)]), data.method, (method) => ask({ method })),
         units.length > 1 && AYN.choice(app.t("why.unit"), units.map((one) => [one, app.t(`why.unit.${one}`)]), data.unit, (unit) => ask({ unit }))),
-      refused.map((one) => AYN.el("p", { class: "small soft" }, `${app.t(`why.${one.method}`)}: `, AYN.text(one.problem)))),
+      refused.map((one) => AYN.el("p", { class: "small soft" }, `${app.t(`why.${one.method}`)}: `, AYN.text(problem(app, one.problem))))),
     AYN.panel(app.t("why.because"), result(app, data)), lens(app, data));
 };
 
