@@ -163,8 +163,8 @@ class EngineLoop:
                     try:
                         states += self.submit([(request._replace(client=call.client), spec)], call.exact, on_end)
                         break
-                    except ApiError as error:
-                        if error.status != 429 or len(states) + left == len(requests):  # none of its own is left
+                    except ApiError as refused:
+                        if refused.status != 429 or len(states) + left == len(requests):  # none of its own is left
                             raise
                         room.acquire()  # until one of them has ended
                 if call.cancelled or ended.is_set():
