@@ -18,7 +18,9 @@ import torch
 
 from allyouneed.apps.serve.engine.forward import CHUNK, ForwardJob, ForwardQueue, current_client
 from allyouneed.apps.serve.engine.places import SHARE, refusal
+from allyouneed.apps.serve.errors import ApiError
 from allyouneed.apps.serve.settings import Settings
+from allyouneed.infer.decoding.rules import NonFiniteError
 from served import BOTH_WAYS, served_client
 from waiting import PATIENCE, until
 
@@ -92,6 +94,24 @@ def test_embeddings_that_are_not_finite_are_an_error(folders: dict[str, Path]) -
             assert both[0].result().json()["error"]["code"] == "non_finite"
         found = ask("a dog", "float").json()["data"][0]["embedding"]
         assert found == pytest.approx(expected[0]["embedding"], abs=1e-5)
+
+
+def test_a_pass_that_is_not_finite_fails_its_own_job_as_a_fault_of_the_server() -> None:
+    def compute(some: list[Any]) -> list[Any]:
+        if "sound" in some:
+            raise NonFiniteError  # as decoding a sound
+        return [torch.tensor([math.nan if one == "bad" else 1.0]) for one in some]
+
+    queue, jobs = ForwardQueue(), [ForwardJob("k", [name, "x"], compute) for name in ("bad", "good", "sound")]
+    for job in jobs:
+        queue.add(job)
+    while queue.jobs:
+        queue.run_round()
+    assert len(jobs[1].future.result()) == 2
+    for job in (jobs[0], jobs[2]):
+        with pytest.raises(ApiError, match="not finite") as found:
+            job.future.result()
+        assert (found.value.status, found.value.code) == (500, "non_finite")
 
 
 @BOTH_WAYS

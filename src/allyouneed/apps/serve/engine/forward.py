@@ -43,6 +43,13 @@ class ForwardJob:
             self.future.set_exception(error)
 
 
+def fault_of_the_model(error: BaseException) -> BaseException:
+    """Numbers that are not finite are no fault of a request: status 500."""
+    from allyouneed.infer.decoding.rules import NonFiniteError  # imports torch
+
+    return ApiError(str(error), 500, code="non_finite") if isinstance(error, NonFiniteError) else error
+
+
 class ForwardQueue:
     """Jobs by key, in order of arrival. Each round takes as many inputs of every client, of its jobs of one key, so
     that neither many requests nor a long list hold up others. One thread calls `run_round`."""
@@ -88,13 +95,12 @@ class ForwardQueue:
             found = iter(jobs[0].compute([one for part in parts for one in part])) if jobs else iter(())
             for job, part in zip(jobs, parts, strict=True):
                 outputs = [next(found) for _ in part]
-                if all(map(_is_finite, outputs)):
-                    job.add(outputs)
-                else:
-                    job.fail(_non_finite())
+                for output in outputs:
+                    check_finite(output)
+                job.add(outputs)
         except Exception as error:
             if len(jobs) == 1:
-                jobs[0].fail(error)
+                jobs[0].fail(fault_of_the_model(error))
             else:  # find out whose input it was
                 for job, part in zip(jobs, parts, strict=True):
                     self.compute([job], [part])
@@ -108,13 +114,10 @@ class ForwardQueue:
             self.jobs.clear()
 
 
-def _is_finite(output: Any) -> bool:
-    """Whether a tensor is (an embedding, which base64 would hide); other outputs are JSON, which has no NaN."""
+def check_finite(output: Any) -> None:
+    """Of tensors (embeddings, where base64 would hide it); other outputs become JSON, which has no NaN."""
     isfinite = getattr(output, "isfinite", None)
-    return isfinite is None or bool(isfinite().all())
+    if isfinite is not None and not bool(isfinite().all()):
+        from allyouneed.infer.decoding.rules import NonFiniteError
 
-
-def _non_finite() -> ApiError:
-    from allyouneed.infer.decoding.rules import NonFiniteError  # imports torch
-
-    return ApiError(str(NonFiniteError()), 500, code="non_finite")
+        raise NonFiniteError

@@ -17,7 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from allyouneed.apps.serve.engine.delivery import Delivery
-from allyouneed.apps.serve.engine.forward import CHUNK, ForwardJob, ForwardQueue, current_client
+from allyouneed.apps.serve.engine.forward import (
+    CHUNK,
+    ForwardJob,
+    ForwardQueue,
+    current_client,
+    fault_of_the_model,
+)
 from allyouneed.apps.serve.engine.places import refusal
 from allyouneed.apps.serve.errors import ApiError, internal_error, log, log_failure
 from allyouneed.apps.serve.metrics import BlockTotals, Metrics
@@ -350,9 +356,10 @@ class EngineLoop:
                     self.counters.first_token.observe(now - state.submitted)
                 (ended if state.done or state.cancelled else left).append(state)
             self.states[exact] = left
-            self.held.subtract(state.request.client for state in ended)
-            if len(self.held) > len(left) + MANY_CLIENTS:
-                self.held = +self.held  # those who have some
+            if ended:
+                self.held.subtract(state.request.client for state in ended)
+                if len(self.held) > len(left) + MANY_CLIENTS:
+                    self.held = +self.held  # those who have some
             sequences = self.sequences
             self.ended_together = 0 if sequences else len(ended)
             waiting = sum([one.waiting for one in self.schedulers.values()])
@@ -365,7 +372,8 @@ class EngineLoop:
         for state in ended:
             if isinstance(state.error, NonFiniteError):
                 log.error("a request of %s failed: %s", self.name, state.error)
-                state.error = ApiError(str(state.error), 500, code="non_finite")
+                state.error = fault_of_the_model(state.error)
+        for state in ended:
             if state.on_end is not None:
                 state.on_end(state)
 
