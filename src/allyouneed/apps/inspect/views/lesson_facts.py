@@ -154,6 +154,7 @@ def _mixers(model: ViewModel, request: InputRequest, run: Run) -> Found:
     part = find_part(run.model.config, middle).part
     queries = run.names.get(f"{middle}.q") or run.names.get(f"{middle}.heads") or (0,)
     kv_heads = getattr(part, "kv_heads", None) or at_middle.count
+    kinds = {find_part(run.model.config, one).kind: one for one in by_block}  # a matrix of each is enough
     values = {
         "site": site,
         "next": by_block[min(1, len(by_block) - 1)],
@@ -172,7 +173,7 @@ def _mixers(model: ViewModel, request: InputRequest, run: Run) -> Found:
         "grouped": kv_heads < at_middle.count,
         "causal": not bool(found.average.triu(1).any()),
         "deep": len(by_block) > 1,
-        "weights": all(run.matrix(one).how != "jacobian" for one in by_block),
+        "weights": all(run.matrix(one).how != "jacobian" for one in kinds.values()),
     }
     return values, true
 
