@@ -136,6 +136,10 @@ def test_every_number_and_claim_is_that_of_the_config(name: str) -> None:
     if "cross" in found:
         assert f"({sum(layer.repeat for layer in config.decoder)} of them)" in said["cross"]
         assert all(layer.cross is not None for layer in config.decoder)
+        whole = all(layer.mixer is not None and layer.channel is not None for layer in config.decoder)
+        assert ("Between its two other layers" in said["cross"]) == whole
+        attends = all(layer.mixer is not None and layer.mixer.kind == "attention" for layer in config.decoder)
+        assert ("the only way" in said["cross"]) == attends
     if "choice" in found:
         assert ("table of embeddings" in said["choice"]) == bool(config.embed.ties)
         decoding = model.predictor.folder.decoding

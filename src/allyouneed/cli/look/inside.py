@@ -71,7 +71,7 @@ def lessons(
     inside: InsideOptions,
     compute: ComputeOptions,
 ) -> None:
-    """Write the lessons: eleven short pages through the views, in the order of "Attention Is All You Need"."""
+    """Write the lessons: short pages through the views, in the order of "Attention Is All You Need"."""
     _look(("lessons",), text, output, inside, compute)
 
 

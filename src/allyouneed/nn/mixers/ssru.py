@@ -26,7 +26,8 @@ from allyouneed.nn.sublayer import Mixer, SubLayer
 
 
 class SSRU(Mixer):
-    """c_t = f_t ⊙ c_{t−1} + (1 − f_t) ⊙ W x_t, y_t = relu(c_t) (Kim et al. 2019, 4.1)."""
+    """c_t = f_t ⊙ c_{t−1} + (1 − f_t) ⊙ W x_t, y_t = relu(c_t): SSRU (Kim et al. 2019, "From Research to Production and
+    Back: Ludicrously Fast Neural Machine Translation", 4.1), which stands for self-attention in decoders on a CPU."""
 
     kind: Literal["ssru"] = "ssru"
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from allyouneed.apps.inspect.inside.changes import input_side
 from allyouneed.apps.inspect.inside.parts import EMBEDS, find_part
 from allyouneed.apps.inspect.inside.reading import Token
 from allyouneed.apps.inspect.inside.run import Run
+from allyouneed.apps.inspect.inside.steps import StateSize
 from allyouneed.apps.inspect.views.formulas import PARTS
 from allyouneed.apps.inspect.views.input import InputRequest
 from allyouneed.apps.inspect.views.model import ViewModel
@@ -23,6 +25,7 @@ MASK = "<mask>"
 RARE = {"en": "Quetzalcoatl", "zh": "魑魅魍魉"}
 TWICE = ("很很很", "no no no no", "a a a a", "aaaa")  # one of them repeats a token, whatever the vocabulary
 STACKS = {"encoder": "编码器", "decoder": "解码器", "first": "第一解码器", "second": "第二解码器"}
+STATE = {"en": "state", "zh": "状态"}
 FEED_FORWARD = ("ffn", "glu")
 NORMS = ("pre-norm", "post-norm")
 
@@ -154,6 +157,7 @@ def _mixers(model: ViewModel, request: InputRequest, run: Run) -> Found:
     part = find_part(run.model.config, middle).part
     queries = run.names.get(f"{middle}.q") or run.names.get(f"{middle}.heads") or (0,)
     kv_heads = getattr(part, "kv_heads", None) or at_middle.count
+    kinds = {find_part(run.model.config, one).kind: one for one in by_block}  # a matrix of each is enough
     values = {
         "site": site,
         "next": by_block[min(1, len(by_block) - 1)],
@@ -172,7 +176,7 @@ def _mixers(model: ViewModel, request: InputRequest, run: Run) -> Found:
         "grouped": kv_heads < at_middle.count,
         "causal": not bool(found.average.triu(1).any()),
         "deep": len(by_block) > 1,
-        "weights": all(run.matrix(one).how != "jacobian" for one in by_block),
+        "weights": all(run.matrix(one).how != "jacobian" for one in kinds.values()),
     }
     return values, true
 
@@ -234,6 +238,7 @@ def _answers(model: ViewModel, request: InputRequest, run: Run) -> Found:
     decodes = run.decodes and input_side(run.model, "decoder") == "target"
     rewrites = decodes and input_side(run.model, stacks[0]) == "source"  # a target with holes cannot be continued
     states = run.steps[-1].states if run.decodes else []
+    masked = bool(writer) and f"{writer[0]}.mask" in run
     answer = min(2, max(0, len(run.answers) - 1))
     values = {
         "writer": writer[0] if writer else "",
@@ -243,7 +248,7 @@ def _answers(model: ViewModel, request: InputRequest, run: Run) -> Found:
         "writer_layers": blocks,
         "beam": 1 if decoding is None else decoding.beam,
         "method": None if beam else "greedy",
-        "state": ", ".join(dict.fromkeys(state.word for state in states)),
+        "state": {language: _named(language, states) for language in STATE},
         "answer": answer,
         "word": run.name(run.answers[answer].id).strip() if run.answers else "",
         "rewrites": True if rewrites else None,
@@ -252,9 +257,11 @@ def _answers(model: ViewModel, request: InputRequest, run: Run) -> Found:
     writes = above is not None and len(tokens) > 1 and not bool(above.triu(1).any())
     true = {
         "writes": writes,
-        "masked": bool(writer) and f"{writer[0]}.mask" in run,
+        "masked": masked,
         "source": len(crosses) == blocks > 0 and config.kind == "encoder-decoder",
-        "copies": bool(getattr(getattr(config, "head", None), "copy_", False)),
+        "between": all(layer.mixer and layer.cross and layer.channel for layer in getattr(config, "decoder", ())),
+        # a copying head reads the source too, and a recurrent decoder may begin with a state made of it
+        "only-way": not getattr(getattr(config, "head", None), "copy_", False) and masked,
         "decodes": decodes and engine,
         "beam": beam,
         "tied": bool(config.embed.ties) if hasattr(config, "embed") else False,
@@ -264,3 +271,11 @@ def _answers(model: ViewModel, request: InputRequest, run: Run) -> Found:
         "heads-out": any(name.endswith(".heads") and len(shape) == 4 for name, shape in run.names.items()),
     }
     return values, true
+
+
+def _named(language: str, states: Sequence[StateSize]) -> str:
+    """What the states of decoding are called."""
+    from allyouneed.apps.inspect.assets import strings
+
+    names = dict.fromkeys(strings()[language].get(f"state.{state.kind}", STATE[language]) for state in states)
+    return ", ".join(names) or STATE[language]
