@@ -188,6 +188,7 @@ def test_a_pickle_with_code_is_refused_and_not_run(tmp_path, monkeypatch):
         (lambda content: content["dims"].pop("n_mels"), "unsupported Whisper sizes: n_mels"),
         (lambda content: content["dims"].update(n_text_state=32), "encoder and decoder widths differ"),
         (lambda content: content["model_state_dict"].update(extra=3), "extra: not a tensor"),
+        (lambda content: content["model_state_dict"].update(wide=torch.zeros(1).expand(10**12)), "wide declares more"),
         (lambda content: content.update(dims=[1, 2]), "no sizes and weights by name"),
         (lambda content: content["model_state_dict"].pop("encoder.conv1.bias"), "conv1.bias: missing"),
         (lambda content: content["model_state_dict"].update({"encoder.conv1.bias": torch.zeros(3)}), r"\(3,\)"),

@@ -25,6 +25,7 @@ MAX_TOKEN = 10_000  # characters
 MAX_SPLITTING = 100_000_000  # sum of squared lengths of tokens, which finding their parts takes; the largest take 2e7
 MAX_SPECIAL_TOKENS = 1000  # around a text
 MAX_WORD = 10_000  # characters that WordPiece looks up in one word
+MAX_GAP = 1 << 20  # ids of a small vocabulary with gaps
 # steps that turn one character into two
 DOUBLING = {"ByteLevel": 2, "Metaspace": 2}
 TRIED = string.printable + "Éß中文عربي日本語"
@@ -44,8 +45,15 @@ def parse_tokenizer(text: str, where: str) -> Any:
     return inner
 
 
+def most_ids(tokens: int) -> int:
+    """Ids of so many tokens are below this: they may have gaps, but the library makes tables up to the largest."""
+    return max(MAX_GAP, 2 * tokens)
+
+
 def check_tokenizer(inner: Any, where: str) -> None:
-    """Refuse a tokenizer whose texts or running times may explode."""
+    """Refuse a tokenizer whose texts, tables or running times may explode; padding and truncation are switched off."""
+    inner.no_padding()  # ours happen in batches; a file may ask for a billion tokens
+    inner.no_truncation()
     for name in ("normalizer", "pre_tokenizer", "decoder"):
         step = getattr(inner, name)
         if step is not None:
@@ -56,7 +64,10 @@ def check_tokenizer(inner: Any, where: str) -> None:
     template = inner.post_processor
     if template is not None and template.num_special_tokens_to_add(True) > MAX_SPECIAL_TOKENS:
         raise UserError(f"{where}: adds more than {MAX_SPECIAL_TOKENS:,} special tokens to a text")
-    longest = max(map(len, inner.get_vocab(with_added_tokens=True)), default=0)
+    vocabulary = inner.get_vocab(with_added_tokens=True)
+    if (last := max(vocabulary.values(), default=0)) >= (most := most_ids(len(vocabulary))):
+        raise UserError(f"{where}: {len(vocabulary):,} tokens with ids up to {last:,}; they must be below {most:,}")
+    longest = max(map(len, vocabulary), default=0)
     if longest > MAX_TOKEN:
         raise UserError(f"{where}: a token of {longest:,} characters; at most {MAX_TOKEN:,} are supported")
     if getattr(inner.model, "max_input_chars_per_word", 0) > MAX_WORD:
