@@ -50,6 +50,7 @@ TASK_BY_FAMILY = {
     "vit": "image-classification",
     "deit": "image-classification",
     "clip": "image-text",
+    "xlm": "masked-lm",
     "xlnet": "permutation-lm",
     **dict.fromkeys(
         (
@@ -179,8 +180,8 @@ def task_of(config: Mapping[str, Any]) -> str:
     by_class = next((kind for end, kind in TASK_BY_CLASS.items() if name.endswith(end)), None)
     if name.endswith("EncoderModel"):
         return "similarity"
-    if family in ("permutation-lm", "transcription") and by_class in ("causal-lm", None):
-        return "similarity" if headless and family == "permutation-lm" else family
+    if family in ("masked-lm", "permutation-lm", "transcription") and by_class in ("causal-lm", None):
+        return "similarity" if headless and family != "transcription" else family
     if by_class is not None and not (family in ("translation", "seq2seq") and by_class == "causal-lm"):
         return by_class
     return "similarity" if headless and family in (None, "causal-lm") else family or "masked-lm"
