@@ -19,6 +19,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
+import allyouneed as ayn
 import hostile_files as hostile
 from allyouneed.cli import main, memory_asked_for
 from allyouneed.config import parse, read_tree
@@ -151,6 +152,21 @@ def test_weights_that_are_no_numbers_are_named(
     save_file(tensors | {largest: spoil(tensors[largest])}, folder / "model.safetensors")
     hostile.reseal(folder)
     assert message in refusal(folder)
+
+
+def test_int8_weights_with_floats_of_another_precision_are_used(made: dict[str, Subject], tmp_path: Path) -> None:
+    whole = tmp_path / "int8"
+    assert hostile.exit_code("quantize", str(made["ours"].folder), str(whole), "--to", "int8")[0] == 0
+    tensors = load_file(whole / "model.safetensors")
+    for number, part in enumerate(("step", "bias", "weight", "embed.tokens.step")):
+        for dtype in (torch.float64, torch.bfloat16):
+            folder = Path(shutil.copytree(whole, tmp_path / f"{number} {dtype}"))
+            other = {name: tensor.to(dtype) for name, tensor in tensors.items() if name.endswith(part)}
+            save_file(tensors | other, folder / "model.safetensors")
+            hostile.reseal_files(folder)
+            model = ayn.load(folder)
+            assert other and {tensor.dtype for tensor in model.model.buffers()} == {torch.float32, torch.int8}
+            model.translate("the cat", to="de", max_length=3)
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------

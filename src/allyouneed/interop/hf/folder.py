@@ -15,7 +15,7 @@ from allyouneed.errors import UserError
 from allyouneed.files.reading import MAX_JSON_BYTES, file_in, read_json
 from allyouneed.folder import Folder, as_dtype, check_finite, check_vocabularies, read_card
 from allyouneed.interop.families import FAMILIES
-from allyouneed.interop.heads import check_task, config_of, pooling_head, with_head
+from allyouneed.interop.heads import POOLABLE, check_task, config_of, pooling_head, with_head
 from allyouneed.interop.hf import preprocessor, sentence_transformers
 from allyouneed.interop.hf.checkpoint import HfCheckpoint
 from allyouneed.interop.hf.generation_config import read_decoding
@@ -145,7 +145,8 @@ def task_and_head(
     if own == "masked-lm" and labels_of(config, model):
         own = "tagging"  # ELECTRA's discriminator: one score per token, replaced or not
     kind = own if task is None else check_task(path, model, own, task)
-    if kind in ("classification", "tagging") and not labels_of(config, model):
+    headless = kind in ("classification", "tagging") and not labels_of(config, model)
+    if headless or (kind == "similarity" and tree_of(model)["kind"] not in POOLABLE):
         raise UserError(f"{path}: {_architecture(config)} is not supported: the model has no head for {kind}")
     if kind != "similarity":
         return kind, None
@@ -169,7 +170,18 @@ def family_of(checkpoint: HfCheckpoint) -> Family:
     if not isinstance(name, str) or name not in FAMILIES:
         allowed = ", ".join(sorted(FAMILIES))
         raise UserError(f"{checkpoint.path / 'config.json'}: unknown model_type {name!r} (allowed: {allowed})")
+    _check_class(checkpoint)
     return FAMILIES[name]
+
+
+def _check_class(checkpoint: HfCheckpoint) -> None:
+    """Refuse a class of no family: it may compute something else with the same weights."""
+    where, names = checkpoint.path / "config.json", checkpoint.config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{where}: architectures: {names!r} is not a list of class names")
+    known = tuple(name.replace("_", "") for name in FAMILIES)
+    if names and names[0] and not names[0].casefold().startswith(known):
+        raise UserError(f"{where}: architectures: {names[0]} is a class of no supported family ({', '.join(FAMILIES)})")
 
 
 def task_of(config: Mapping[str, Any]) -> str:
