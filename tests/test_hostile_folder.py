@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -278,6 +279,16 @@ def test_an_exploding_tokenizer_is_refused_in_every_folder(copied: Callable[[str
         (folder / "tokenizer.json").write_text(inner.to_str())
         hostile.reseal(folder)
         assert "makes more than 256 characters of one" in refusal(folder)
+
+
+@pytest.mark.parametrize("key", ["precompiled_charsmap", "precompiled_chars\\u006dap"])
+def test_a_charsmap_smaller_than_its_table_is_refused(copied: Callable[[str], Path], key: str) -> None:
+    """The library makes the table while it reads the file."""
+    folder = copied("theirs")
+    charsmap = base64.b64encode((0xF0000000).to_bytes(4, "little") + b"a\0").decode()
+    tree = read(folder / "tokenizer.json") | {"normalizer": {"type": "Precompiled", "KEY": charsmap}}
+    (folder / "tokenizer.json").write_text(json.dumps(tree).replace("KEY", key))
+    assert load_within_bounds(folder).endswith("cannot be read as a tokenizer: a charsmap of 6 bytes is not whole")
 
 
 WITHOUT_UNKNOWN: dict[str, Any] = {

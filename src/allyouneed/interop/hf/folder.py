@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from allyouneed.interop.hf.generation_config import read_decoding
 from allyouneed.interop.hf.sentence_transformers import SentenceModules
 from allyouneed.interop.hf.weight_table import Family
 from allyouneed.interop.hf.whisper_tokens import speech_options
+from allyouneed.interop.malformed import malformed
 from allyouneed.interop.tokenizers import load as tokenizers
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.weights import cast_weights
@@ -153,16 +154,9 @@ def task_and_head(
     return kind, pooling_head(model) if modules is None else modules.head
 
 
-@contextmanager
-def config_errors(checkpoint: HfCheckpoint) -> Iterator[None]:
-    """Report any exception a malformed config causes (strings for numbers, negative sizes, …) as a `UserError`."""
-    try:
-        yield
-    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError, AssertionError) as error:
-        family = checkpoint.config["model_type"]
-        raise UserError(
-            f"{checkpoint.path / 'config.json'}: not a valid {family} config: {type(error).__name__}: {error}"
-        ) from error
+def config_errors(checkpoint: HfCheckpoint) -> AbstractContextManager[None]:
+    """Report any exception that a malformed config causes."""
+    return malformed(f"{checkpoint.path / 'config.json'}: not a valid {checkpoint.config['model_type']} config")
 
 
 def family_of(checkpoint: HfCheckpoint) -> Family:
@@ -212,12 +206,8 @@ def vocabularies(path: Path) -> Vocabularies | None:
 
 
 def read_vocabularies(checkpoint: HfCheckpoint) -> Vocabularies | None:
-    try:
+    with malformed(f"{checkpoint.path}: the files of the tokenizer are malformed"):
         return tokenizers.read(checkpoint.path, checkpoint.config)
-    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:  # fields of another type
-        raise UserError(
-            f"{checkpoint.path}: the files of the tokenizer are malformed: {type(error).__name__}: {error}"
-        ) from error
 
 
 def task_options(

@@ -25,6 +25,7 @@ from allyouneed.interop.hf.checkpoint import plain_tensors
 from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
 from allyouneed.interop.hf.config_table import ConfigTable, assign
 from allyouneed.interop.hf.weight_table import Family
+from allyouneed.interop.malformed import malformed
 from allyouneed.interop.tokenizers import subword_files
 from allyouneed.interop.tokenizers.subword_files import Roles
 
@@ -64,10 +65,9 @@ def read(content: Mapping[str, Any], path: Path, tokenizer: Path | None = None) 
     options = read_options(content, path)
     weights = plain_tensors(content["model"], path)
     try:
-        config, renamed = to_bart(options, weights)
-        model = FAMILY.convert(config, renamed)
-    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError) as error:
-        raise UserError(f"{path}: not a valid fairseq model: {type(error).__name__}: {error}") from error
+        with malformed("not a valid fairseq model"):
+            config, renamed = to_bart(options, weights)
+            model = FAMILY.convert(config, renamed)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     sizes: Any = config_of(model).vocabs
