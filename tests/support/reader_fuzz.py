@@ -71,9 +71,11 @@ def hugging_face(folder: Path) -> Subjects:
 def translators(folder: Path) -> Subjects:
     found, pieces = {}, files.train_pieces()
     words = files.tokens_of(pieces)
-    for kind in ("npz", "bin"):
-        names = ["</s>", "<unk>", *words]
-        files.write_marian(folder / kind, files.marian_arrays(len(names), files.ORDINARY), files.ORDINARY, kind)
+    names = ["</s>", "<unk>", *words]
+    arrays = files.marian_arrays(len(names), files.ORDINARY)
+    quantized = files.quantize_as_intgemm(arrays, dict.fromkeys(arrays, 25.0))
+    for kind, written in (("npz", arrays), ("bin", arrays), ("int8", quantized)):
+        files.write_marian(folder / kind, written, files.ORDINARY, kind.replace("int8", "bin"))
         files.write_vocabulary(folder / kind, names)
         (folder / kind / "source.spm").write_bytes(pieces)
         (folder / kind / "target.spm").write_bytes(pieces)
