@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -19,6 +20,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
+import allyouneed as ayn
 import hostile_files as hostile
 from allyouneed.cli import main, memory_asked_for
 from allyouneed.config import parse, read_tree
@@ -31,6 +33,7 @@ from allyouneed.folder import Folder
 from allyouneed.interop.load import load
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.patterns.core import Pattern
+from bounded import load_within_bounds
 from hostile_files import Subject, read, write
 
 
@@ -67,15 +70,47 @@ def change(path: Path, **changes: Any) -> None:
 # --- ids --------------------------------------------------------------------------------------------------------------
 
 
+def with_id(folder: Path, number: int) -> None:
+    """The same folder; a language's token has this id."""
+    tree = read(folder / "tokenizer.json")
+    tree["model"]["vocab"]["<2de>"] = number
+    for token in tree["added_tokens"]:
+        token["id"] = number if token["content"] == "<2de>" else token["id"]
+    write(folder / "tokenizer.json", tree)
+
+
 def test_a_token_with_an_id_outside_the_model_is_refused(copied: Callable[[str], Path]) -> None:
     folder = copied("ours")
-    tree = read(folder / "tokenizer.json")
-    tree["model"]["vocab"]["<2de>"] = 30_000_000
-    for token in tree["added_tokens"]:
-        token["id"] = 30_000_000 if token["content"] == "<2de>" else token["id"]
-    write(folder / "tokenizer.json", tree)
+    with_id(folder, 1_000_000)
     hostile.reseal(folder)
-    assert "tokenizer has 30,000,001 tokens, the model" in refusal(folder)
+    assert "tokenizer has 1,000,001 tokens, the model" in refusal(folder)
+
+
+@pytest.mark.parametrize("name", ["ours", "theirs", "imported"])
+@pytest.mark.parametrize("number", [30_000_000, 4 * 10**9])
+def test_ids_that_would_need_a_table_of_gigabytes_are_refused(
+    copied: Callable[[str], Path], name: str, number: int
+) -> None:
+    folder = copied(name)
+    tree = read(folder / "tokenizer.json")
+    tree["model"]["vocab"]["far away"] = number
+    write(folder / "tokenizer.json", tree)
+    hostile.reseal_files(folder)
+    assert re.search(rf"tokenizer.json: \d+ tokens with ids up to {number:,}", load_within_bounds(folder))
+
+
+@pytest.mark.parametrize("name", ["ours", "theirs", "imported"])
+@pytest.mark.parametrize("strategy", [{"Fixed": 10**9}, "BatchLongest"])
+def test_padding_and_truncation_of_a_tokenizer_are_ignored(
+    copied: Callable[[str], Path], name: str, strategy: Any
+) -> None:
+    folder = copied(name)
+    token = {"pad_id": 0, "pad_type_id": 0, "pad_token": "<pad>"}
+    padding = token | {"strategy": strategy, "direction": "Right", "pad_to_multiple_of": 10**9}
+    cut = {"max_length": 1, "stride": 0, "strategy": "LongestFirst", "direction": "Right"}
+    change(folder / "tokenizer.json", padding=padding, truncation=cut)
+    hostile.reseal_files(folder)
+    assert load_within_bounds(folder) == ""
 
 
 @pytest.mark.parametrize("key", ["pad", "bos", "eos", "mask", "languages", "never", "stops", "forced", "opening"])
@@ -118,6 +153,21 @@ def test_weights_that_are_no_numbers_are_named(
     save_file(tensors | {largest: spoil(tensors[largest])}, folder / "model.safetensors")
     hostile.reseal(folder)
     assert message in refusal(folder)
+
+
+def test_int8_weights_with_floats_of_another_precision_are_used(made: dict[str, Subject], tmp_path: Path) -> None:
+    whole = tmp_path / "int8"
+    assert hostile.exit_code("quantize", str(made["ours"].folder), str(whole), "--to", "int8")[0] == 0
+    tensors = load_file(whole / "model.safetensors")
+    for number, part in enumerate(("step", "bias", "weight", "embed.tokens.step")):
+        for dtype in (torch.float64, torch.bfloat16):
+            folder = Path(shutil.copytree(whole, tmp_path / f"{number} {dtype}"))
+            other = {name: tensor.to(dtype) for name, tensor in tensors.items() if name.endswith(part)}
+            save_file(tensors | other, folder / "model.safetensors")
+            hostile.reseal_files(folder)
+            model = ayn.load(folder)
+            assert other and {tensor.dtype for tensor in model.model.buffers()} == {torch.float32, torch.int8}
+            model.translate("the cat", to="de", max_length=3)
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------
@@ -229,6 +279,38 @@ def test_an_exploding_tokenizer_is_refused_in_every_folder(copied: Callable[[str
         (folder / "tokenizer.json").write_text(inner.to_str())
         hostile.reseal(folder)
         assert "makes more than 256 characters of one" in refusal(folder)
+
+
+@pytest.mark.parametrize("key", ["precompiled_charsmap", "precompiled_chars\\u006dap"])
+def test_a_charsmap_smaller_than_its_table_is_refused(copied: Callable[[str], Path], key: str) -> None:
+    """The library makes the table while it reads the file."""
+    folder = copied("theirs")
+    charsmap = base64.b64encode((0xF0000000).to_bytes(4, "little") + b"a\0").decode()
+    tree = read(folder / "tokenizer.json") | {"normalizer": {"type": "Precompiled", "KEY": charsmap}}
+    (folder / "tokenizer.json").write_text(json.dumps(tree).replace("KEY", key))
+    assert load_within_bounds(folder).endswith("cannot be read as a tokenizer: a charsmap of 6 bytes is not whole")
+
+
+WITHOUT_UNKNOWN: dict[str, Any] = {
+    "Unigram without pieces": {"type": "Unigram", "unk_id": None, "vocab": [], "byte_fallback": False},
+    "Unigram": {"type": "Unigram", "unk_id": None, "vocab": [["a", -1.0]], "byte_fallback": False},
+    "WordLevel": {"type": "WordLevel", "vocab": {"a": 5}, "unk_token": "[UNK]"},
+    "WordPiece": {"type": "WordPiece", "vocab": {"a": 5}, "unk_token": "[UNK]", "continuing_subword_prefix": "##"}
+    | {"max_input_chars_per_word": 100},
+    "BPE": {"type": "BPE", "vocab": {"a": 5}, "merges": [], "unk_token": "<unk>", "byte_fallback": False}
+    | {"dropout": None, "continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": False},
+}
+
+
+@pytest.mark.parametrize("kind", WITHOUT_UNKNOWN)
+@pytest.mark.parametrize("name", ["ours", "theirs", "imported"])
+def test_a_tokenizer_without_a_token_for_unknown_text_is_refused(
+    copied: Callable[[str], Path], name: str, kind: str
+) -> None:
+    folder = copied(name)
+    change(folder / "tokenizer.json", model=WITHOUT_UNKNOWN[kind])
+    hostile.reseal(folder)
+    assert "tokenizer.json: the tokenizer cannot encode every text" in refusal(folder)
 
 
 @pytest.mark.parametrize(

@@ -285,6 +285,8 @@ def _load_model(
     model = model if quantized is None else quantize(model, quantized, set(stored))
     wanted = named_tensors(model)
     check_fit(file, stored, wanted, left_over=sorted(set(stored) - set(wanted)))
+    if quantized is not None and quantized.endswith("int8"):
+        dtype = torch.float32  # of steps and of all that is not quantized, whatever the file says
     found = ((name, stored[name]) for name in wanted)
     assign_weights(model, {n: tensor.to(device, dtype if tensor.is_floating_point() else None) for n, tensor in found})
     return model.eval()

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pickle
+import re
 import resource
 import struct
 import zipfile
@@ -20,8 +21,11 @@ from safetensors.torch import save_file
 import allyouneed as ayn
 import tiny_folders as tinyfolders
 from allyouneed.cli import main
+from allyouneed.config import parse, preset_tree
 from allyouneed.data.tokenizers.base import TokenizerConfig, train
+from allyouneed.interop.hf.folder import task_and_head
 from allyouneed.interop.load import about, load
+from allyouneed.nn.models.base import Model
 
 SOME = 1 << 30  # bytes of address space: a machine that is asked for more refuses
 
@@ -391,6 +395,27 @@ def test_optional_sizes_are_checked_too(folder: Path, key: str, size: Any) -> No
 def test_a_billion_layers_are_refused_before_iterating(folder: Path, family: str, key: str) -> None:
     set_config(folder, model_type=family, **{key: 10**9})
     assert "1,000,000,000 layers, but the weights are 21 tensors" in error_of(folder)
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["RagModel"], "architectures: RagModel is a class of no supported family"),
+        ("RagModel", "architectures: RagModel is a class of no supported family"),
+        ([None], r"architectures: \[None\] is not a list of class names"),
+        ({"LlamaModel": 1}, "architectures: .* is not a list of class names"),
+    ],
+)
+def test_a_class_that_is_not_of_the_family_is_refused(folder: Path, names: Any, told: str) -> None:
+    set_config(folder, architectures=names)
+    assert re.search(told, error_of(folder))
+
+
+def test_a_decoder_is_not_left_out_where_the_family_cannot(tmp_path: Path) -> None:
+    config = {"model_type": "bart", "architectures": ["BartEncoderModel"]}
+    model = parse(Model, preset_tree("bart-base"))  # type: ignore[type-abstract]
+    with pytest.raises(ayn.UserError, match="BartEncoderModel is not supported: the model has no head for similarity"):
+        task_and_head(tmp_path, config, model, None)
 
 
 def test_malformed_labels_are_reported(folder: Path) -> None:

@@ -41,6 +41,7 @@ KNOWN = {
     "groups": HEADS,
     "expert": {"kind": "ffn", "hidden": 14},
     "factor": 2.0,
+    "factors": (2.0, 3.0),
     "rope_width": 4,
     "length": 40,  # of learned positions: no test's sentence is longer
     "size": 3,

@@ -100,12 +100,19 @@ def attack(subject: Subject, work: Path, name: str, tree: Any) -> list[tuple[int
     return [exit_code(*(part.format(work) for part in command)) for command in subject.commands]
 
 
-def reseal(folder: Path) -> None:
-    """Correct the checksums of a folder of ours, as somebody would who changed it on purpose."""
+def reseal_files(folder: Path) -> None:
+    """Correct the checksums of the files of a folder of ours; the tokenizer is not read."""
     about = read(folder / "config.json")
     if isinstance(about, dict) and isinstance(about.get("sha256"), dict):
         known = {name for name in about["sha256"] if (folder / name).is_file()}
         write(folder / "config.json", about | {"sha256": about["sha256"] | {n: sha256(folder / n) for n in known}})
+
+
+def reseal(folder: Path) -> None:
+    """Correct the checksums of a folder of ours, as somebody would who changed it on purpose."""
+    about = read(folder / "config.json")
+    reseal_files(folder)
+    if isinstance(about, dict) and isinstance(about.get("sha256"), dict):
         try:  # the tokenizer's, too
             about["tokenizer_hash"] = about["tokenizer_hash"] and Vocabularies.load(folder).hash
             write(folder / "config.json", read(folder / "config.json") | {"tokenizer_hash": about["tokenizer_hash"]})

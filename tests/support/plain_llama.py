@@ -115,3 +115,28 @@ class PlainPieces:
             if best is None:
                 return ids
             ids[best[1] : best[1] + 2] = [best[2]]
+
+
+# --- files of a small model -------------------------------------------------------------------------------------------
+
+PIECES = [" ", "a", "b", "c", "t", "h", "e", "ä", "李", "th", " t", "he", "the", " the", "ab", "  ", "bc", " a"]
+SCORES = {"th": -1, " t": -2, "he": -3, "the": -5, " the": -4, "ab": -6, "  ": -8, "bc": -7, " a": -9}
+VOCAB = 259 + len(PIECES)
+
+
+def write_stories(folder, width=24, hidden=20, layers=2, heads=3, kv_heads=3, tied=True, longest=40, seed=0):
+    """A small random model in its folder, with its vocabulary; the path of the model."""
+    dice = np.random.default_rng(seed)
+    head, kv = width // heads, width // heads * kv_heads
+    shapes = [(VOCAB, width), (layers, width), (layers, width, width), (layers, kv, width), (layers, kv, width)]
+    shapes += [(layers, width, width), (layers, width), (layers, hidden, width), (layers, width, hidden)]
+    shapes += [(layers, hidden, width), (width,), (2, longest, head // 2)] + ([] if tied else [(VOCAB, width)])
+    sizes = struct.pack("<7i", width, hidden, layers, heads, kv_heads, VOCAB if tied else -VOCAB, longest)
+    weights = [dice.normal(size=shape) * (0.4 if len(shape) > 1 else 1) for shape in shapes]
+    path = folder / "stories.bin"
+    path.write_bytes(sizes + b"".join(weight.astype("<f4").tobytes() for weight in weights))
+    spelled = [b"<unk>", b"\n<s>\n", b"\n</s>\n", *(f"<0x{n:02X}>".encode() for n in range(256))]
+    pieces = [(raw, 0.0) for raw in spelled] + [(text.encode(), SCORES.get(text, -100.0)) for text in PIECES]
+    body = b"".join(struct.pack("<fi", score, len(raw)) + raw for raw, score in pieces)
+    (folder / "tokenizer.bin").write_bytes(struct.pack("<i", 8) + body)
+    return path

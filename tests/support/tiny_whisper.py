@@ -3,6 +3,7 @@ same as a folder of ours."""
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Any
 
@@ -82,3 +83,72 @@ def sound(seconds: float, seed: int = 0) -> torch.Tensor:
     pitch = 300 + 2000 * torch.rand(64, generator=dice).repeat_interleave(3_000)[: len(time)]
     loud = torch.rand(64, generator=dice).repeat_interleave(2_500)[: len(time)]
     return 0.5 * loud * torch.sin(2 * torch.pi * pitch * time)
+
+
+# --- OpenAI's files ---------------------------------------------------------------------------------------------------
+
+PIECES = [bytes([n]) for n in range(256)]
+MERGED = [
+    b"th",
+    b" t",
+    b"he",
+    b"the",
+    b" the",
+    b"in",
+    b"ing",
+    b"\xe2\x99",
+    b"\xe2\x99\xaa",
+    b"\xe4\xbd",
+    b"\xe4\xbd\xa0",
+]
+MERGED += [b"ll", b"ell"]
+
+
+def ranks_file(path, pieces):
+    path.write_bytes(b"".join(base64.b64encode(piece) + b" %d\n" % n for n, piece in enumerate(pieces)))
+    return path
+
+
+# their name of what Hugging Face calls the other
+WITHIN = {
+    "self_attn_layer_norm": "attn_ln", "encoder_attn_layer_norm": "cross_attn_ln", "final_layer_norm": "mlp_ln",
+    "self_attn.q_proj": "attn.query", "self_attn.k_proj": "attn.key", "self_attn.v_proj": "attn.value",
+    "self_attn.out_proj": "attn.out", "encoder_attn.q_proj": "cross_attn.query",
+    "encoder_attn.k_proj": "cross_attn.key", "encoder_attn.v_proj": "cross_attn.value",
+    "encoder_attn.out_proj": "cross_attn.out", "fc1": "mlp.0", "fc2": "mlp.2",
+}  # fmt: skip
+OUTSIDE = {
+    "model.encoder.embed_positions.weight": "encoder.positional_embedding",
+    "model.decoder.embed_positions.weight": "decoder.positional_embedding",
+    "model.decoder.embed_tokens.weight": "decoder.token_embedding.weight",
+}
+
+
+def their_name(name):
+    if name in OUTSIDE:
+        return OUTSIDE[name]
+    *_, side = name.removeprefix("model.").split(".", 1)[0], name.split(".")[1]
+    if ".layers." in name:
+        number, rest = name.split(".layers.")[1].split(".", 1)
+        inner, kind = rest.rsplit(".", 1)
+        return f"{side}.blocks.{number}.{WITHIN[inner]}.{kind}"
+    if ".layer_norm." in name:
+        return f"{side}.{'ln_post' if side == 'encoder' else 'ln'}.{name.rsplit('.', 1)[1]}"
+    return name.removeprefix("model.")
+
+
+def write_openai(folder, pieces, languages=99):
+    """A small model with random weights, saved as OpenAI does."""
+    vocab = len(pieces) + 8 + languages + 1501
+    config = WhisperConfig(
+        vocab_size=vocab, d_model=16, encoder_layers=2, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64, max_source_positions=50,
+        max_target_positions=24, num_mel_bins=8, pad_token_id=0, bos_token_id=0, eos_token_id=0,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    theirs = WhisperForConditionalGeneration(config).eval()
+    dims = dict(n_mels=8, n_vocab=vocab, n_audio_ctx=50, n_audio_state=16, n_audio_head=2, n_audio_layer=2)
+    dims |= dict(n_text_ctx=24, n_text_state=16, n_text_head=4, n_text_layer=1)
+    weights = {their_name(name): w.half() for name, w in theirs.state_dict().items() if name != "proj_out.weight"}
+    torch.save({"dims": dims, "model_state_dict": weights}, folder / "small.pt")
+    return theirs.half().float(), folder / "small.pt"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -79,9 +80,13 @@ def export(
     with created_folders_as_note(out):
         write_folder(out, lambda path: notes.extend(write(folder, path)))
     show_notes(notes)
-    show_status(f"{out}: written for {to}")
-    if to in CHECKS and not no_check:
-        _report(CHECKS[to](model, out))
+    check = CHECKS[to](model, out) if to in CHECKS and not no_check else None
+    if check is not None and not check.agreed:
+        shutil.rmtree(out)
+        show_notes([f"{out} was removed: {to} computes something else from it"])
+    else:
+        show_status(f"{out}: written for {to}")
+    _report(check)
 
 
 def check_free(out: Path) -> None:

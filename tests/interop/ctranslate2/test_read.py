@@ -14,6 +14,7 @@ from ctranslate2.specs import model_spec, transformer_spec
 
 from allyouneed.errors import UserError
 from allyouneed.infer.predictors.forward import NamedForward
+from allyouneed.interop.ctranslate2.binary import Variables
 from allyouneed.interop.load import load
 
 WIDTH, NAMES = 8, ["<unk>", "<s>", "</s>", *(f"w{number}" for number in range(9))]
@@ -81,3 +82,23 @@ def test_damaged_files_are_one_message(tmp_path: Path) -> None:
         file.write_bytes(content)
         with pytest.raises(UserError, match="not a valid CTranslate2 model"):
             load(file.parent)
+
+
+def test_a_variable_of_another_type_or_shape_is_refused_or_read(tmp_path: Path) -> None:
+    """Types of the same size, and shapes of as many numbers: the file as a whole is still well-formed."""
+    out = write(tmp_path / "out")
+    file, refusals = out / "model.bin", set()
+    whole, entries = file.read_bytes(), Variables(file).entries
+    for name, entry in entries.items():
+        at, rank = entry.start - 5, len(entry.shape)  # the type, after the dimensions and before the size
+        changes = [(at, bytes([kind])) for kind in range(6)]
+        changes += [(at - 4 * rank, struct.pack(f"<{rank}I", *entry.shape[::-1]))]
+        changes += [] if rank else [(entry.start, bytes([value])) for value in (0, 1, 127, 128, 255)]
+        for place, value in changes:
+            file.write_bytes(whole[:place] + value + whole[place + len(value) :])
+            try:
+                load(out)
+            except UserError as error:
+                refusals.add(str(error).partition("model.bin: ")[2].replace(name, "NAME"))
+    assert "NAME: int32 without a scale" in refusals
+    assert any("not a valid CTranslate2 model: ZeroDivisionError" in told for told in refusals)

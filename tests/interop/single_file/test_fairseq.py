@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import translation_files as files
 from allyouneed.errors import UserError
 from allyouneed.infer.predictors.forward import NamedForward
 from allyouneed.interop.load import load
+from bounded import load_within_bounds
 
 ROWS = 20
 SOURCE, TARGET = [[5, 9, 12, 7, 4, 2]], [[2, 8, 4, 10]]
@@ -193,6 +195,30 @@ def test_what_is_not_supported_is_named(change: dict[str, Any], told: str, tmp_p
     weights = files.fairseq_weights(ROWS, options)
     with pytest.raises(UserError, match=told):
         load(write(tmp_path / "model", argparse.Namespace(**vars(options) | change), weights))
+
+
+LARGER: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "one row, 15 million times": lambda one: one[:1].expand(15_000_000, -1),
+    "one number, a billion times": lambda one: one[:1, :1].expand(1_000_000_000, files.WIDTH),
+    "rows that overlap": lambda one: torch.zeros(100_000).as_strided((99_000, 1000), (1, 1)),
+}
+
+
+@pytest.mark.parametrize("how", LARGER)
+@pytest.mark.parametrize("name", ["encoder.embed_tokens.weight", "encoder.version"])
+def test_a_tensor_larger_than_what_is_stored_is_refused(how: str, name: str, tmp_path: Path) -> None:
+    options = files.fairseq_options()
+    weights = files.fairseq_weights(ROWS, options)
+    weights[name] = LARGER[how](weights["encoder.embed_tokens.weight"])
+    path = write(tmp_path / "model", options, weights)
+    assert path.stat().st_size < 1_000_000
+    assert load_within_bounds(path) == f"{path}: {name} declares more bytes than are stored"
+
+
+def test_weights_of_which_little_is_stored_are_refused(tmp_path: Path) -> None:
+    options, stored = files.fairseq_options(), torch.zeros(10_000)
+    weights = files.fairseq_weights(ROWS, options) | {f"encoder.layers.{n}.x.weight": stored for n in range(1000)}
+    assert "bytes of weights are made of" in load_within_bounds(write(tmp_path / "model", options, weights))
 
 
 class Runs:

@@ -12,29 +12,7 @@ from allyouneed.errors import UserError
 from allyouneed.infer.predictors.registry import predictor
 from allyouneed.interop.single_file import detect as single_file
 from allyouneed.nn.batch import Batch, Rows
-from plain_llama import PlainLlama, PlainPieces
-
-PIECES = [" ", "a", "b", "c", "t", "h", "e", "ä", "李", "th", " t", "he", "the", " the", "ab", "  ", "bc", " a"]
-SCORES = {"th": -1, " t": -2, "he": -3, "the": -5, " the": -4, "ab": -6, "  ": -8, "bc": -7, " a": -9}
-VOCAB = 259 + len(PIECES)
-
-
-def written(folder, width=24, hidden=20, layers=2, heads=3, kv_heads=3, tied=True, longest=40, seed=0):
-    dice = np.random.default_rng(seed)
-    head, kv = width // heads, width // heads * kv_heads
-    shapes = [(VOCAB, width), (layers, width), (layers, width, width), (layers, kv, width), (layers, kv, width)]
-    shapes += [(layers, width, width), (layers, width), (layers, hidden, width), (layers, width, hidden)]
-    shapes += [(layers, hidden, width), (width,), (2, longest, head // 2)] + ([] if tied else [(VOCAB, width)])
-    sizes = struct.pack("<7i", width, hidden, layers, heads, kv_heads, VOCAB if tied else -VOCAB, longest)
-    weights = [dice.normal(size=shape) * (0.4 if len(shape) > 1 else 1) for shape in shapes]
-    path = folder / "stories.bin"
-    path.write_bytes(sizes + b"".join(weight.astype("<f4").tobytes() for weight in weights))
-    spelled = [b"<unk>", b"\n<s>\n", b"\n</s>\n", *(f"<0x{n:02X}>".encode() for n in range(256))]
-    pieces = [(raw, 0.0) for raw in spelled] + [(text.encode(), SCORES.get(text, -100.0)) for text in PIECES]
-    body = b"".join(struct.pack("<fi", score, len(raw)) + raw for raw, score in pieces)
-    (folder / "tokenizer.bin").write_bytes(struct.pack("<i", 8) + body)
-    return path
-
+from plain_llama import PlainLlama, PlainPieces, write_stories
 
 SHAPES = [
     {},
@@ -45,7 +23,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_scores_and_story_of_the_plain_loop(shape, tmp_path):
-    path = written(tmp_path, **shape)
+    path = write_stories(tmp_path, **shape)
     plain, folder = PlainLlama(path), single_file.read(path)
     tokens = [1, 270, 265, 259, 30, 261]
     expected = torch.from_numpy(np.stack([plain.step(token) for token in tokens])).float()
@@ -66,14 +44,14 @@ def max_length(count):
 
 @pytest.mark.parametrize("text", ["the abc", "  the", "äbc 李 x", "tththehe", "", "a\nb", "😀 é", "bcab the theab"])
 def test_texts_are_tokenized_as_in_the_original(text, tmp_path):
-    tokenizer = single_file.read(written(tmp_path)).vocabularies.target
+    tokenizer = single_file.read(write_stories(tmp_path)).vocabularies.target
     expected = PlainPieces(tmp_path / "tokenizer.bin").encode(text)[1:]
     assert tokenizer.encode(text) == expected
     assert tokenizer.decode(expected) == text
 
 
 def test_the_folder_can_be_kept(tmp_path):
-    folder = single_file.read(written(tmp_path))
+    folder = single_file.read(write_stories(tmp_path))
     folder.save(tmp_path / "ours")
     from allyouneed.folder import Folder
 
@@ -94,14 +72,14 @@ def test_the_folder_can_be_kept(tmp_path):
     ],
 )
 def test_a_damaged_file_is_refused(change, message, tmp_path):
-    path = written(tmp_path)
+    path = write_stories(tmp_path)
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(UserError, match=message):
         single_file.read(path)
 
 
 def test_the_vocabulary_must_be_there_and_fit(tmp_path):
-    path = written(tmp_path)
+    path = write_stories(tmp_path)
     words = tmp_path / "tokenizer.bin"
     words.write_bytes(words.read_bytes()[:-3])
     with pytest.raises(UserError, match="not the vocabulary of this model"):

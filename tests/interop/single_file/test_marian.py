@@ -305,6 +305,19 @@ def test_what_is_not_supported_is_named(change: dict[str, Any], told: str, tmp_p
         load(path)
 
 
+def test_arrays_of_the_other_byte_order_are_read_and_long_doubles_refused(tmp_path: Path) -> None:
+    arrays = files.marian_arrays(20, files.ORDINARY)
+    usual = load(files.write_marian(tmp_path / "usual", arrays, files.ORDINARY, "npz")).model
+    turned = {name: array.astype(array.dtype.newbyteorder(">")) for name, array in arrays.items()}
+    found = load(files.write_marian(tmp_path / "turned", turned, files.ORDINARY, "npz")).model
+    assert all(tensor.equal(found.state_dict()[name]) for name, tensor in usual.state_dict().items())
+    for dtype, told in ((np.longdouble, "float128"), (np.complex64, "complex64"), (np.bool_, "bool")):
+        wrong = arrays | {"Wemb": arrays["Wemb"].astype(dtype)}
+        path = files.write_marian(tmp_path / told, wrong, files.ORDINARY, "npz")
+        with pytest.raises(UserError, match=rf"model\.npz: .*Wemb\.npy: an array of {told} is not supported"):
+            load(path)
+
+
 @pytest.mark.parametrize("kind", ["npz", "bin", "int8"])
 def test_damaged_files_are_one_message(kind: str, tmp_path: Path) -> None:
     arrays, kind, int8 = files.marian_arrays(20, files.ORDINARY), kind.replace("int8", "bin"), kind == "int8"

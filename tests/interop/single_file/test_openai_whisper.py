@@ -8,83 +8,17 @@ import os
 
 import pytest
 import torch
-from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 from allyouneed.errors import UserError
 from allyouneed.infer.predictors.registry import predictor
 from allyouneed.interop.single_file import detect as single_file
 from allyouneed.interop.tokenizers.tiktoken import byte_pair_encoding, read_ranks
 from allyouneed.nn.batch import Batch, Rows, Signal
-
-PIECES = [bytes([n]) for n in range(256)]
-MERGED = [
-    b"th",
-    b" t",
-    b"he",
-    b"the",
-    b" the",
-    b"in",
-    b"ing",
-    b"\xe2\x99",
-    b"\xe2\x99\xaa",
-    b"\xe4\xbd",
-    b"\xe4\xbd\xa0",
-]
-MERGED += [b"ll", b"ell"]
-
-
-def ranks_file(path, pieces):
-    path.write_bytes(b"".join(base64.b64encode(piece) + b" %d\n" % n for n, piece in enumerate(pieces)))
-    return path
-
-
-# their name of what Hugging Face calls the other
-WITHIN = {
-    "self_attn_layer_norm": "attn_ln", "encoder_attn_layer_norm": "cross_attn_ln", "final_layer_norm": "mlp_ln",
-    "self_attn.q_proj": "attn.query", "self_attn.k_proj": "attn.key", "self_attn.v_proj": "attn.value",
-    "self_attn.out_proj": "attn.out", "encoder_attn.q_proj": "cross_attn.query",
-    "encoder_attn.k_proj": "cross_attn.key", "encoder_attn.v_proj": "cross_attn.value",
-    "encoder_attn.out_proj": "cross_attn.out", "fc1": "mlp.0", "fc2": "mlp.2",
-}  # fmt: skip
-OUTSIDE = {
-    "model.encoder.embed_positions.weight": "encoder.positional_embedding",
-    "model.decoder.embed_positions.weight": "decoder.positional_embedding",
-    "model.decoder.embed_tokens.weight": "decoder.token_embedding.weight",
-}
-
-
-def their_name(name):
-    if name in OUTSIDE:
-        return OUTSIDE[name]
-    *_, side = name.removeprefix("model.").split(".", 1)[0], name.split(".")[1]
-    if ".layers." in name:
-        number, rest = name.split(".layers.")[1].split(".", 1)
-        inner, kind = rest.rsplit(".", 1)
-        return f"{side}.blocks.{number}.{WITHIN[inner]}.{kind}"
-    if ".layer_norm." in name:
-        return f"{side}.{'ln_post' if side == 'encoder' else 'ln'}.{name.rsplit('.', 1)[1]}"
-    return name.removeprefix("model.")
-
-
-def written(folder, pieces, languages=99):
-    """A small model with random weights, saved as OpenAI does."""
-    vocab = len(pieces) + 8 + languages + 1501
-    config = WhisperConfig(
-        vocab_size=vocab, d_model=16, encoder_layers=2, decoder_layers=1, encoder_attention_heads=2,
-        decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64, max_source_positions=50,
-        max_target_positions=24, num_mel_bins=8, pad_token_id=0, bos_token_id=0, eos_token_id=0,
-        decoder_start_token_id=0,
-    )  # fmt: skip
-    theirs = WhisperForConditionalGeneration(config).eval()
-    dims = dict(n_mels=8, n_vocab=vocab, n_audio_ctx=50, n_audio_state=16, n_audio_head=2, n_audio_layer=2)
-    dims |= dict(n_text_ctx=24, n_text_state=16, n_text_head=4, n_text_layer=1)
-    weights = {their_name(name): w.half() for name, w in theirs.state_dict().items() if name != "proj_out.weight"}
-    torch.save({"dims": dims, "model_state_dict": weights}, folder / "small.pt")
-    return theirs.half().float(), folder / "small.pt"
+from tiny_whisper import MERGED, PIECES, ranks_file, write_openai
 
 
 def test_the_scores_of_the_same_weights(tmp_path):
-    theirs, path = written(tmp_path, PIECES + MERGED)
+    theirs, path = write_openai(tmp_path, PIECES + MERGED)
     ranks_file(tmp_path / "gpt2.tiktoken", PIECES + MERGED)
     folder = single_file.read(path)
     frames, tokens = torch.randn(2, 8, 100), torch.tensor([[5, 300, 7, 1000], [268, 269, 3, 4]])
@@ -101,7 +35,7 @@ def test_the_scores_of_the_same_weights(tmp_path):
 
 def test_the_vocabulary_size_decides_multilingual(tmp_path):
     pairs = [bytes([n // 256, n % 256]) for n in range(50_001)]
-    _, path = written(tmp_path, PIECES + pairs, languages=100)
+    _, path = write_openai(tmp_path, PIECES + pairs, languages=100)
     ranks_file(tmp_path / "multilingual.tiktoken", PIECES + pairs)
     speech = predictor(single_file.read(path)).speech
     end = len(PIECES + pairs)
@@ -160,7 +94,7 @@ def test_pieces_that_no_merge_makes_are_refused():
 
 
 def test_a_missing_or_wrong_vocabulary_is_refused(tmp_path):
-    _, path = written(tmp_path, PIECES + MERGED)
+    _, path = write_openai(tmp_path, PIECES + MERGED)
     with pytest.raises(UserError, match=r"put gpt2.tiktoken beside it"):
         single_file.read(path)
     with pytest.raises(UserError, match="does not match"):
@@ -188,13 +122,14 @@ def test_a_pickle_with_code_is_refused_and_not_run(tmp_path, monkeypatch):
         (lambda content: content["dims"].pop("n_mels"), "unsupported Whisper sizes: n_mels"),
         (lambda content: content["dims"].update(n_text_state=32), "encoder and decoder widths differ"),
         (lambda content: content["model_state_dict"].update(extra=3), "extra: not a tensor"),
+        (lambda content: content["model_state_dict"].update(wide=torch.zeros(1).expand(10**12)), "wide declares more"),
         (lambda content: content.update(dims=[1, 2]), "no sizes and weights by name"),
         (lambda content: content["model_state_dict"].pop("encoder.conv1.bias"), "conv1.bias: missing"),
         (lambda content: content["model_state_dict"].update({"encoder.conv1.bias": torch.zeros(3)}), r"\(3,\)"),
     ],
 )  # fmt: skip
 def test_impossible_sizes_and_weights_are_refused(change, message, tmp_path):
-    _, path = written(tmp_path, PIECES + MERGED)
+    _, path = write_openai(tmp_path, PIECES + MERGED)
     ranks_file(tmp_path / "gpt2.tiktoken", PIECES + MERGED)
     content = torch.load(path, weights_only=True)
     change(content)

@@ -14,12 +14,14 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from allyouneed.config import parse, preset_tree
 from allyouneed.data.tokenizers.base import Tokenizer, TokenizerConfig, Vocabularies, train
 from allyouneed.data.tokenizers.special_tokens import Template
 from allyouneed.errors import UserError
 from allyouneed.interop.tokenizers.languages import NLLB
 from allyouneed.interop.tokenizers.load import _has_token_types, read, write
 from allyouneed.interop.tokenizers.sentencepiece import SentencePieceModel, build
+from allyouneed.nn.models.base import Model
 from tokenizer_files import (
     LINES,
     ROBERTA,
@@ -128,7 +130,7 @@ def test_a_tokenizer_json_is_read_kept_and_written_without_a_difference(name: st
     assert again.hash == ours.hash and again.source.about == ours.source.about
     assert again.source.encode(LINES[0]) == ours.source.encode(LINES[0])
 
-    write(again, tmp_path / "out", {})
+    write(again, tmp_path / "out")
     exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     for text in [*TEXTS, *LINES]:
         ids = ours.source.frame(ours.source.encode(text))[0]
@@ -218,7 +220,7 @@ def test_marian_takes_ids_from_its_vocabulary(tmp_path: Path) -> None:
     again = Vocabularies.load(tmp_path / "kept")
     assert again.source.encode(LINES[-1]) == ours.source.encode(LINES[-1])
     with pytest.raises(UserError, match="pieces without an id in the model"):
-        write(again, tmp_path / "out", {})
+        write(again, tmp_path / "out")
 
 
 def test_marian_names_the_languages_it_writes(tmp_path: Path) -> None:
@@ -424,19 +426,18 @@ def test_padding_and_truncation_of_tokenizer_json_are_ignored(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("config", "one"),
+    ("preset", "one"),
     [
-        ({"model_type": "bert", "architectures": ["BertModel"]}, "<s> A </s>"),
-        ({"model_type": "marian", "is_encoder_decoder": True}, "A </s>"),
-        ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "<s> A"),
+        ("bert-base", "<s> A </s>"),
+        ("xlnet-base", "<s> A </s>"),
+        ("marian", "A </s>"),
+        ("llama-15m", "<s> A"),
     ],
 )
-def test_our_own_tokenizer_is_written_as_the_model_reads_texts(
-    config: dict[str, Any], one: str, tmp_path: Path
-) -> None:
+def test_our_own_tokenizer_is_written_as_the_model_reads_texts(preset: str, one: str, tmp_path: Path) -> None:
     own = train(TokenizerConfig(vocab=400, specials=("<mask>",)), LINES * 2)
     other = train(TokenizerConfig(vocab=300), LINES)
-    write(Vocabularies(own, other), tmp_path, config)
+    write(Vocabularies(own, other), tmp_path, parse(Model, preset_tree(preset)))  # type: ignore[type-abstract]
     exported = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for text in [*TEXTS, *LINES]:
         ids = own.encode(text)

@@ -6,8 +6,8 @@ text."""
 from __future__ import annotations
 
 import base64
-import binascii
 import json
+import re
 import string
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from allyouneed.data.tokenizers.errors import translate_error
 from allyouneed.data.tokenizers.regex import OutOfBounds, least_width
 from allyouneed.errors import UserError
+from allyouneed.files.reading import parse_json
 
 MAX_BYTES = 1 << 28  # of a tokenizer.json; the largest have a tenth of that
 MAX_STEPS = 64  # of a normalizer, pre-tokenizer or decoder
@@ -25,8 +26,10 @@ MAX_TOKEN = 10_000  # characters
 MAX_SPLITTING = 100_000_000  # sum of squared lengths of tokens, which finding their parts takes; the largest take 2e7
 MAX_SPECIAL_TOKENS = 1000  # around a text
 MAX_WORD = 10_000  # characters that WordPiece looks up in one word
+MAX_GAP = 1 << 20  # ids of a small vocabulary with gaps
 # steps that turn one character into two
 DOUBLING = {"ByteLevel": 2, "Metaspace": 2}
+ESCAPED_LETTER = re.compile(r"\\u00[567]", re.IGNORECASE)  # by which a key may be spelled
 TRIED = string.printable + "Éß中文عربي日本語"
 
 
@@ -34,6 +37,7 @@ def parse_tokenizer(text: str, where: str) -> Any:
     """A `tokenizers.Tokenizer` from a tokenizer.json, checked."""
     from tokenizers import Tokenizer
 
+    _check_charsmaps(text, where)
     try:
         inner = Tokenizer.from_str(text)
     except (KeyboardInterrupt, SystemExit, MemoryError):
@@ -44,8 +48,15 @@ def parse_tokenizer(text: str, where: str) -> Any:
     return inner
 
 
+def most_ids(tokens: int) -> int:
+    """Ids of so many tokens are below this: they may have gaps, but the library makes tables up to the largest."""
+    return max(MAX_GAP, 2 * tokens)
+
+
 def check_tokenizer(inner: Any, where: str) -> None:
-    """Refuse a tokenizer whose texts or running times may explode."""
+    """Refuse a tokenizer whose texts, tables or running times may explode; padding and truncation are switched off."""
+    inner.no_padding()  # ours happen in batches; a file may ask for a billion tokens
+    inner.no_truncation()
     for name in ("normalizer", "pre_tokenizer", "decoder"):
         step = getattr(inner, name)
         if step is not None:
@@ -56,7 +67,10 @@ def check_tokenizer(inner: Any, where: str) -> None:
     template = inner.post_processor
     if template is not None and template.num_special_tokens_to_add(True) > MAX_SPECIAL_TOKENS:
         raise UserError(f"{where}: adds more than {MAX_SPECIAL_TOKENS:,} special tokens to a text")
-    longest = max(map(len, inner.get_vocab(with_added_tokens=True)), default=0)
+    vocabulary = inner.get_vocab(with_added_tokens=True)
+    if (last := max(vocabulary.values(), default=0)) >= (most := most_ids(len(vocabulary))):
+        raise UserError(f"{where}: {len(vocabulary):,} tokens with ids up to {last:,}; they must be below {most:,}")
+    longest = max(map(len, vocabulary), default=0)
     if longest > MAX_TOKEN:
         raise UserError(f"{where}: a token of {longest:,} characters; at most {MAX_TOKEN:,} are supported")
     if getattr(inner.model, "max_input_chars_per_word", 0) > MAX_WORD:
@@ -115,16 +129,38 @@ def _growth(step: dict[str, Any]) -> float:
     if step["type"] == "Replace":
         return len(step["content"]) / least if least else len(step["content"]) + 1
     if step["type"] == "Precompiled":
-        return _charsmap_growth(step.get("precompiled_charsmap") or "")
+        return _charsmap_growth(_charsmap(step))
     return DOUBLING.get(step["type"], 1)
 
 
-def _charsmap_growth(text: str) -> int:
-    """A SentencePiece charsmap: the size of a trie, the trie, and what characters turn into, ended by zeros."""
+def _check_charsmaps(text: str, where: str) -> None:
+    """The library makes the tables while it reads a tokenizer.json."""
+    if "charsmap" not in text and not ESCAPED_LETTER.search(text):
+        return
     try:
-        raw = base64.b64decode(text)
-    except (binascii.Error, ValueError):
+        tree = parse_json(text)
+        for step in _steps(tree.get("normalizer") if isinstance(tree, dict) else None):
+            if "precompiled_charsmap" in step:
+                check_charsmap(_charsmap(step))
+    except ValueError as error:
+        raise UserError(f"{where}: cannot be read as a tokenizer: {error}") from None
+
+
+def check_charsmap(raw: bytes) -> None:
+    """Refuse a SentencePiece charsmap (the size of a trie, the trie, and what characters turn into, ended by zeros)
+    that is smaller than its trie: the library makes a table of the size that it names."""
+    if len(raw) < 4 or int.from_bytes(raw[:4], "little") > len(raw) - 4:
+        raise OutOfBounds(f"a charsmap of {len(raw):,} bytes is not whole")
+
+
+def _charsmap(step: dict[str, Any]) -> bytes:
+    try:
+        return base64.b64decode(step.get("precompiled_charsmap") or "")
+    except (TypeError, ValueError):
         raise OutOfBounds("the charsmap is not base64") from None
+
+
+def _charsmap_growth(raw: bytes) -> int:
     strings = raw[4 + int.from_bytes(raw[:4], "little") :].split(b"\0")
     return max((len(found.decode("utf-8", "replace")) for found in strings), default=0)
 

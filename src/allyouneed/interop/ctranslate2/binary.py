@@ -115,6 +115,8 @@ class Variables(Mapping[str, Tensor]):
         quantized file, everything becomes float32."""
         found = self[name]
         if not found.is_floating_point():
+            if f"{name}_scale" not in self:
+                raise UserError(f"{self.path}: {name}: {found.dtype} without a scale".replace("torch.", ""))
             scale = self[f"{name}_scale"].float()
             if found.dim() > 1 and scale.dim() == 1 and len(scale) == len(found):
                 scale = scale.view(-1, *[1] * (found.dim() - 1))

@@ -17,6 +17,7 @@ from allyouneed.folder import Folder, as_dtype, check_finite, check_fit, check_v
 from allyouneed.interop.ctranslate2.binary import Variables
 from allyouneed.interop.ctranslate2.tree import WHISPER, TreeReader
 from allyouneed.interop.hf.whisper_tokens import speech_options
+from allyouneed.interop.malformed import malformed
 from allyouneed.interop.tokenizers import load as tokenizers
 from allyouneed.interop.tokenizers import subword_files
 from allyouneed.interop.tokenizers.subword_files import NEVER, Roles, read_token_list
@@ -39,7 +40,8 @@ def load(
 ) -> Folder:
     """`tokenizer`: a subword file, where it does not lie in the folder."""
     about, reader, tree = read_tree(path)
-    model = build(path, reader, tree)
+    with malformed(f"{path / MODEL}: not a valid CTranslate2 model"):
+        model = build(path, reader, tree)
     check_finite(str(path / MODEL), model)
     if not as_stored or dtype is not None:
         cast_weights(model, as_dtype(dtype))
@@ -95,8 +97,9 @@ def read_tree(path: Path) -> tuple[dict[str, Any], TreeReader, dict[str, Any]]:
     """Their settings, the reader of the weights, and our tree."""
     settings = read_json(path, "config.json", needed=False)
     variables = Variables(file_in(path, MODEL))
-    reader = TreeReader(variables, settings)
-    tree = reader.read()
+    with malformed(f"{path / MODEL}: not a valid CTranslate2 model"):
+        reader = TreeReader(variables, settings)
+        tree = reader.read()
     if reader.starts_at_zero:  # a token whose vector is zero takes the place of the zero vector
         sizes = tree["vocab"]
         tree["vocab"] = {**sizes, "target": sizes["target"] + 1} if isinstance(sizes, dict) else sizes + 1

@@ -374,10 +374,12 @@ class TreeReader:
             tree["scaling"] = {"kind": "linear", "factor": factor}
         elif scaling == SU_SCALING and all(self.has(name) for name in names):
             long, short = (self.variables.weight(name).float() for name in names)
-            if long.shape == short.shape and bool((torch.cat([long, short]) - long[0]).abs().max() < 1e-6):
+            if long.shape != short.shape or not bool(torch.isclose(long, short, rtol=1e-6).all()):
+                self.problems.append(f"{names[0]}: other factors for long texts than for short ones are not supported")
+            elif bool((long - long[0]).abs().max() < 1e-6):
                 tree["scaling"] = {"kind": "linear", "factor": float(long[0])}
             else:
-                self.problems.append(f"{names[0]}: a factor per frequency is not supported")
+                tree["scaling"] = {"kind": "factors", "factors": long.flatten().tolist()}
         elif scaling == LLAMA3_SCALING:
             low, high = (self.number(f"{theirs}/rotary_{name}_freq_factor", default) for name, default in FREQUENCIES)
             tree["scaling"] = {"kind": "llama3", "factor": factor, "original": original, "low": low, "high": high}

@@ -10,6 +10,7 @@ from allyouneed.interop.hf.config_reader import ConfigReader
 from allyouneed.interop.hf.config_table import ConfigTable, Conversion, Line
 from allyouneed.interop.hf.transforms import add_prefix, chain, remove_prefix, untie_head
 from allyouneed.interop.hf.weight_table import Family
+from allyouneed.nn.models.base import Model
 
 FIELDS = """
 causal in [false]
@@ -80,6 +81,16 @@ head.tags.* = classifier.*
 """.replace("HEADS", "transformer.attentions.{n}")
 
 
+def lacks(config: Model) -> str:
+    types = config.embed.types  # type: ignore[attr-defined]
+    if not types:
+        return ""
+    return (
+        f"embed.types: {types}: its models add a language's vector only where a call names it (langs), ours always "
+        "adds one; train with embed.types: null"
+    )
+
+
 PREPARE = chain(add_prefix("transformer."), untie_head("pred_layer.proj.weight", "transformer.embeddings.weight"))
 FAMILY = Family(
     "xlm",
@@ -88,4 +99,5 @@ FAMILY = Family(
     ("*.position_ids", "pred_layer.proj.weight"),
     prepare=PREPARE,
     finish=remove_prefix("transformer."),
+    lacks=lacks,
 )

@@ -23,6 +23,7 @@ from allyouneed.files.reading import file_in, read_json
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
 MODULES = "modules.json"  # marks a folder of sentence-transformers
 MAX_LAYERS = 1024  # a config may declare this many layers with fewer tensors: layers may share weights
+MAX_SHARING = 32  # times that the weights of a file are used on average: layers may share them
 LAYER_COUNT_KEYS = ("*layers*", "*_layer", "attention_types", "block_sizes")
 
 
@@ -152,7 +153,13 @@ def _load_pickle(file: Path) -> dict[str, Tensor]:
             f"{file}: contains more than weights, or is damaged ({type(error).__name__}); nothing in it was executed; "
             "get the model as safetensors"
         ) from None
-    if not isinstance(found, dict):
+    return plain_tensors(found, file)
+
+
+def plain_tensors(found: Any, file: Path) -> dict[str, Tensor]:
+    """The tensors by name of a file of torch, once each is known to be no larger than what is stored for it: a tensor
+    of stride 0 or of overlapping rows takes a few bytes of the file, and any amount of memory."""
+    if not isinstance(found, Mapping):
         raise UserError(f"{file}: expected weights by name, found {type(found).__name__}")
     for name, tensor in found.items():
         plain = isinstance(name, str) and isinstance(tensor, Tensor) and tensor.layout == torch.strided
@@ -160,6 +167,9 @@ def _load_pickle(file: Path) -> dict[str, Tensor]:
             raise UserError(f"{file}: {name!r} is not a plain tensor")
         if tensor.nbytes > tensor.untyped_storage().nbytes():
             raise UserError(f"{file}: {name} declares more bytes than are stored")
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in found.values()}
+    if (total := sum(tensor.nbytes for tensor in found.values())) > MAX_SHARING * sum(storages.values()):
+        raise UserError(f"{file}: {total:,} bytes of weights are made of {sum(storages.values()):,} that are stored")
     return {name: tensor.detach() for name, tensor in found.items()}
 
 

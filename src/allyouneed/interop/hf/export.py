@@ -21,6 +21,7 @@ from allyouneed.interop.hf.checkpoint import SAFETENSORS
 from allyouneed.interop.hf.folder import GENERATION, labels_of
 from allyouneed.interop.hf.generation_config import GENERATES, write_generation
 from allyouneed.interop.hf.weight_table import Family
+from allyouneed.interop.read_back import check_exported
 from allyouneed.interop.tokenizers import load as tokenizers
 from allyouneed.nn.models.weights import named_tensors
 
@@ -49,7 +50,7 @@ def write(folder: Folder, out: Path) -> list[str]:
     for name, content in folder.originals.items():
         (out / name).write_bytes(content)
     if not _keeps_tokenizer_files(folder) and folder.vocabularies is not None:
-        tokenizers.write(folder.vocabularies, out, config)
+        tokenizers.write(folder.vocabularies, out, config_of(model))
     kind = folder.task["kind"]
     if kind in GENERATES and GENERATION not in folder.originals:
         _write_json(out / GENERATION, write_generation(folder.decoding, kind) | _token_ids(config))
@@ -57,6 +58,7 @@ def write(folder: Folder, out: Path) -> list[str]:
         sentence_transformers.write(out, head, config_of(model).width, folder.max_tokens)
     if folder.card:
         (out / CARD).write_text(folder.card, encoding="utf-8")
+    check_exported(folder, out, family.equivalent_config)
     return []
 
 
@@ -73,10 +75,13 @@ def choose_family(folder: Folder, model: nn.Module) -> Family:
     if folder.origin.get("family"):
         return FAMILIES[folder.origin["family"]]
     found = {family.name: family for family in matching_families(config_of(model))}
+    lacking = {name: told for name, family in found.items() if (told := family.lacks(config_of(model)))}
+    found = {name: family for name, family in found.items() if name not in lacking}
     if not found:
+        told = [str(closest_refusal(config_of(model))), *(f"{name}: {what}" for name, what in lacking.items())]
         raise UserError(
             f"{folder.path or 'the model'}: no family of transformers can express this model; the closest is\n"
-            f"{closest_refusal(config_of(model))}"
+            + "\n".join(told)
         )
     return next((found[name] for name in PREFERRED if name in found), next(iter(found.values())))
 

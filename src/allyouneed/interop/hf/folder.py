@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,14 @@ from allyouneed.errors import UserError
 from allyouneed.files.reading import MAX_JSON_BYTES, file_in, read_json
 from allyouneed.folder import Folder, as_dtype, check_finite, check_vocabularies, read_card
 from allyouneed.interop.families import FAMILIES
-from allyouneed.interop.heads import check_task, config_of, pooling_head, with_head
+from allyouneed.interop.heads import POOLABLE, check_task, config_of, pooling_head, with_head
 from allyouneed.interop.hf import preprocessor, sentence_transformers
 from allyouneed.interop.hf.checkpoint import HfCheckpoint
 from allyouneed.interop.hf.generation_config import read_decoding
 from allyouneed.interop.hf.sentence_transformers import SentenceModules
 from allyouneed.interop.hf.weight_table import Family
 from allyouneed.interop.hf.whisper_tokens import speech_options
+from allyouneed.interop.malformed import malformed
 from allyouneed.interop.tokenizers import load as tokenizers
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.weights import cast_weights
@@ -50,6 +51,7 @@ TASK_BY_FAMILY = {
     "vit": "image-classification",
     "deit": "image-classification",
     "clip": "image-text",
+    "xlm": "masked-lm",
     "xlnet": "permutation-lm",
     **dict.fromkeys(
         (
@@ -144,23 +146,17 @@ def task_and_head(
     if own == "masked-lm" and labels_of(config, model):
         own = "tagging"  # ELECTRA's discriminator: one score per token, replaced or not
     kind = own if task is None else check_task(path, model, own, task)
-    if kind in ("classification", "tagging") and not labels_of(config, model):
+    headless = kind in ("classification", "tagging") and not labels_of(config, model)
+    if headless or (kind == "similarity" and tree_of(model)["kind"] not in POOLABLE):
         raise UserError(f"{path}: {_architecture(config)} is not supported: the model has no head for {kind}")
     if kind != "similarity":
         return kind, None
     return kind, pooling_head(model) if modules is None else modules.head
 
 
-@contextmanager
-def config_errors(checkpoint: HfCheckpoint) -> Iterator[None]:
-    """Report any exception a malformed config causes (strings for numbers, negative sizes, …) as a `UserError`."""
-    try:
-        yield
-    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError, AssertionError) as error:
-        family = checkpoint.config["model_type"]
-        raise UserError(
-            f"{checkpoint.path / 'config.json'}: not a valid {family} config: {type(error).__name__}: {error}"
-        ) from error
+def config_errors(checkpoint: HfCheckpoint) -> AbstractContextManager[None]:
+    """Report any exception that a malformed config causes."""
+    return malformed(f"{checkpoint.path / 'config.json'}: not a valid {checkpoint.config['model_type']} config")
 
 
 def family_of(checkpoint: HfCheckpoint) -> Family:
@@ -168,7 +164,18 @@ def family_of(checkpoint: HfCheckpoint) -> Family:
     if not isinstance(name, str) or name not in FAMILIES:
         allowed = ", ".join(sorted(FAMILIES))
         raise UserError(f"{checkpoint.path / 'config.json'}: unknown model_type {name!r} (allowed: {allowed})")
+    _check_class(checkpoint)
     return FAMILIES[name]
+
+
+def _check_class(checkpoint: HfCheckpoint) -> None:
+    """Refuse a class of no family: it may compute something else with the same weights."""
+    where, names = checkpoint.path / "config.json", checkpoint.config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{where}: architectures: {names!r} is not a list of class names")
+    known = tuple(name.replace("_", "") for name in FAMILIES)
+    if names and names[0] and not names[0].casefold().startswith(known):
+        raise UserError(f"{where}: architectures: {names[0]} is a class of no supported family ({', '.join(FAMILIES)})")
 
 
 def task_of(config: Mapping[str, Any]) -> str:
@@ -179,8 +186,8 @@ def task_of(config: Mapping[str, Any]) -> str:
     by_class = next((kind for end, kind in TASK_BY_CLASS.items() if name.endswith(end)), None)
     if name.endswith("EncoderModel"):
         return "similarity"
-    if family in ("permutation-lm", "transcription") and by_class in ("causal-lm", None):
-        return "similarity" if headless and family == "permutation-lm" else family
+    if family in ("masked-lm", "permutation-lm", "transcription") and by_class in ("causal-lm", None):
+        return "similarity" if headless and family != "transcription" else family
     if by_class is not None and not (family in ("translation", "seq2seq") and by_class == "causal-lm"):
         return by_class
     return "similarity" if headless and family in (None, "causal-lm") else family or "masked-lm"
@@ -199,12 +206,8 @@ def vocabularies(path: Path) -> Vocabularies | None:
 
 
 def read_vocabularies(checkpoint: HfCheckpoint) -> Vocabularies | None:
-    try:
+    with malformed(f"{checkpoint.path}: the files of the tokenizer are malformed"):
         return tokenizers.read(checkpoint.path, checkpoint.config)
-    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:  # fields of another type
-        raise UserError(
-            f"{checkpoint.path}: the files of the tokenizer are malformed: {type(error).__name__}: {error}"
-        ) from error
 
 
 def task_options(

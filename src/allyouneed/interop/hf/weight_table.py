@@ -105,7 +105,8 @@ class Family:
     `prepare(config, weights)` turns both into what the tables expect, where names are old or the config leaves open
     what only the weights tell; `finish` is its inverse, applied to what the tables give. `equivalent` maps a model of
     ours to an equivalent one that the family can express. `notes`: what a user should know about this model before
-    comparing its results with theirs.
+    comparing its results with theirs. `lacks`: what a call of theirs would have to be given besides the token ids and
+    types that a tokenizer gives, to compute what this model of ours computes; empty if nothing.
     """
 
     name: str
@@ -118,6 +119,7 @@ class Family:
     finish: CheckpointTransform | None = None
     equivalent: EquivalentModel | None = None
     notes: Callable[[Model], Sequence[str]] | None = None
+    lacks: Callable[[Model], str] = lambda config: ""
 
     def rules(self, config: HfConfig) -> list[Rule]:
         text = self.lines if isinstance(self.lines, str) else self.lines(config)
@@ -252,7 +254,7 @@ class Family:
         """Our config as theirs; it may hold keys that only the table knows, which `finish` removes."""
         if not isinstance(self.fields, ConfigTable):
             raise UserError(f"{self.name}: this family can be imported, but not exported")
-        ours = ours if self.equivalent is None else self.equivalent.config(ours)
+        ours = self.equivalent_config(ours)
         tree = ModelTree(tree_of(ours, full=True))
         try:
             config = {"model_type": self.name, **self.fields.write(tree)}
@@ -263,6 +265,10 @@ class Family:
             raise self._refusal(tree.problems)
         self._check_round_trip(ours, config)
         return config
+
+    def equivalent_config(self, ours: Model) -> Model:
+        """The config that is written in place of this one, which computes the same."""
+        return ours if self.equivalent is None else self.equivalent.config(ours)
 
     def _to_equivalent(self, model: nn.Module, equivalent: EquivalentModel) -> nn.Module:
         """The equivalent model of the family, if there is one."""

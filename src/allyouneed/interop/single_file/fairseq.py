@@ -21,9 +21,11 @@ from allyouneed.files.reading import file_in, has_file, read_text
 from allyouneed.folder import Folder
 from allyouneed.interop.families.bart import CONVERSIONS, LINES, MODEL, PRESERVED_WEIGHTS, TRANSFORMS, prepare
 from allyouneed.interop.heads import config_of
+from allyouneed.interop.hf.checkpoint import plain_tensors
 from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
 from allyouneed.interop.hf.config_table import ConfigTable, assign
 from allyouneed.interop.hf.weight_table import Family
+from allyouneed.interop.malformed import malformed
 from allyouneed.interop.tokenizers import subword_files
 from allyouneed.interop.tokenizers.subword_files import Roles
 
@@ -61,15 +63,11 @@ def is_fairseq(content: Any) -> bool:
 def read(content: Mapping[str, Any], path: Path, tokenizer: Path | None = None) -> Folder:
     """`tokenizer`: a subword file, by default the one beside the model."""
     options = read_options(content, path)
-    weights = content["model"]
-    plain = isinstance(weights, Mapping) and all(isinstance(tensor, Tensor) for tensor in weights.values())
-    if not plain:
-        raise UserError(f"{path}: not a model of fairseq: no weights by name")
+    weights = plain_tensors(content["model"], path)
     try:
-        config, renamed = to_bart(options, weights)
-        model = FAMILY.convert(config, renamed)
-    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError) as error:
-        raise UserError(f"{path}: not a valid fairseq model: {type(error).__name__}: {error}") from error
+        with malformed("not a valid fairseq model"):
+            config, renamed = to_bart(options, weights)
+            model = FAMILY.convert(config, renamed)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     sizes: Any = config_of(model).vocabs

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
-from allyouneed.data.tokenizers.bounds import check_pieces
+from allyouneed.data.tokenizers.bounds import check_pieces, check_tokenizer
 from allyouneed.data.tokenizers.special_tokens import Template
 from allyouneed.errors import UserError
 from allyouneed.files.reading import has_file, named_file, read_bytes
@@ -147,6 +147,7 @@ def read_vocabulary(path: Path, size: int) -> Any:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     made.add_special_tokens([AddedToken(pieces[n], special=True, normalized=False) for n in (UNKNOWN, BEGIN, END)])
+    check_tokenizer(made, str(path))
     return made
 
 

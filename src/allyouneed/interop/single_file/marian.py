@@ -21,13 +21,15 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from allyouneed.data.tokenizers.bounds import MAX_BYTES
+from allyouneed.data.tokenizers.bounds import MAX_BYTES, most_ids
 from allyouneed.errors import UserError
 from allyouneed.files.reading import file_in, has_file, parse_yaml, read_text
 from allyouneed.folder import Folder
 from allyouneed.interop.heads import config_of
+from allyouneed.interop.hf.checkpoint import plain_tensors
 from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
 from allyouneed.interop.hf.weight_table import Family
+from allyouneed.interop.malformed import malformed
 from allyouneed.interop.single_file.marian_archive import FLOATS, Int8Array, model_settings, read_arrays
 from allyouneed.interop.tokenizers import subword_files, vocab_files
 from allyouneed.interop.tokenizers.sentencepiece import SentencePieceModel
@@ -64,16 +66,15 @@ def read(path: Path, tokenizer: Path | None = None) -> Folder:
     arrays = read_arrays(path)
     settings = model_settings(arrays, path)
     arrays = {name: array for name, array in arrays.items() if not name.startswith("special:")}
-    arrays, scales = split_scales(arrays)
-    weights = {name: _tensor(array) for name, array in arrays.items()}
-    is_int8 = any(isinstance(array, Int8Array) for array in arrays.values())
-    settings |= {"eps": BERGAMOT_EPS if is_int8 else EPS}
     try:
-        config, renamed = prepare(settings, weights)
-        model = FAMILY.convert(config, renamed)
-        unlike = to_int8_as_stored(model, settings, arrays, scales) if is_int8 else []
-    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError) as error:
-        raise UserError(f"{path}: not a valid Marian model: {type(error).__name__}: {error}") from error
+        with malformed("not a valid Marian model"):
+            arrays, scales = split_scales(arrays)
+            weights = {name: _tensor(array) for name, array in arrays.items()}
+            is_int8 = any(isinstance(array, Int8Array) for array in arrays.values())
+            settings |= {"eps": BERGAMOT_EPS if is_int8 else EPS}
+            config, renamed = prepare(settings, weights)
+            model = FAMILY.convert(config, plain_tensors(renamed, path))
+            unlike = to_int8_as_stored(model, settings, arrays, scales) if is_int8 else []
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     sizes: Any = config_of(model).vocabs
@@ -399,7 +400,7 @@ def read_vocabulary(file: Path) -> dict[str, int]:
         if not value.strip().isdigit():
             raise UserError(f"{file}:{number}: expected a token and its id")
         found[_unquoted(str(token))] = int(value)
-    if not found or len(set(found.values())) < len(found) or max(found.values()) > 2 * len(found) + vocab_files.MAX_GAP:
+    if not found or len(set(found.values())) < len(found) or max(found.values()) >= most_ids(len(found)):
         raise UserError(f"{file}: not a vocabulary (a unique id for each token)")
     return found
 

@@ -22,6 +22,7 @@ from allyouneed.interop.hf.checkpoint import check_archive
 VERSION, ENCRYPTED = 1, 2  # of a .bin
 HEADER = struct.Struct("<4Q")  # length of the name, type, number of dimensions, bytes
 MAX_ITEMS, MAX_RANK = 1_000_000, 8
+# the kinds of a .bin, and those of an .npz in either byte order
 DTYPES = {0x404: "<f4", 0x402: "<f2", 0x408: "<f8", 0x101: "|i1", 0x104: "<i4", 0x204: "<u4", 0x108: "<i8"}
 FLOATS = ("<f4", "<f2", "<f8")
 INTGEMM8 = 0x4101
@@ -60,12 +61,12 @@ def _read_npz(path: Path) -> dict[str, Any]:
                     np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
                 )
                 shape, fortran, dtype = reads(file)
-                if dtype.hasobject or dtype.kind not in "fiu" or len(shape) > MAX_RANK:
-                    raise ValueError(f"{entry.filename}: {dtype} is not a plain array")
+                if dtype.newbyteorder("<").str not in DTYPES.values() or len(shape) > MAX_RANK:
+                    raise ValueError(f"{entry.filename}: an array of {dtype} is not supported")
                 raw = file.read()
             if len(raw) != prod(shape) * dtype.itemsize:
                 raise ValueError(f"{entry.filename}: {len(raw):,} bytes for the shape {shape}")
-            values = np.frombuffer(bytearray(raw), dtype)
+            values = np.frombuffer(bytearray(raw), dtype).astype(dtype.newbyteorder("<"), copy=False)
             found[entry.filename.removesuffix(".npy")] = values.reshape(shape, order="F" if fortran else "C")
     return found
 

@@ -13,11 +13,13 @@ from torch import Tensor
 from allyouneed.data.media.sound import HOP, RATE, WINDOW
 from allyouneed.data.media.speech import LANGUAGES, TASKS, TICK
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
+from allyouneed.data.tokenizers.bounds import check_tokenizer
 from allyouneed.data.tokenizers.special_tokens import Template
 from allyouneed.errors import UserError
 from allyouneed.files.reading import has_file, named_file
 from allyouneed.folder import Folder
 from allyouneed.interop.families import FAMILIES
+from allyouneed.interop.hf.checkpoint import plain_tensors
 from allyouneed.interop.hf.whisper_tokens import MULTILINGUAL, speech_options
 from allyouneed.interop.tokenizers.tiktoken import byte_pair_encoding, read_ranks
 
@@ -73,7 +75,8 @@ def read(content: Mapping[str, Any], path: Path, tokenizer: Path | None = None) 
         "architectures": ["WhisperForConditionalGeneration"],
         "is_encoder_decoder": True,
     }
-    weights = {_rename(name): tensor.float() for name, tensor in content["model_state_dict"].items()}
+    stored = plain_tensors(content["model_state_dict"], path)
+    weights = {_rename(name): tensor.float() for name, tensor in stored.items()}
     model = FAMILIES["whisper"].convert(config, weights)
     generation = _generation(vocabulary, config)
     task = {"kind": "transcription", **speech_options(config, generation, vocabulary)}
@@ -128,6 +131,7 @@ def _vocabulary(path: Path, size: int, tokenizer: Path | None) -> Tokenizer:
     specials += ["<|translate|>", "<|transcribe|>", "<|startoflm|>", "<|startofprev|>", "<|nospeech|>"]
     specials += ["<|notimestamps|>", *(f"<|{n * 0.02:.2f}|>" for n in range(TIMESTAMPS))]
     inner = byte_pair_encoding(ranks, specials)
+    check_tokenizer(inner, str(file))
     end, start = (inner.token_to_id(text) for text in ("<|endoftext|>", "<|startoftranscript|>"))
     return Tokenizer(inner, pad=end, bos=start, eos=end, template=Template(after=(end,), opening=(start,)))
 

@@ -12,14 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from allyouneed.config import tree_of
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.data.tokenizers.bounds import check_tokenizer, parse_tokenizer
 from allyouneed.data.tokenizers.special_tokens import Template
 from allyouneed.errors import UserError
 from allyouneed.files.reading import has_file, read_json
+from allyouneed.interop.heads import reads_types
 from allyouneed.interop.tokenizers import templates, vocab_files
 from allyouneed.interop.tokenizers.classes import CLASSES, DEFAULT_CLASS, T5_NAMES, TokenizerClass, TokenizerFiles
 from allyouneed.interop.tokenizers.sentencepiece import SentencePieceModel, build
+from allyouneed.nn.models.base import Model
 
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 ENCODER_DECODERS = ("bart", "m2m_100", "marian", "mbart", "mt5", "pegasus", "switch_transformers", "t5", "whisper")
@@ -311,9 +314,9 @@ def _check_vocab_size(path: Path, found: Vocabularies, config: Mapping[str, Any]
             )
 
 
-def write(vocabularies: Vocabularies, path: Path | str, config: Mapping[str, Any]) -> None:
-    """Write files for `transformers`, with the template that a model of this `config` expects. A separate target
-    vocabulary goes into the subfolder `target`."""
+def write(vocabularies: Vocabularies, path: Path | str, config: Model | None = None) -> None:
+    """Write files for `transformers`, with the special tokens that a model of this config is given; without a config,
+    those of the tokenizer. A separate target vocabulary goes into the subfolder `target`."""
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
     source, target = vocabularies.source, vocabularies.target
@@ -329,29 +332,31 @@ def write(vocabularies: Vocabularies, path: Path | str, config: Mapping[str, Any
         _write_tokenizer(target, template, path / "target", config)
 
 
-def _input_template(tokenizer: Tokenizer, config: Mapping[str, Any]) -> Template:
-    """The special tokens around an input of a model with this config."""
-    if tokenizer.foreign:
+def _input_template(tokenizer: Tokenizer, config: Model | None) -> Template:
+    """The special tokens around an input of this model."""
+    if tokenizer.foreign or config is None:
         return tokenizer.template
-    names = config.get("architectures") or [""]
+    tree = tree_of(config)
     end = (tokenizer.eos,)
-    if config.get("is_encoder_decoder") or config.get("model_type") in ENCODER_DECODERS:
+    if tree["kind"] == "encoder-decoder":
         return Template(between=end, after=end, types=(0, 0))
-    if str(names[0]).endswith(("CausalLM", "LMHeadModel")):
+    if tree["kind"] == "decoder" and tree.get("head", {}).get("kind", "vocabulary") == "vocabulary":
         return Template(before=tokenizer.opening, between=end)
     return tokenizer.template
 
 
-def _write_tokenizer(tokenizer: Tokenizer, template: Template, path: Path, config: Mapping[str, Any]) -> None:
+def _write_tokenizer(tokenizer: Tokenizer, template: Template, path: Path, config: Model | None) -> None:
     names = {role: name for role, name in _roles(tokenizer, template).items() if name is not None}
     special = {f"{role}_token": name for role, name in names.items()}
     tree = json.loads(tokenizer.text)
     tree["post_processor"] = _post_processor(tokenizer, template)
     tree["truncation"] = tree["padding"] = None
-    options = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **special}
-    limit = config.get("max_position_embeddings")
-    if isinstance(limit, int):
-        options["model_max_length"] = limit
+    # versions differ in whether token types are given by default, and some models add vectors for any they get
+    types = ["token_type_ids"] if config is not None and reads_types(config) else []
+    inputs = {"model_input_names": ["input_ids", *types, "attention_mask"]}
+    options = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **inputs, **special}
+    if config is not None and config.limit is not None:
+        options["model_max_length"] = config.limit
     _write_json(path / TOKENIZER, tree)
     _write_json(path / OPTIONS, options)
     _write_json(path / NAMES, special)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from allyouneed.data.tokenizers import plain
-from allyouneed.data.tokenizers.bounds import MAX_BYTES, check_pieces
+from allyouneed.data.tokenizers.bounds import MAX_BYTES, check_charsmap, check_pieces
 from allyouneed.errors import UserError
 from allyouneed.files.reading import read_bytes
 
@@ -158,6 +158,7 @@ def build(
     if "nfkc" in model.rule:  # `Precompiled` maps grapheme clusters and drops combining marks beyond the first
         steps.append(normalizers.NFC())
     if model.charsmap:
+        check_charsmap(model.charsmap)
         steps.append(normalizers.Precompiled(model.charsmap))
     inner.normalizer = normalizers.Sequence([*steps, *_spaces(model, users if model.algorithm == BPE else [])])
     decoding: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]

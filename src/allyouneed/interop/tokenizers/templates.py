@@ -17,8 +17,6 @@ SAMPLES = ("a", "1", ".", "一", "the")
 
 def read_template(inner: Any) -> Template:
     """The special tokens that the tokenizer itself puts around one text and between two."""
-    inner.no_padding()  # files may ask for padding to a length
-    inner.no_truncation()
     for sample in SAMPLES:
         one, two = inner.encode(sample), inner.encode(sample, sample)
         if 0 in one.sequence_ids and 1 in two.sequence_ids:

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from allyouneed.data.tokenizers.bounds import MAX_BYTES
+from allyouneed.data.tokenizers.bounds import MAX_BYTES, most_ids
 from allyouneed.data.tokenizers.byte_level import BYTES, byte_characters
 from allyouneed.errors import UserError
 from allyouneed.files import reading
 
-MAX_GAP = 1 << 20  # ids of a vocabulary with gaps
 CONTRACTIONS = "'s|'t|'re|'ve|'m|'ll|'d"
 CLIP_PIECES = rf"<\|startoftext\|>|<\|endoftext\|>|{CONTRACTIONS}|[\p{{L}}]+|[\p{{N}}]|[^\s\p{{L}}\p{{N}}]+"
 QWEN_PIECES = (
@@ -109,7 +108,7 @@ def read_text(path: Path) -> str:
 def read_vocab(path: Path) -> dict[str, int]:
     """A vocabulary: token -> id."""
     tree = reading.read_json(path.parent, path.name)
-    most = max(MAX_GAP, 2 * len(tree))  # ids may have gaps; tables are as long as the largest
+    most = most_ids(len(tree))
     wrong = [name for name, number in tree.items() if type(number) is not int or not 0 <= number < most]
     if wrong or not tree or len(set(tree.values())) < len(tree):
         raise UserError(f"{path}: not a vocabulary (a unique id below {most:,} for each token)")

@@ -27,6 +27,7 @@ bool is_stateful(int kind) { return kind >= LOAD; }  // one new token of every r
 
 // 0; 1: a token id is outside the vocabulary; 2: lengths exceed the room for tokens, keys or attention weights.
 int32_t check(const Pass& pass) {
+    if (pass.rows < 0 || pass.time < 0) return 2;
     const int tokens = pass.rows * pass.time, room = pass.longest - 4;  // keys are read in fours
     bool single = pass.time == 1;
     for (int row = 0; row < pass.rows; row++) {
@@ -179,6 +180,12 @@ struct PassWork : Work {
     }
 };
 
+// Without a token there is no memory behind most pointers, nor room for what the tokens of a pass share.
+template <typename Given>
+bool is_empty(const Given& given) {
+    return given.rows < 1 || given.time < 1;
+}
+
 }  // namespace
 
 extern "C" {
@@ -186,13 +193,20 @@ extern "C" {
 // Returns what `check` finds; nothing is done unless that is 0.
 int32_t run(const Pass* given) {
     if (const int32_t problem = check(*given)) return problem;
+    if (is_empty(*given)) return 0;
     pool().execute(PassWork(*given), given->threads);
     return 0;
 }
 
-void selective_scan(const SelectiveScan* given) { pool().execute(ScanWork(*given), given->threads); }
+void selective_scan(const SelectiveScan* given) {
+    if (is_empty(*given)) return;
+    pool().execute(ScanWork(*given), given->threads);
+}
 
-void rnn_layer(const RnnLayer* given) { pool().execute(RnnWork(*given), given->threads); }
+void rnn_layer(const RnnLayer* given) {
+    if (is_empty(*given)) return;
+    pool().execute(RnnWork(*given), given->threads);
+}
 
 // The k largest scores of each row (vocab), best first, the first of equal ones first, without the banned ones: their
 // indices (rows, k) and log-probabilities. Banned tokens keep their share of the probability.

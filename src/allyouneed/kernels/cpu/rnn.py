@@ -76,7 +76,7 @@ class _Layer(torch.autograd.Function):
             found["d_own"] = torch.empty_like(y)
         panels = _blocks(weight).contiguous()
         _run(ctx.library, cell, ctx.lengths, tensors | grads | found | {"weight": panels})
-        before = torch.cat((h[:, None], y[:, :-1]), 1).flatten(0, 1)  # h before each token
+        before = torch.cat((h[:, None], y[:, :-1]), 1)[:, :time].flatten(0, 1)  # h before each token
         d_gates, d_bias = found["d_seen"].flatten(0, 1), None
         if cell == Cell.LSTM_CELL:
             d_weight = d_gates.T @ before

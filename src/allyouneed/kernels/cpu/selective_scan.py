@@ -22,6 +22,8 @@ def selective_scan(
 ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
     """`selective_ssm` (nn/ops/selective_scan.py) in float32; None without a native library. Training waits for its
     build: a run that began with torch would not be reproduced bit for bit."""
+    if not x.numel():
+        return x, state
     given = (x, steps, bias, a, b, c, skip, state)
     trained = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
     library = wait_for_build() if trained else native_library()

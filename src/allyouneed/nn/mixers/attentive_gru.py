@@ -138,7 +138,8 @@ class AttentiveGRUModule(SubLayer):
             raise ValueError("one side is packed (segments), the other is not; pack both or neither")
         keys = state.keys_of(memory, self.key) if isinstance(state, AttentiveGRUState) else self.key(hidden)
         numbers = torch.arange(len(x), device=x.device)[:, None].expand(x.shape[:2])
-        which = unpacked.gather(numbers)[:, :1].flatten() // (len(x) // len(hidden))  # source row of each sentence
+        beams = max(1, len(x) // max(1, len(hidden)))
+        which = unpacked.gather(numbers)[:, :1].flatten() // beams  # source row of each sentence
         if layout.segments is None:
             mask = torch.ones(hidden.shape[:2], dtype=torch.bool, device=x.device)[which]
         elif queries.packed and queries.segments is not None:

@@ -67,6 +67,21 @@ class LinearScaling(Scaling):
         return base_frequencies(base, width) / self.factor
 
 
+class FactorScaling(Scaling):
+    """A factor for each plane, as some files store them instead of the rule they follow."""
+
+    kind: Literal["factors"] = "factors"
+    factors: Annotated[tuple[Positive, ...], Field(min_length=1)]
+    """Positions are divided by it, in each of the planes of two rotated features."""
+
+    def frequencies(self, base: float, width: int) -> Tensor:
+        return base_frequencies(base, width) / torch.tensor(self.factors, dtype=torch.float64, device="cpu")
+
+    def problems(self, width: int) -> list[tuple[str, str]]:
+        wrong = len(self.factors) != width // 2
+        return [("factors", f"{len(self.factors)} factors for {width // 2} planes")] if wrong else []
+
+
 class NTKScaling(Scaling):
     """ "NTK-aware" (Peng et al. 2023, 3.1): a larger base, so that the slowest plane rotates `factor` times slower and
     the fastest is unchanged."""

@@ -53,7 +53,7 @@ class KVCache(KVState):
         batch, heads, time, head_width = new.shape
         end = self.end
         capacity = 0 if cache is None else cache.shape[2]
-        if end > capacity:  # grow by doubling: amortised, a token is copied once
+        if cache is None or end > capacity:  # grow by doubling: amortised, a token is copied once
             grown = new.new_zeros(batch, heads, max(end, 2 * capacity, 16), head_width)
             if cache is not None:
                 grown[:, :, :capacity] = cache

@@ -169,12 +169,12 @@ class CpuExecutor:
         inputs = None
         if len(others) > len(self.crosses):
             inputs, *others = others
-            inputs = inputs.view(rows, time, -1)
-        memory = Memory(hidden.view(rows, time, -1), layout, inputs=inputs)
+            inputs = inputs.view(rows, time, inputs.shape[-1])
+        memory = Memory(hidden.view(rows, time, self.width), layout, inputs=inputs)
         states = States(model.decoder.new_states(), rows, hidden.device, memory)
         for (layer, part), pair in zip(self.crosses.items(), others, strict=True):
             state: Any = states.layers[layer]["cross"]
-            keys, values = pair.view(rows, time, -1).chunk(2, -1)
+            keys, values = pair.view(rows, time, pair.shape[-1]).chunk(2, -1)
             state.keys, state.values, state.end = part.split(keys), part.split(values), time
         return states
 

@@ -175,6 +175,8 @@ class NativeProgram:
     def run(self, batch: PassInputs, x: Tensor | None = None, call_part: CallPart | None = None) -> list[Tensor]:
         """The outputs (rows · time, width). `x`: the input in the first register. `call_part`: runs a part call."""
         given, rows, tokens = self.given, batch.rows, batch.rows * batch.time
+        if not tokens:
+            return [torch.empty(0, self.widths[number]) for number in self.returned]
         with self.lock:
             self.reserve(tokens, batch.end, batch.keys)
             given.rows, given.time, given.group, given.caches = rows, batch.time, batch.group, batch.caches

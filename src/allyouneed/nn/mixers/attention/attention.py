@@ -459,7 +459,7 @@ class CrossAttention(MultiHeadAttention):
         q = self.scores.prepare(q if self.q_norm is None else self.q_norm(q, context))
         q = self.rotate(q, context.queries.positions, 0)
         rows, heads, time, head_width = q.shape
-        beams, layout = rows // len(k), memory.layout
+        beams, layout = rows // max(1, len(k)), memory.layout
         if beams > 1 and isinstance(self.pattern, Full) and self.score_mod().plain:
             # beams of one source become its queries, so its keys are not copied
             q = q.view(-1, beams, heads, time, head_width).transpose(1, 2).flatten(2, 3)

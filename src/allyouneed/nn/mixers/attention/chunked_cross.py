@@ -188,7 +188,7 @@ class ChunkedCrossAttention(CrossAttention):
         if memory is None:
             return self.with_null(q, None, None, None, context)
         k, v = self.keys_and_values(memory, context, state)
-        beams, repeated = len(q) // len(k), memory
+        beams, repeated = len(q) // max(1, len(k)), memory
         if beams > 1:
             copies = torch.arange(len(k), device=k.device).repeat_interleave(beams)
             k, v = k.index_select(0, copies), v.index_select(0, copies)

@@ -100,7 +100,7 @@ def has_context(queries: TokenLayout, context: TokenLayout, rows: int) -> Tensor
         return None
     if not context.packed:
         found = (context.segments > 0).any(1, keepdim=True)
-        return found.repeat_interleave(rows // len(found), 0)  # beams
+        return found.repeat_interleave(rows // max(1, len(found)), 0)  # beams
     assert queries.segments is not None
     known = torch.zeros_like(context.segments[:, :1]).expand(-1, context.time + 1)
     known = known.scatter(1, context.segments, torch.ones_like(context.segments))

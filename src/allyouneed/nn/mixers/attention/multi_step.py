@@ -67,7 +67,7 @@ class MultiStepModule(SoftmaxAttention):
 
 def _source_tensors(memory: Memory, context: Context, rows: int) -> tuple[Tensor, Tensor, TokenLayout, Tensor]:
     """Shared by all layers, repeated for each beam: z, z + e, their layout, and √m per token (rows, time or 1, 1)."""
-    if (beams := rows // len(memory.hidden)) > 1:
+    if (beams := rows // max(1, len(memory.hidden))) > 1:
         memory = memory.select(torch.arange(len(memory.hidden), device=memory.hidden.device).repeat_interleave(beams))
     z, layout, queries = memory.hidden, memory.layout, context.queries
     assert memory.inputs is not None
