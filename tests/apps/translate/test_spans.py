@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allyouneed.apps.translate.spans import spans
 from allyouneed.apps.translate.spans.spans import SYMBOL, protect, restore, without_spans
 
 
@@ -50,3 +53,29 @@ def test_any_text_is_restored(text: str) -> None:
     found = protect(text)
     assert restore(found.template, found.spans) == text
     assert not SYMBOL.search(without_spans(text))
+
+
+def test_spans_of_a_long_text_are_found_in_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other thread runs while a search does, so that one search does not read all of a long text."""
+    piece = "see <a href='x'>https://x.org/a?b=c</a> or {name} at 2020-01-02, `code`, **bold** and 1,234 km; "
+    texts = [
+        piece * 1000,
+        "{" * 100_000,
+        "<" * 100_000 + "{name}",
+        "a" * 16_380 + " {name} " + "b" * 9000,
+        "a" * 10_000 + " https://x.org/" + "q" * 30_000 + " {name}",  # longer than a window
+    ]
+    expected = [[one.span() for one in spans._PATTERN.finditer(text)] for text in texts]
+    read: list[int] = []
+
+    class Recorder:
+        def search(self, text: str, begin: int, end: int) -> Any:
+            read.append(end - begin)
+            return pattern.search(text, begin, end)
+
+        match = staticmethod(spans._PATTERN.match)
+
+    pattern = spans._PATTERN
+    monkeypatch.setattr(spans, "_PATTERN", Recorder())
+    assert [[one.span() for one in spans._matches(text)] for text in texts] == expected
+    assert max(read) == spans.WINDOW

@@ -14,7 +14,7 @@ While a text is split into sentences, each span is one private-use character, so
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -120,7 +120,7 @@ TABLE = (
     SpanKind("number", "number",
          r"(?<![A-Za-z0-9_.,])\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![A-Za-z0-9_]|,\d)|(?<![A-Za-z0-9_.,])(?:\d{1,3}(?:\.\d{3}){2,}"
          r"|\d{4,})(?:[.,]\d+)?(?![A-Za-z0-9_]|,\d)"),
-    SpanKind("emoji", "mark", rf"{EMOJI}(?:[ \t]*{EMOJI})*"),
+    SpanKind("emoji", "mark", rf"{EMOJI}(?:[ \t]*{EMOJI}){{0,999}}"),
     SpanKind("emoji", "mark",
          r"(?<!\S)(?:[:;=8][-o^']?[)(DPpO/\\|*\]\[]|[:;=][-o^']?3|<3|\^_?\^|:[a-z0-9_+-]{2,30}:)(?![^\s.,!?。！？])"
          r"|(?<![A-Za-z0-9_]):[a-z][a-z0-9_+-]{1,30}:(?![A-Za-z0-9_])"),
@@ -128,6 +128,7 @@ TABLE = (
     SpanKind("control", "mark",
          "[\x00-\x08\x0e-\x1b\x7f\u200b\u200e\u200f\u2060\ufeff\ue000-\uf8ff\U000f0000-\U0010ffff]+"),
 )  # fmt: skip
+WINDOW, REACH = 16_384, 4_096  # characters
 _PATTERN = re.compile("|".join(f"(?P<k{number}>{kind.pattern})" for number, kind in enumerate(TABLE)))
 # what every span begins with or contains; most sentences have none of it and are not searched further
 _TRIGGER = re.compile(
@@ -242,9 +243,30 @@ def _kind(found: re.Match[str]) -> SpanKind:
     return TABLE[int(str(found.lastgroup)[1:])]
 
 
+def _matches(text: str) -> Iterator[re.Match[str]]:
+    """Matches of the table. A long text is searched in windows, for no other thread runs during a search. A span is
+    found whole if it begins at least `REACH` before the end of its window."""
+    if len(text) <= WINDOW:
+        yield from _PATTERN.finditer(text)
+        return
+    at = 0
+    while at < len(text):
+        last = at + WINDOW - REACH  # where a span of this window may begin
+        found = _PATTERN.search(text, at, at + WINDOW)
+        if found is None or found.start() > last:
+            at = last
+            continue
+        at = found.start()
+        if found.end() > last:  # it may go on behind the window, or be none
+            found = _PATTERN.match(text, at)
+        at = at + 1 if found is None else found.end()
+        if found is not None:
+            yield found
+
+
 def _find(text: str, glossary: Glossary | None) -> list[tuple[int, int, Span]]:
     """The spans of a text, in order. A term inside another span (an address, code) is none."""
-    known = [(one.start(), one.end(), Span(one[0], _kind(one))) for one in _PATTERN.finditer(text)]
+    known = [(one.start(), one.end(), Span(one[0], _kind(one))) for one in _matches(text)]
     if glossary is None:
         return known
     found: list[tuple[int, int, Span]] = []
