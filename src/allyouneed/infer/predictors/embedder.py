@@ -15,6 +15,7 @@ from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.predictors.base import EvaluationResult, Predictor, check_texts, evenly_spaced, run_in_batches
 from allyouneed.metrics.answers import pearson, recall_at_1, spearman
 from allyouneed.nn.batch import Batch
+from allyouneed.nn.heads.sentence import PooledHeadModule
 from allyouneed.runtime.process import ignore_warnings
 
 BLOCK = 1024  # rows of the similarity matrix computed at a time
@@ -23,16 +24,19 @@ BLOCK = 1024  # rows of the similarity matrix computed at a time
 class Embedder(Predictor):
     """One vector per text. Texts longer than the training length are truncated, with a warning."""
 
-    def embed(self, texts: str | Sequence[str]) -> Tensor:
-        """The vector of a text (width,), or of each text of a list (texts, width)."""
+    def embed(self, texts: str | Sequence[str], raw: bool = False) -> Tensor:
+        """The vector of a text (width,), or of each text of a list (texts, width). `raw`: not scaled to length 1, even
+        if the head does that."""
         if isinstance(texts, str):
-            return self.embed([texts])[0]
+            return self.embed([texts], raw)[0]
         rows = [self.encode_truncated(text) for text in check_texts(texts, "embed")]
         if not rows:
             return torch.zeros(0, self.model.config.head.width or self.model.config.width)
 
         def answer(batch: list[int]) -> list[Tensor]:
             given = self.to_rows([rows[n] for n in batch])
+            if raw and isinstance(head := self.model.head, PooledHeadModule):
+                return list(head.pooled(*self.model.run(Batch(given), None)).float().cpu().clone())
             return list(self.model.logits(Batch(given)).float().cpu().clone())
 
         return torch.stack(run_in_batches(self.model, [len(row) for row, _ in rows], answer))

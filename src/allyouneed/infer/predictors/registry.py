@@ -80,6 +80,11 @@ def translates(task: str) -> bool:
     return task in TASKS and "translate" in TASKS[task].commands
 
 
+def embeds(task: str) -> bool:
+    """Whether models of this task were made to embed texts."""
+    return task in TASKS and "embed" in TASKS[task].commands
+
+
 def check_task(task: str) -> None:
     if task not in TASKS:
         raise UserError(f"unknown task {task!r}{near(task, TASKS)} (allowed: {', '.join(TASKS)})")

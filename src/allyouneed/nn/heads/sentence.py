@@ -155,10 +155,14 @@ class PooledHeadModule(HeadModule):
 
     def forward(self, x: Tensor, layout: TokenLayout | None = None) -> Tensor:
         """(sentences, width)"""
+        vectors = self.pooled(x, layout)
+        return nn.functional.normalize(vectors, dim=-1) if self.normalise else vectors
+
+    def pooled(self, x: Tensor, layout: TokenLayout | None) -> Tensor:
+        """(sentences, width), of any length"""
         assert layout is not None, "pooling needs the token layout"
         vectors = pool(x, layout, self.pool)
-        vectors = vectors if self.project is None else self.project(vectors)
-        return nn.functional.normalize(vectors, dim=-1) if self.normalise else vectors
+        return vectors if self.project is None else self.project(vectors)
 
 
 class NoHead(Head):
