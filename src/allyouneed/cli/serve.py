@@ -53,6 +53,14 @@ def serve(
         list[str] | None,
         option(panel=NETWORK, metavar="NAME", help="name allowed in the Host header, or '*'; repeatable"),
     ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        option(
+            panel=NETWORK,
+            metavar="ORIGIN",
+            help="web pages that may send requests, e.g. https://app.example.com, or '*'; repeatable",
+        ),
+    ] = None,
     memory: Annotated[
         str | None,
         option(panel=SIZES, metavar="BYTES", help="most weights loaded at once, e.g. 8GB; unloads the least recent"),
@@ -134,6 +142,7 @@ def serve(
             "port": port,
             "keys": _keys(key_file),
             "hosts": tuple(allow_host or ()),
+            "origins": tuple(allow_origin or ()),
             "device": devices[0],
             "dtype": dtype,
             "rows": rows,

@@ -80,13 +80,6 @@ def test_names_in_the_host_header(client: httpx.Client, host: str, allowed: bool
     assert client.get("/healthz", headers={"host": host}).status_code == (200 if allowed else 421)
 
 
-def test_no_cors_headers_are_sent(client: httpx.Client) -> None:
-    answer = client.options("/v1/completions", headers={"origin": "http://evil.example"})
-    assert answer.status_code == 405 and not [name for name in answer.headers if name.startswith("access-control")]
-    text = client.post("/v1/completions", content='{"model":"lm","prompt":"x"}', headers={"content-type": "text/plain"})
-    assert text.status_code == 400  # what a page could send without asking first
-
-
 @BOTH_SERVERS
 def test_bodies_that_are_no_requests(client: httpx.Client) -> None:
     def status(content: bytes, **headers: str) -> int:

@@ -18,6 +18,7 @@ TYPES = {
     429: "rate_limit_error",
     503: "service_unavailable",
 }
+MOST_PROBLEMS = 100  # of a body that are looked at
 TEI_ROUTES = ("/embed", "/rerank", "/info")
 LIBRE_ROUTES = ("/translate", "/detect", "/languages", "/health")
 DEEPL_ROUTES = ("/v2/", "/v3/")
@@ -78,18 +79,17 @@ def over_limit(what: str, given: int, allowed: int, param: str | None = None) ->
 
 
 def validation_error(problems: Sequence[Any]) -> ApiError:
-    """One error for pydantic's list: the first field at fault, and all of them in the message."""
-    lines, first = [], None
-    for problem in problems:
+    """One error for pydantic's list: the first field at fault, and the first few in the message."""
+    lines, first = dict[str, None](), None
+    for problem in problems[:MOST_PROBLEMS]:
         where = ".".join(str(part) for part in problem["loc"] if part not in ("body", "query", "path"))
         name = where.split(".", 1)[0] or None
         first = first or name
         unknown = problem["type"] == "extra_forbidden"
         message = "unknown field" if unknown else str(problem["msg"]).removeprefix("Value error, ")
-        line = f"{where}: {message}" if where else message
-        if line not in lines:
-            lines.append(line)
-    shown = "; ".join(lines[:4]) + (f"; and {len(lines) - 4} more" if len(lines) > 4 else "")
+        lines[f"{where}: {message}" if where else message] = None
+    more = len(lines) - 4 + max(0, len(problems) - MOST_PROBLEMS)
+    shown = "; ".join(list(lines)[:4]) + (f"; and {more} more" if more > 0 else "")
     return ApiError(shown, param=first, code="invalid_value")
 
 

@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from allyouneed.apps.serve.bodies import off_loop
 from allyouneed.apps.serve.errors import ApiError, over_limit, too_long
 from allyouneed.apps.serve.settings import Limits
+from allyouneed.infer.predictors.registry import embeds
 
 if TYPE_CHECKING:
+    from allyouneed.apps.serve.engine.registry import ModelRegistry
     from allyouneed.apps.serve.engine.served_model import ServedModel
     from allyouneed.infer.predictors.base import Predictor
 
-INLINE = 20_000  # characters that are tokenized on the event loop itself
+
+async def embedding_model(registry: ModelRegistry, name: str | None) -> str | None:
+    """The model of this name; else the default model if it was made to embed, else the first one that was, else the
+    default model."""
+    return await registry.first(embeds) if name is None else name
+
+
+async def ranking_model(registry: ModelRegistry, name: str | None) -> str | None:
+    """The same for ranking texts, which classifiers of pairs do as well."""
+    task = (await registry.facts(registry.find(name)))["task"]
+    return name if task == "classification" else await embedding_model(registry, name)
 
 
 async def count_tokens(
-    predictor: Predictor, texts: Sequence[str], limits: Limits, param: str, truncate: bool = False, least: int = 0
+    predictor: Predictor,
+    texts: Sequence[str],
+    limits: Limits,
+    param: str,
+    truncate: bool = False,
+    least: int = 0,
 ) -> list[int]:
     """The number of tokens of each text. Too many texts, and too long ones unless `truncate`, are refused. `least`: the
     fewest characters of a text."""
@@ -32,7 +49,7 @@ async def count_tokens(
     def count() -> list[int]:
         return [len(ids) for ids in tokenizer.encode_batch(list(texts))]
 
-    counts = count() if size < INLINE else await asyncio.to_thread(count)
+    counts = await off_loop(size, count)
     marks = tokenizer.template.count()
     longest = max(counts, default=0) + marks
     if longest > predictor.max_input and not truncate:
@@ -40,10 +57,10 @@ async def count_tokens(
     return [min(number + marks, predictor.max_input) for number in counts]
 
 
-async def embed(model: ServedModel, texts: Sequence[str]) -> list[Any]:
-    """One vector (a tensor) per text."""
+async def embed(model: ServedModel, texts: Sequence[str], raw: bool = False) -> list[Any]:
+    """One vector (a tensor) per text. `raw`: not scaled to length 1, even if the model does that."""
     embedder = model.embedder
-    return await model.compute("embed", texts, lambda some: list(embedder.embed(some)))
+    return await model.compute(("embed", raw), texts, lambda some: list(embedder.embed(some, raw)))
 
 
 async def relevance(model: ServedModel, query: str, texts: Sequence[str]) -> list[float]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from allyouneed.apps.inspect.assets import SERVED_POLICY, script, served_page, style
+from allyouneed.apps.serve.bodies import BodyRoute
 from allyouneed.apps.serve.errors import ApiError, over_limit
 from allyouneed.apps.serve.responses import to_json
 from allyouneed.apps.serve.settings import Limits
@@ -24,7 +25,7 @@ from allyouneed.errors import UserError
 if TYPE_CHECKING:  # torch is imported when the first model is loaded
     from allyouneed.apps.inspect.views.model import ViewModel
 
-router = APIRouter(tags=["page"])
+router = APIRouter(tags=["page"], route_class=BodyRoute)
 MODELS = 4  # of one view at most
 HEADERS = {
     "Content-Security-Policy": SERVED_POLICY,
@@ -39,12 +40,8 @@ ASSETS: dict[str, tuple[Callable[[], str], str]] = {
     "page.css": (style, "text/css; charset=utf-8"),
     "page.js": (script, "text/javascript; charset=utf-8"),
 }
+# whose GET needs no key
 OPEN = ("/", *(f"/assets/{name}" for name in ASSETS))
-
-
-def is_open(method: str, path: str, more: Sequence[str] = ()) -> bool:
-    """Whether a request needs no key. `more`: further paths that need none."""
-    return method in ("GET", "HEAD") and (path in OPEN or path in more)
 
 
 @router.get("/", include_in_schema=False)
@@ -84,7 +81,7 @@ async def look(name: str, body: dict[str, Any], request: Request) -> Response:
         view = await asyncio.to_thread(find_view, name)
     except UserError as error:
         raise ApiError(str(error), 404) from None
-    asked = view.request.parse(body)
+    asked = await asyncio.to_thread(view.request.parse, body)  # it lists the fields that it does not know
     _check_texts(body, state.settings.limits)
     if view.runs:
         found = await asyncio.to_thread(view.build, state.runs, asked)

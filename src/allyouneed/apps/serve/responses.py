@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -22,6 +23,20 @@ def to_json(content: Any) -> bytes:
 
 def json_response(content: Any, headers: Mapping[str, str] | None = None) -> Response:
     return Response(to_json(content), media_type="application/json", headers=dict(headers or {}))
+
+
+async def large_response(build: Callable[[], Any]) -> Response:
+    """JSON that may be long: built and encoded in a thread."""
+    return await asyncio.to_thread(lambda: Response(_in_steps(build()), media_type="application/json"))
+
+
+def _in_steps(content: Any) -> bytes:
+    """As `to_json`, in many short calls: no other thread runs during one."""
+    if isinstance(content, dict):
+        return b"{" + b",".join([to_json(name) + b":" + _in_steps(value) for name, value in content.items()]) + b"}"
+    if isinstance(content, list) and content and isinstance(content[0], dict | list):
+        return b"[" + b",".join(map(_in_steps, content)) + b"]"
+    return to_json(content)
 
 
 def new_id(prefix: str) -> str:

@@ -1,29 +1,33 @@
-"""Who may ask: API keys, compared in constant time, and the Host header, against DNS rebinding."""
+"""Who may ask: API keys, compared in constant time; the Host header, against DNS rebinding; origins of web pages."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import ipaddress
-import json
-from collections.abc import Iterable, Sequence
-from urllib.parse import parse_qs
+from collections.abc import Mapping, Sequence
+from urllib.parse import SplitResult, urlsplit
 
-from allyouneed.apps.serve.errors import ApiError
-from allyouneed.apps.serve.settings import Settings
+from allyouneed.apps.serve.bodies import off_loop, parse_fields, parse_form
+from allyouneed.apps.serve.errors import LIBRE_ROUTES, ApiError
+from allyouneed.apps.serve.settings import Limits, Settings
 from allyouneed.errors import UserError
 
-Headers = Iterable[tuple[bytes, bytes]]
+Headers = Mapping[bytes, bytes]
 SCHEMES = ("bearer ", "deepl-auth-key ")
-QUERY_KEYS = ("token", "key", "api_key")  # DeepLX, Apertium, LibreTranslate
+BODY_KEYS = ("api_key", "apiKey")  # LibreTranslate's clients in Python and JavaScript
+# where a query may have a key, for a URL is written to logs: DeepLX, Apertium and LibreTranslate; deep-translator
+QUERY_KEYS = dict.fromkeys(LIBRE_ROUTES, ("token", "key", *BODY_KEYS)) | {"/v2/translate": ("auth_key",)}
 MIN_KEY = 8  # characters
+KNOWN_HOSTS = 256  # that are not checked again
+# endings of names that nobody can register, so that no page on the internet has one
+LOCAL_NAMES = (".local", ".internal", ".localhost", ".home.arpa")
+ALLOWED_METHODS = "GET, HEAD, POST, PUT, PATCH, DELETE"
+EXPOSED = "X-Ignored-Fields, X-Exact, Retry-After"
 
 
 def header(headers: Headers, name: bytes) -> str:
-    for key, value in headers:
-        if key == name:
-            return value.decode("latin-1")
-    return ""
+    return headers.get(name, b"").decode("latin-1")
 
 
 class Keys:
@@ -43,35 +47,40 @@ class Keys:
                 found = number
         return found
 
-    def client(self, headers: Headers, query: bytes, beside: str = "") -> str:
-        """The client that a request belongs to, or an error with status 401. `beside`: a key from elsewhere."""
+    def client(self, headers: Headers, path: str, query: bytes) -> str | None:
+        """The client that a request belongs to; None if it has no key. A wrong one gets status 401."""
         given = header(headers, b"authorization")
         for scheme in SCHEMES:
             if given.lower().startswith(scheme):
                 given = given[len(scheme) :].strip()
                 break
+        else:
+            given = "" if " " in given else given  # another scheme's, for a proxy
         given = given or header(headers, b"x-api-key")
-        if not given:
-            fields = parse_qs(query.decode("latin-1"), max_num_fields=64)
-            given = next((fields[name][0] for name in QUERY_KEYS if name in fields), beside)
+        if not given and query and path in QUERY_KEYS:
+            given = next((value for name, value in parse_form(query) if name in QUERY_KEYS[path]), "")
+        return self.named(given) if given else None
+
+    def named(self, given: str) -> str:
+        """The client with this key."""
         number = self.find(given)
         if number is None:
-            what = "wrong API key" if given else "no API key; send `Authorization: Bearer KEY`"
-            raise ApiError(what, 401, code="invalid_api_key")
+            raise ApiError("wrong API key", 401, code="invalid_api_key") if given else missing_key()
         return f"key {number}"
 
 
-def body_key(headers: Headers, body: bytes) -> str:
-    """`api_key` of a JSON or form body, where LibreTranslate's clients send it."""
-    if header(headers, b"content-type").startswith("application/x-www-form-urlencoded"):
-        found = parse_qs(body.decode("latin-1"), max_num_fields=64).get("api_key", [""])[0]
-        return found
+async def body_key(headers: Headers, body: bytes, limits: Limits) -> str:
+    """The key in a JSON or form body, where LibreTranslate's clients send it."""
+    kind = header(headers, b"content-type")
     try:
-        tree = json.loads(body)
-    except (ValueError, RecursionError):
+        found = await off_loop(len(body), parse_fields, body, kind, b"", limits)
+    except ApiError:  # what is wrong with a body is told to those who have a key
         return ""
-    given = tree.get("api_key") if isinstance(tree, dict) else None
-    return given if isinstance(given, str) else ""
+    return next((key for name in BODY_KEYS if isinstance(key := found.get(name), str)), "")
+
+
+def missing_key() -> ApiError:
+    return ApiError("no API key; send `Authorization: Bearer KEY`", 401, code="invalid_api_key")
 
 
 def _digest(key: str) -> bytes:
@@ -87,6 +96,8 @@ def is_loopback(host: str) -> bool:
 
 def check_binding(settings: Settings, no_auth: bool) -> None:
     """Refuse to listen on other interfaces than the loopback without keys."""
+    for origin in settings.origins:
+        check_origin(origin)
     if short := [key for key in settings.keys if len(key) < MIN_KEY]:
         raise UserError(f"an API key has {len(short[0])} characters; use at least {MIN_KEY}")
     if not settings.keys and not no_auth and not is_loopback(settings.host):
@@ -96,16 +107,91 @@ def check_binding(settings: Settings, no_auth: bool) -> None:
         )
 
 
-def check_host(settings: Settings, headers: Headers) -> None:
-    """A page in a browser may point a name of its own at this address, but it cannot change the Host header. IP
-    addresses are no such names."""
-    given = header(headers, b"host")
-    name = given.rsplit(":", 1)[0] if not given.endswith("]") and ":" in given else given
-    if "*" in settings.hosts or name.lower() in ("localhost", settings.host, *map(str.lower, settings.hosts)):
-        return
-    try:
-        ipaddress.ip_address(name.strip("[]"))
-    except ValueError:
-        raise ApiError(
-            f"unknown host {name[:100]!r} in the Host header; allow it with --allow-host NAME", 421, code="unknown_host"
-        ) from None
+def check_origin(origin: str) -> None:
+    """Refuse what is no origin as browsers write it."""
+    found = urlsplit(origin)
+    if origin not in ("*", "null") and (not found.scheme or not found.netloc or origin != _origin(found)):
+        raise UserError(f"--allow-origin {origin}: expected an origin such as https://app.example.com, or '*'")
+
+
+def _origin(found: SplitResult) -> str:
+    return f"{found.scheme}://{found.netloc}".lower()
+
+
+class OriginPolicy:
+    """From where requests may come. A page in a browser may point a name of its own at this address, but it cannot
+    change the Host header; and it may send requests from elsewhere, but it cannot change the Origin header."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.names = {"localhost", settings.host.lower(), *map(str.lower, settings.hosts)}
+        self.origins = frozenset(origin.lower() for origin in settings.origins)
+        # neighbours call a server in a container by a name of their network; on the loopback there are none
+        self.local_names = not is_loopback(settings.host)
+        self.keyed = bool(settings.keys)
+        self.hosts = set[bytes]()  # Host headers that were let in
+
+    def check_host(self, headers: Headers) -> None:
+        """With keys any name will do: a page under a name of its own has none."""
+        host = header(headers, b"host")
+        if not self.keyed and not self._is_ours(_name(host)):
+            what = f"unknown host {_name(host)[:100]!r} in the Host header; allow it with --allow-host NAME"
+            raise ApiError(what, 421, code="unknown_host")
+        if len(self.hosts) < KNOWN_HOSTS:
+            self.hosts.add(headers.get(b"host", b""))
+
+    def check_origin(self, headers: Headers, is_page: bool) -> list[tuple[bytes, bytes]]:
+        """CORS headers of the answer. Origins that were not allowed are refused. `is_page`: a page may link to it."""
+        origin, site = header(headers, b"origin").lower(), header(headers, b"sec-fetch-site")
+        if not origin:
+            if site == "cross-site" and not is_page and "*" not in self.origins:
+                raise _foreign("another site")
+            return []
+        scheme, _, here = origin.partition("://")
+        is_web = scheme in ("http", "https", "null")
+        host = header(headers, b"host").lower()
+        # a proxy may leave the port out of Host
+        same = here == host or (":" not in host and _name(here) == host) or site == "same-origin"
+        if same and is_web and self._is_ours(_name(host)):
+            return []
+        hint = f"--allow-host {_name(host)[:100]}" if same and is_web else "--allow-origin ORIGIN"
+        if "*" in self.origins:
+            return [(b"access-control-allow-origin", b"*"), (b"access-control-expose-headers", EXPOSED.encode())]
+        if origin in self.origins or not is_web:  # extensions and apps that the user has installed
+            return [
+                (b"access-control-allow-origin", headers[b"origin"]),
+                (b"access-control-expose-headers", EXPOSED.encode()),
+                (b"vary", b"Origin"),
+            ]
+        raise _foreign(repr(origin[:100]), hint)
+
+    def _is_ours(self, name: str) -> bool:
+        if name in self.names or "*" in self.names:
+            return True
+        if self.local_names and name and ("." not in name or name.endswith(LOCAL_NAMES)):
+            return True
+        try:
+            ipaddress.ip_address(name.strip("[]"))
+        except ValueError:
+            return False
+        return True
+
+
+def preflight(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """Further headers of the answer to a browser that asks what an allowed origin may send."""
+    found = [(b"access-control-allow-methods", ALLOWED_METHODS.encode()), (b"access-control-max-age", b"600")]
+    if asked := headers.get(b"access-control-request-headers"):
+        found.append((b"access-control-allow-headers", asked))
+    if b"access-control-request-private-network" in headers:
+        found.append((b"access-control-allow-private-network", b"true"))
+    return found
+
+
+def _name(host: str) -> str:
+    """Without the port."""
+    return (host.rsplit(":", 1)[0] if not host.endswith("]") and ":" in host else host).lower()
+
+
+def _foreign(where: str, hint: str = "--allow-origin ORIGIN") -> ApiError:
+    return ApiError(
+        f"requests of web pages from {where} are refused; allow them with {hint}", 403, code="foreign_origin"
+    )

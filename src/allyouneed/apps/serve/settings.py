@@ -17,6 +17,7 @@ class Limits(Config):
     body_bytes: PositiveInt = 4 * MIB
     upload_bytes: PositiveInt = 32 * MIB  # of a multipart body: sounds and images
     buffered_bytes: PositiveInt = 512 * MIB  # bodies of all requests in progress together
+    body_fields: PositiveInt = 50_000  # fields, lists and objects in a JSON body, at all depths
     header_bytes: PositiveInt = 64 * 1024
     texts: PositiveInt = 2048  # texts or prompts per request
     choices: PositiveInt = 64  # n, best_of and beams of one prompt
@@ -30,6 +31,8 @@ class Limits(Config):
     upload_seconds: PositiveFloat = 3600  # of sound
     image_pixels: PositiveInt = 50_000_000
     concurrent: PositiveInt = 1024  # requests in progress
+    keyless: PositiveInt = 64  # of them, those whose key, if any, is in a body that has not been read
+    keyless_bytes: PositiveInt = 256 * 1024  # of such a body
     queue: PositiveInt = 4096  # sequences of one model that are running or waiting
     header_seconds: PositiveFloat = 10  # until the header of a request is complete
     body_seconds: PositiveFloat = 60  # until its body is
@@ -45,18 +48,18 @@ class Limits(Config):
 
 class Settings(Config):
     """`keys`: API keys; empty: no authentication. `hosts`: names allowed in the Host header besides localhost and IP
-    addresses ("*": any). `rows`, `budget`: of the scheduler. `memory`: the most bytes of weights loaded at once.
-    `paged`: models whose prompts can share a prefix keep keys and values in blocks; `kv_memory`: bytes of their blocks;
-    `prefix_memory`: bytes of those that cached prefixes may hold and no request uses.
-    `glossaries`: folder of stored glossaries; without it they are kept in memory. `runs`: folder of training runs that
-    the page may replay. `exact`: every request in exact mode,
-    not only those that ask for it. `log_texts`: write request bodies to the log. `open_probes`: /healthz, /readyz and
-    /metrics need no key."""
+    addresses ("*": any). `origins`: of web pages that may send requests ("*": any). `rows`, `budget`: of the scheduler.
+    `memory`: the most bytes of weights loaded at once. `paged`: models whose prompts can share a prefix keep keys and
+    values in blocks; `kv_memory`: bytes of their blocks; `prefix_memory`: bytes of those that cached prefixes may hold
+    and no request uses. `glossaries`: folder of stored glossaries; without it they are kept in memory. `runs`: folder
+    of training runs that the page may replay. `exact`: every request in exact mode, not only those that ask for it.
+    `log_texts`: write request bodies to the log. `open_probes`: /healthz, /readyz and /metrics need no key."""
 
     host: str = "127.0.0.1"
     port: NonNegativeInt = 8000
     keys: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
     device: str = "auto"
     dtype: str | None = None
     rows: PositiveInt = 64

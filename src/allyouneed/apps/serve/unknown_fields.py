@@ -7,6 +7,7 @@ import difflib
 import re
 from collections.abc import Collection, Mapping
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import Any
 
 from allyouneed.apps.serve.errors import ApiError, over_limit
@@ -20,7 +21,12 @@ NAME = re.compile(r"[\w.\[\]-]{1,64}", re.ASCII)
 UNSUPPORTED = (
     "functions", "function_call", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
     "structured_outputs", "prompt_embeds", "audio", "modalities", "url", "style_id", "translation_memory_id",
+    "response_format", "tools", "width", "height", "steps",
 )  # fmt: skip
+# values of them that ask for nothing but what the server does
+PLAIN: dict[str, Any] = {
+    "modalities": ["text"], "functions": [], "function_call": "none", "tools": [], "response_format": {"type": "text"},
+}  # fmt: skip
 ELSEWHERE = ("repeat_penalty", "models", "n_predict")  # names of other servers, not misspelt ones
 _ignored: ContextVar[list[str] | None] = ContextVar("ignored_fields", default=None)
 
@@ -57,17 +63,26 @@ def note_ignored(name: str) -> None:
     """Record that this model has no use for a field."""
     noted = _ignored.get()
     if noted is not None and name not in noted:
+        if len(noted) == MOST_UNKNOWN:  # of all objects in a body together
+            raise over_limit("unknown fields, or more", MOST_UNKNOWN + 1, MOST_UNKNOWN)
         noted.append(name)
 
 
 def _check_unknown(shown: str, name: str, given: Mapping[str, Any], known: Collection[str]) -> None:
     if name in UNSUPPORTED:
+        if given[name] == PLAIN.get(name):
+            return
         raise ApiError(f"{shown}: not supported by this server; remove it", param=shown, code="unsupported_field")
     if name in ELSEWHERE:
         return
-    close = difflib.get_close_matches(name[:100].lower(), [one for one in known if given.get(one) is None], 1, CLOSE)
-    if close:
-        raise ApiError(f"{shown}: unknown field (did you mean {close[0]!r}?)", param=shown, code="unknown_field")
+    if close := next((one for one in _close(name[:100].lower(), tuple(known)) if given.get(one) is None), None):
+        raise ApiError(f"{shown}: unknown field (did you mean {close!r}?)", param=shown, code="unknown_field")
+
+
+@lru_cache(1024)  # a thousand messages may have the same field
+def _close(name: str, known: tuple[str, ...]) -> list[str]:
+    """Those that it may be a misspelling of, closest first."""
+    return difflib.get_close_matches(name, known, len(known) or 1, CLOSE)
 
 
 def header_value(names: list[str]) -> str:

@@ -11,10 +11,11 @@ from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from allyouneed import __version__
+from allyouneed.apps.serve.bodies import BodyRoute, off_loop
 from allyouneed.apps.serve.engine.sequences import SequenceGroup, encode_chat, encode_prompts, prompt_tokens
 from allyouneed.apps.serve.errors import ApiError, over_limit
 from allyouneed.apps.serve.inputs import count_tokens, embed
-from allyouneed.apps.serve.responses import Events, json_lines, json_response
+from allyouneed.apps.serve.responses import Events, json_lines, json_response, large_response
 from allyouneed.apps.serve.sampling import SamplingFields
 from allyouneed.apps.serve.settings import Limits
 from allyouneed.apps.serve.strict import Bool, Ignored, Int, RequestBody, Text
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from allyouneed.apps.serve.engine.served_model import ServedModel
     from allyouneed.infer.request import Request as DecodingRequest
 
-router = APIRouter(prefix="/api", tags=["Ollama"])
+router = APIRouter(prefix="/api", tags=["Ollama"], route_class=BodyRoute)
 # options of Ollama that tell its own engine how to run, not what to answer
 RUNTIME = (
     "num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "low_vram", "use_mmap", "use_mlock",
@@ -183,6 +184,8 @@ async def chat(body: ChatRequest, request: Request) -> Response:
         raise ApiError("tools and images are not supported by this server; remove them")
     if len(body.messages) > (most := state.settings.limits.messages):
         raise over_limit("messages", len(body.messages), most)
+    if (size := sum(len(one.content) for one in body.messages)) > (most := state.settings.limits.prompt_characters):
+        raise over_limit("characters in the messages", size, most, "messages")
     messages = [{"role": message.role, "content": message.content} for message in body.messages]
 
     async def run() -> Events:
@@ -203,6 +206,8 @@ async def generate(body: GenerateRequest, request: Request) -> Response:
     options = body.checked(state.settings.limits)
     if body.images or body.suffix:
         raise ApiError("images and suffix are not supported by this server; remove them")
+    if body.raw and body.system:
+        raise ApiError("raw: the prompt is used as it is, without system; remove one of them", param="raw")
     if len(body.prompt) > (most := state.settings.limits.prompt_characters):
         raise over_limit("characters", len(body.prompt), most, "prompt")
 
@@ -214,7 +219,7 @@ async def generate(body: GenerateRequest, request: Request) -> Response:
             if model.template is None or body.raw or not model.text.continues:
                 if body.system:
                     raise ApiError(f"system: the model {model.name} has no chat template", param="system")
-                if not model.text.is_whole(body.prompt, options):
+                if not await off_loop(len(body.prompt), lambda: model.text.is_whole(body.prompt, options)):
                     (texts,) = await model.call(
                         lambda: model.text.rewrite([body.prompt], options), request.state.client, bool(options.exact)
                     )
@@ -239,20 +244,19 @@ async def embed_texts(body: EmbedRequest, request: Request) -> Response:
     async with state.registry.use(_find(state.registry, body.model).name) as model:
         truncate = body.truncate is not False
         counts = await count_tokens(model.embedder, texts, state.settings.limits, "input", truncate)
-        vectors = [vector / vector.norm().clamp(min=1e-12) for vector in await embed(model, texts)]
-        if body.dimensions is not None:
-            vectors = [
-                vector[: body.dimensions] / vector[: body.dimensions].norm().clamp(min=1e-12) for vector in vectors
-            ]
-        return json_response(
-            {
+        vectors = await embed(model, texts)
+
+        def answer() -> dict[str, Any]:
+            some = [vector[: body.dimensions] for vector in vectors]
+            return {
                 "model": body.model,
-                "embeddings": [vector.tolist() for vector in vectors],
+                "embeddings": [(vector / vector.norm().clamp(min=1e-12)).tolist() for vector in some],
                 "total_duration": time.monotonic_ns() - started,
                 "load_duration": 0,
                 "prompt_eval_count": sum(counts),
             }
-        )
+
+        return await large_response(answer)
 
 
 async def _respond(events: Events, stream: bool | None) -> Response:

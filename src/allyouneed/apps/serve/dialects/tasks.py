@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
+from allyouneed.apps.serve.bodies import BodyRoute
 from allyouneed.apps.serve.dialects.translation import service
 from allyouneed.apps.serve.dialects.translation.fields import choice, one_text
 from allyouneed.apps.serve.dialects.translation.terms import read_glossary
@@ -25,7 +26,7 @@ from allyouneed.apps.serve.strict import Count, RequestBody, Text
 if TYPE_CHECKING:
     from allyouneed.apps.serve.engine.served_model import ServedModel
 
-router = APIRouter(tags=["tasks"])
+router = APIRouter(tags=["tasks"], route_class=BodyRoute)
 Task = Literal[
     "classification",
     "fill-mask",

@@ -9,12 +9,13 @@ from pydantic import Field
 from starlette.responses import Response
 
 from allyouneed import __version__
+from allyouneed.apps.serve.bodies import BodyRoute
 from allyouneed.apps.serve.errors import ApiError
-from allyouneed.apps.serve.inputs import count_tokens, embed, relevance
-from allyouneed.apps.serve.responses import json_response
+from allyouneed.apps.serve.inputs import count_tokens, embed, embedding_model, ranking_model, relevance
+from allyouneed.apps.serve.responses import json_response, large_response
 from allyouneed.apps.serve.strict import Bool, Ignored, RequestBody, Text
 
-router = APIRouter(tags=["text-embeddings-inference"])
+router = APIRouter(tags=["text-embeddings-inference"], route_class=BodyRoute)
 
 
 class EmbedRequest(RequestBody):
@@ -32,12 +33,15 @@ async def embed_texts(body: EmbedRequest, request: Request) -> Response:
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     if not texts or "" in texts:
         raise ApiError("inputs: texts must not be empty", param="inputs")
-    async with state.registry.use(body.model) as model:
+    async with state.registry.use(await embedding_model(state.registry, body.model)) as model:
         await count_tokens(model.embedder, texts, state.settings.limits, "inputs", truncate=bool(body.truncate))
-        vectors = await embed(model, texts)
-        if body.normalize is not False:
-            vectors = [vector / vector.norm().clamp(min=1e-12) for vector in vectors]
-        return json_response([vector.tolist() for vector in vectors])
+        unit = body.normalize is not False
+        vectors = await embed(model, texts, raw=not unit)
+
+        def answer() -> list[list[float]]:
+            return [(vector / vector.norm().clamp(min=1e-12) if unit else vector).tolist() for vector in vectors]
+
+        return await large_response(answer)
 
 
 class RerankRequest(RequestBody):
@@ -53,7 +57,7 @@ class RerankRequest(RequestBody):
 @router.post("/rerank")
 async def rerank(body: RerankRequest, request: Request) -> Response:
     state = request.app.state
-    async with state.registry.use(body.model) as model:
+    async with state.registry.use(await ranking_model(state.registry, body.model)) as model:
         predictor = model.predictor if model.task == "classification" else model.embedder
         texts = [body.query, *body.texts]
         await count_tokens(predictor, texts, state.settings.limits, "texts", truncate=bool(body.truncate))

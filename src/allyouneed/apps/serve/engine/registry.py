@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # torch is imported when the first model is loaded
     from allyouneed.apps.serve.engine.served_model import ServedModel
 
 NAME_LENGTH = 200
+PLACEHOLDERS = ("", "dummy", "tgi")  # of clients that know a server of one model
 
 
 @dataclass(eq=False)
@@ -82,7 +83,7 @@ class ModelRegistry:
             self.on_phase(phase)
 
     def find(self, name: str | None) -> Entry:
-        if name is None:
+        if name is None or (name in PLACEHOLDERS and len(self.entries) == 1):
             return self.entries[self.default]
         found = self.entries.get(self.aliases.get(name, name))
         if found is None:
@@ -94,6 +95,13 @@ class ModelRegistry:
                 code="model_not_found",
             )
         return found
+
+    async def first(self, suits: Callable[[str], bool]) -> str | None:
+        """The name of the default model if its task suits, else of the first one whose task does."""
+        for entry in sorted(self.entries.values(), key=lambda one: one.name != self.default):
+            if suits((await self.facts(entry))["task"]):
+                return entry.name
+        return None
 
     @asynccontextmanager
     async def use(self, name: str | None) -> AsyncIterator[ServedModel]:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from allyouneed.apps.serve.bodies import off_loop
 from allyouneed.apps.serve.errors import ApiError, over_limit
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
     from allyouneed.infer.request import Request
 
-INLINE = 20_000  # characters that are tokenized on the event loop itself
 # A part of an answer: its index (`n` to each prompt), new text, new tokens (`TokenRecord`s where log-probabilities are
 # recorded), and why it ends here: "stop", "length", or None.
 Part = tuple[int, str, list[Any], str | None]
@@ -26,7 +26,7 @@ async def encode_prompts(
     def encode() -> list[Request]:
         return [model.text.encode(prompt, fields, limit) for prompt in prompts]
 
-    return encode() if sum(map(len, prompts)) < INLINE else await asyncio.to_thread(encode)
+    return await off_loop(sum(map(len, prompts)), encode)
 
 
 async def encode_chat(

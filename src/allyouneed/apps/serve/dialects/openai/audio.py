@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, TypeAdapter, ValidationError
-from starlette.datastructures import UploadFile
-from starlette.formparsers import MultiPartException
 from starlette.responses import PlainTextResponse, Response
 
+from allyouneed.apps.serve.bodies import off_loop, parse_multipart
 from allyouneed.apps.serve.errors import ApiError, over_limit, validation_error
 from allyouneed.apps.serve.responses import Events, event_stream, json_response
 from allyouneed.apps.serve.unknown_fields import check_fields
@@ -170,17 +169,14 @@ class Transcription:
 
 
 async def _read_form(request: Request) -> tuple[Form, bytes]:
-    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+    kind = request.headers.get("content-type", "")
+    if not kind.lower().startswith("multipart/form-data"):
         raise ApiError("send a form: multipart/form-data with a file", param="file")
-    try:
-        async with request.form(max_files=1, max_fields=32, max_part_size=1 << 20) as form:
-            file = form.get("file")
-            if not isinstance(file, UploadFile):
-                raise ApiError("file: a sound file is missing", param="file")
-            content = await file.read()
-            fields = [(name, value) for name, value in form.multi_items() if isinstance(value, str)]
-    except MultiPartException as error:
-        raise ApiError(f"the form cannot be read: {error.message}") from None
+    body = await request.body()
+    fields, files = await off_loop(len(body), parse_multipart, kind, body, files=1, fields=32)
+    content = files.get("file")
+    if content is None:
+        raise ApiError("file: a sound file is missing", param="file")
     values: dict[str, Any] = {}
     granularities = []
     for name, value in fields:

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
+from allyouneed.apps.serve.bodies import BodyRoute
 from allyouneed.apps.serve.dialects.openai.completions import StreamOptions, usage
 from allyouneed.apps.serve.dialects.openai.logprobs import chat_logprobs
 from allyouneed.apps.serve.dialects.tasks import read_image
@@ -22,7 +23,7 @@ from allyouneed.apps.serve.strict import Bool, Ignored, Int, RequestBody, Text
 if TYPE_CHECKING:
     from allyouneed.apps.serve.engine.served_model import ServedModel
 
-router = APIRouter(tags=["OpenAI"])
+router = APIRouter(tags=["OpenAI"], route_class=BodyRoute)
 RESERVED = ("messages", "add_generation_prompt", "bos_token", "eos_token")
 
 

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
+from allyouneed.apps.serve.bodies import BodyRoute, off_loop
 from allyouneed.apps.serve.dialects.openai.logprobs import completion_logprobs
 from allyouneed.apps.serve.engine.sequences import Part, SequenceGroup, encode_prompts, prompt_tokens
 from allyouneed.apps.serve.errors import ApiError, over_limit
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from allyouneed.apps.serve.engine.served_model import ServedModel
     from allyouneed.infer.request import Request as DecodingRequest
 
-router = APIRouter(tags=["OpenAI"])
+router = APIRouter(tags=["OpenAI"], route_class=BodyRoute)
 DEFAULT_TOKENS = 16  # as OpenAI documents it
 Prompt = str | list[int]
 
@@ -113,7 +114,7 @@ class Completion:
                     for prompt, some in enumerate(texts)
                     for index, text in enumerate(some)
                 ]
-                used = self._split_usage(model, [text for some in texts for text in some], self.prompts)
+                used = await self._split_usage(model, [text for some in texts for text in some], self.prompts)
             elif self.body.max_tokens == 0:
                 parts = [(number * self.n, "", [], "length") for number in range(len(self.prompts))]
                 used = prompt_tokens(self.requests), 0
@@ -136,7 +137,7 @@ class Completion:
                     (texts,) = await self._rewrite(model, [prompt])
                     for index, text in enumerate(texts, number * self.n):
                         yield {**head, "choices": [self._choice(model, index, text, [], "stop", True)], **nothing}
-                    more = self._split_usage(model, texts, [prompt])
+                    more = await self._split_usage(model, texts, [prompt])
                     used = [used[0] + more[0], used[1] + more[1]]
             elif self.body.max_tokens == 0:
                 used = [prompt_tokens(self.requests), 0]
@@ -160,7 +161,8 @@ class Completion:
         text, body = model.text, self.body
         if body.echo and not text.continues:
             raise ApiError("echo: an encoder-decoder does not continue its prompt", param="echo")
-        if not all(text.is_whole(prompt, body) for prompt in self.prompts):
+        size = sum(map(len, self.prompts))
+        if not await off_loop(size, lambda: all(text.is_whole(prompt, body) for prompt in self.prompts)):
             if body.logprobs is not None:
                 raise ApiError("logprobs: only for a source of one sentence", param="logprobs")
             return False
@@ -181,12 +183,14 @@ class Completion:
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         return await model.call(lambda: model.text.rewrite(texts, self.body), self.client, bool(self.body.exact))
 
-    def _split_usage(self, model: ServedModel, texts: list[str], prompts: list[Prompt]) -> tuple[int, int]:
-        text = model.text
-        return (
-            sum(len(text.prompt_tokenizer.encode(one)) for one in prompts if isinstance(one, str)),
-            sum(len(text.tokenizer.encode(one)) for one in texts),
-        )
+    async def _split_usage(self, model: ServedModel, texts: list[str], prompts: list[Prompt]) -> tuple[int, int]:
+        sources = [one for one in prompts if isinstance(one, str)]
+
+        def count() -> tuple[int, int]:
+            read, written = model.text.prompt_tokenizer, model.text.tokenizer
+            return sum(map(len, read.encode_batch(sources))), sum(map(len, written.encode_batch(texts)))
+
+        return await off_loop(sum(map(len, sources)) + sum(map(len, texts)), count)
 
     def _choice(
         self, model: ServedModel, index: int, text: str, records: list[TokenRecord], finish: str | None, begins: bool

@@ -10,12 +10,13 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
+from allyouneed.apps.serve.bodies import BodyRoute
 from allyouneed.apps.serve.errors import ApiError
-from allyouneed.apps.serve.inputs import count_tokens, embed, relevance
-from allyouneed.apps.serve.responses import json_response, new_id
+from allyouneed.apps.serve.inputs import count_tokens, embed, embedding_model, ranking_model, relevance
+from allyouneed.apps.serve.responses import json_response, large_response, new_id
 from allyouneed.apps.serve.strict import Bool, Count, Ignored, RequestBody, Text, TokenId
 
-router = APIRouter(tags=["OpenAI"])
+router = APIRouter(tags=["OpenAI"], route_class=BodyRoute)
 
 
 class EmbeddingRequest(RequestBody):
@@ -46,20 +47,25 @@ class EmbeddingRequest(RequestBody):
 async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     state = request.app.state
     texts = body.texts()
-    async with state.registry.use(body.model) as model:
+    async with state.registry.use(await embedding_model(state.registry, body.model)) as model:
         counts = await count_tokens(model.embedder, texts, state.settings.limits, "input")
-        vectors = [vector.tolist() for vector in await embed(model, texts)]
-        width = len(vectors[0])
-        if body.dimensions is not None:
-            if body.dimensions > width:
-                raise ApiError(f"dimensions={body.dimensions}: the model has {width}", param="dimensions")
-            vectors = [_shorten(vector, body.dimensions) for vector in vectors]
+        vectors = await embed(model, texts)
+        if body.dimensions is not None and body.dimensions > (width := len(vectors[0])):
+            raise ApiError(f"dimensions={body.dimensions}: the model has {width}", param="dimensions")
         encode: Any = _base64 if body.encoding_format == "base64" else list
-        data = [
-            {"object": "embedding", "index": index, "embedding": encode(vector)} for index, vector in enumerate(vectors)
-        ]
-        usage = {"prompt_tokens": sum(counts), "total_tokens": sum(counts)}
-        return json_response({"object": "list", "data": data, "model": model.name, "usage": usage})
+
+        def answer() -> dict[str, Any]:
+            lists = [vector.tolist() for vector in vectors]
+            if body.dimensions is not None:
+                lists = [_shorten(vector, body.dimensions) for vector in lists]
+            data = [
+                {"object": "embedding", "index": index, "embedding": encode(vector)}
+                for index, vector in enumerate(lists)
+            ]
+            usage = {"prompt_tokens": sum(counts), "total_tokens": sum(counts)}
+            return {"object": "list", "data": data, "model": model.name, "usage": usage}
+
+        return await large_response(answer)
 
 
 def _shorten(vector: list[float], width: int) -> list[float]:
@@ -84,7 +90,7 @@ class RerankRequest(RequestBody):
 @router.post("/v1/rerank")
 async def rerank(body: RerankRequest, request: Request) -> Response:
     state = request.app.state
-    async with state.registry.use(body.model) as model:
+    async with state.registry.use(await ranking_model(state.registry, body.model)) as model:
         predictor = model.predictor if model.task == "classification" else model.embedder
         counts = await count_tokens(predictor, [body.query, *body.documents], state.settings.limits, "documents")
         scores = await relevance(model, body.query, body.documents)

@@ -53,6 +53,7 @@ def markup_options(found: Mapping[str, Any]) -> dict[str, Any]:
     return {"format": format, "reading": reading, "sentences": split != "0", "preserve": preserve}
 
 
+@router.get("/translate")
 @router.post("/translate")
 async def translate(request: Request) -> Response:
     found = await read_fields(request, (*USED, *IGNORED), IGNORED)

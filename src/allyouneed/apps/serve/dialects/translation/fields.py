@@ -2,45 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import parse_qsl
 
 from fastapi import Request
 
+from allyouneed.apps.serve.bodies import off_loop, parse_fields
 from allyouneed.apps.serve.errors import ApiError
 from allyouneed.apps.serve.unknown_fields import check_fields
 
-FORM = "application/x-www-form-urlencoded"
-MOST_FIELDS = 4096
 MOST_TAGS = 200
 TRUE, FALSE = ("1", "true"), ("0", "false")
 
 
 async def read_fields(request: Request, known: Sequence[str], unused: Sequence[str] = ()) -> dict[str, Any]:
     """The fields of a request. A field that a form repeats is a list. `unused`: known fields that are ignored."""
-    found: dict[str, Any] = {}
-    content = await request.body()
-    pairs = list(request.query_params.multi_items())
-    if request.headers.get("content-type", "").startswith(FORM):
-        try:
-            pairs += parse_qsl(content.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS)
-        except ValueError:
-            raise ApiError(f"the form cannot be read: UTF-8 and at most {MOST_FIELDS} fields") from None
-    elif content:
-        try:
-            tree = json.loads(content)
-        except (ValueError, RecursionError):
-            raise ApiError("the body is neither JSON nor a form") from None
-        if not isinstance(tree, dict):
-            raise ApiError("the body must be a JSON object")
-        found |= tree
-    for name, value in pairs:
-        if name in found:
-            found[name] = [*(found[name] if isinstance(found[name], list) else [found[name]]), value]
-        else:
-            found[name] = value
+    content, kind = await request.body(), request.headers.get("content-type", "")
+    limits, query = request.app.state.settings.limits, request.scope["query_string"]
+    found = await off_loop(len(content), parse_fields, content, kind, query, limits)
     check_fields(found, known, unused)
     return found
 

@@ -3,6 +3,7 @@ by their fields: DeepLX (`text`), Immersive Translate (`text_list`), Apertium (`
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
@@ -14,10 +15,11 @@ from allyouneed.apps.serve.dialects.translation.deepl import MARKUP, markup_opti
 from allyouneed.apps.serve.dialects.translation.fields import choice, read_fields, text_list, whole_number, word
 from allyouneed.apps.serve.errors import ApiError
 from allyouneed.apps.serve.responses import json_response
+from allyouneed.apps.serve.security import BODY_KEYS
 from allyouneed.data.languages import english_name
 
 router = APIRouter(tags=["LibreTranslate, DeepLX, Immersive Translate, Apertium"])
-KEYS = ("api_key", "token", "key")
+KEYS = (*BODY_KEYS, "token", "key")
 FAR_CODES = {"zt": "zh-Hant", "pb": "pt-BR"}  # LibreTranslate's older codes
 
 
@@ -55,7 +57,8 @@ async def _libre(request: Request, model: Any, found: dict[str, Any]) -> Respons
     many = isinstance(found["q"], list)
     answer: dict[str, Any] = {"translatedText": [one.text for one in results] if many else results[0].text}
     if job.from_ is None:
-        detected = [{"language": one.source, "confidence": service.detect(model, one.words)[1]} for one in results]
+        sure = await asyncio.to_thread(lambda: [service.detect(model, one.words)[1] for one in results])
+        detected = [{"language": one.source, "confidence": odds} for one, odds in zip(results, sure, strict=True)]
         answer["detectedLanguage"] = detected if many else detected[0]
     if others:
         answer["alternatives"] = [one.others for one in results] if many else results[0].others
@@ -134,7 +137,8 @@ async def detect(request: Request) -> Response:
     found = await read_fields(request, ("q", *KEYS))
     async with service.translator(request) as model:
         texts = text_list(found.get("q"), "q")
-        language, confidence = service.detect(model, "\n".join(texts))
+        service.check_sizes(service.Job(texts, None, None), request.app.state.settings.limits)
+        language, confidence = await asyncio.to_thread(lambda: service.detect(model, "\n".join(texts)))
         return json_response([] if language is None else [{"language": language, "confidence": confidence}])
 
 

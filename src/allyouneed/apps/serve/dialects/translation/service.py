@@ -66,12 +66,10 @@ async def translator(request: Request, name: str | None = None) -> AsyncIterator
             model.offering("translate_full", "translate")
             yield model
         return
-    for entry in sorted(registry.entries.values(), key=lambda one: one.name != registry.default):
-        if translates((await registry.facts(entry))["task"]):
-            async with registry.use(entry.name) as model:
-                yield model
-            return
-    raise ApiError("none of the models of this server translates", 404, code="no_translator")
+    if (found := await registry.first(translates)) is None:
+        raise ApiError("none of the models of this server translates", 404, code="no_translator")
+    async with registry.use(found) as model:
+        yield model
 
 
 def check_sizes(job: Job, limits: Limits) -> None:
