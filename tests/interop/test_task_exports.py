@@ -23,7 +23,6 @@ from allyouneed.folder import Folder
 from allyouneed.infer.predictors.forward import NamedForward
 from allyouneed.interop import read_back
 from allyouneed.interop.export import writer
-from allyouneed.interop.heads import reads_types
 from allyouneed.interop.hf.weight_table import Family
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.models.base import Model
@@ -98,7 +97,7 @@ def ours(folder: Folder, texts: tuple[str, ...]) -> Tensor:
         given["tokens"] = [[*target.opening, *ids[0]]]
     else:
         tokens, types = source.frame(*ids)
-        given |= {"tokens": [tokens]} | ({"types": [types]} if reads_types(config) else {})
+        given |= {"tokens": [tokens]} | ({"types": [types]} if config.reads_types else {})
     forward = NamedForward(folder.model)
     pooled: Tensor = forward.hidden(given) if config.head.kind == "pooled" else forward.logits(given)
     return pooled
@@ -205,7 +204,7 @@ def test_what_is_read_back_otherwise_is_refused_by_name(what: str, tmp_path: Pat
     out = exported(folder, tmp_path / "out")
     (out / file).write_text(json.dumps(change(json.loads((out / file).read_text()))))
     with pytest.raises(UserError, match=f"(?s)the export would not be exact, so nothing was written.*{told}"):
-        read_back.check_exported(folder, out, lambda config: config)
+        read_back.check_exported(folder, out)
 
 
 def test_other_numbers_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

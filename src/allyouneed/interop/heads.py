@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from allyouneed.config import iter_parts, parse, tree_of
+from allyouneed.config import parse, tree_of
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.nn.models.base import Model
@@ -51,9 +51,3 @@ def with_head(model: nn.Module, head: Mapping[str, Any]) -> nn.Module:
 def config_of(model: nn.Module) -> Model:
     config: Model = model.config  # type: ignore[assignment]
     return config
-
-
-def reads_types(config: Model) -> bool:
-    """Whether token types change what a model computes: its embedding has several, or its positions compare them."""
-    read = (name for part in iter_parts(config) if hasattr(part, "inputs") for name in part.inputs())
-    return "types" in read and getattr(getattr(config, "embed", None), "types", None) != 1

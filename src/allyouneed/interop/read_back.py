@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from allyouneed.config import tree_of
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
-from allyouneed.interop.heads import config_of, reads_types, with_head
+from allyouneed.interop.families import FAMILIES
+from allyouneed.interop.heads import config_of, with_head
 from allyouneed.interop.hf.config_writer import canonical_tree, differences
 from allyouneed.interop.load import load
 from allyouneed.nn.batch import Batch, Input, Rows, Signal
@@ -29,9 +30,8 @@ ROUNDING = 16  # units in the last place of narrow weights, which the other orde
 TOLERANCE = 1e-4  # of float32, relative to the largest output where that is above 1
 
 
-def check_exported(folder: Folder, out: Path, equivalent: Callable[[Model], Model] | None = None) -> None:
-    """Refuse what does not come back from `out` as it was. `equivalent`: maps the config to the one that was written
-    instead, which computes the same; None: the target has no config to compare."""
+def check_exported(folder: Folder, out: Path) -> None:
+    """Refuse what does not come back from `out` as it was."""
     where = folder.path or "the model"
     try:
         again = load(out, as_stored=True)
@@ -39,6 +39,9 @@ def check_exported(folder: Folder, out: Path, equivalent: Callable[[Model], Mode
         raise UserError(f"{where}: what was exported cannot be read back: {error}") from None
     if config_head(folder.model) == "none":
         again.model = with_head(again.model, {"kind": "none"})
+    family = again.origin.get("family")
+    # the config that is written in place of ours, and computes the same; CTranslate2 has none to compare
+    equivalent = None if family is None else FAMILIES[family].equivalent_config
     if problems := list(_problems(folder, again, equivalent)):
         listed = "\n  ".join(problems[:20])
         raise UserError(f"{where}: the export would not be exact, so nothing was written\n  {listed}")
@@ -79,7 +82,7 @@ def _token_facts(folder: Folder) -> Iterator[tuple[str, Any]]:
         one, two = source.frame(texts[0]), source.frame(*texts)
         yield "token ids of a text with special tokens", one[0]
         yield "token ids of a pair of texts", two[0]
-        if reads_types(config):
+        if config.reads_types:
             yield "token types of a pair of texts", two[1]
     elif kind != "two-towers":
         yield "first tokens of a decoder", target.opening
@@ -124,7 +127,8 @@ def sample(config: Any) -> Batch:
         parts = [(config.embed, config.vocabs.target), (config.source_embed or config.embed, config.vocabs.source)]
     else:
         parts = [(config.embed, None if config.vocabs is None else config.vocabs.target)]
-    return Batch(*(_input(embed, vocab, config.limit, dice) for embed, vocab in parts))
+    target, *source = (_input(embed, vocab, config.limit, dice) for embed, vocab in parts)
+    return Batch(target, *source[:1])
 
 
 def _input(embed: Any, vocab: int | None, limit: int | None, dice: torch.Generator) -> Input:

@@ -15,7 +15,6 @@ from allyouneed.interop.ctranslate2.readme import inner_of, readme
 from allyouneed.interop.ctranslate2.spec import fill_audio_encoder, fill_stack, switches
 from allyouneed.interop.ctranslate2.support import check, kind_of
 from allyouneed.interop.hf.config_reader import Tree
-from allyouneed.interop.read_back import check_exported
 
 POSITIONS = 1024  # CTranslate2's default input limit
 SECONDS, POSITIONS_PER_SECOND = 30.0, 50  # Whisper's window
@@ -46,7 +45,6 @@ def write(folder: Folder, out: Path) -> list[str]:
     spec.save(str(out))
     write_tokenizers(folder, out)
     (out / CARD).write_text(readme(folder, kind_of(tree)), encoding="utf-8")
-    check_exported(folder, out)
     return notes
 
 

@@ -21,7 +21,6 @@ from allyouneed.interop.hf.checkpoint import SAFETENSORS
 from allyouneed.interop.hf.folder import GENERATION, labels_of
 from allyouneed.interop.hf.generation_config import GENERATES, write_generation
 from allyouneed.interop.hf.weight_table import Family
-from allyouneed.interop.read_back import check_exported
 from allyouneed.interop.tokenizers import load as tokenizers
 from allyouneed.nn.models.weights import named_tensors
 
@@ -58,7 +57,6 @@ def write(folder: Folder, out: Path) -> list[str]:
         sentence_transformers.write(out, head, config_of(model).width, folder.max_tokens)
     if folder.card:
         (out / CARD).write_text(folder.card, encoding="utf-8")
-    check_exported(folder, out, family.equivalent_config)
     return []
 
 
@@ -78,10 +76,10 @@ def choose_family(folder: Folder, model: nn.Module) -> Family:
     lacking = {name: told for name, family in found.items() if (told := family.lacks(config_of(model)))}
     found = {name: family for name, family in found.items() if name not in lacking}
     if not found:
-        told = [str(closest_refusal(config_of(model))), *(f"{name}: {what}" for name, what in lacking.items())]
+        closest = [str(closest_refusal(config_of(model))), *(f"{name}: {what}" for name, what in lacking.items())]
         raise UserError(
             f"{folder.path or 'the model'}: no family of transformers can express this model; the closest is\n"
-            + "\n".join(told)
+            + "\n".join(closest)
         )
     return next((found[name] for name in PREFERRED if name in found), next(iter(found.values())))
 

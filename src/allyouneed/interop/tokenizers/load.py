@@ -18,7 +18,6 @@ from allyouneed.data.tokenizers.bounds import check_tokenizer, parse_tokenizer
 from allyouneed.data.tokenizers.special_tokens import Template
 from allyouneed.errors import UserError
 from allyouneed.files.reading import has_file, read_json
-from allyouneed.interop.heads import reads_types
 from allyouneed.interop.tokenizers import templates, vocab_files
 from allyouneed.interop.tokenizers.classes import CLASSES, DEFAULT_CLASS, T5_NAMES, TokenizerClass, TokenizerFiles
 from allyouneed.interop.tokenizers.sentencepiece import SentencePieceModel, build
@@ -352,7 +351,7 @@ def _write_tokenizer(tokenizer: Tokenizer, template: Template, path: Path, confi
     tree["post_processor"] = _post_processor(tokenizer, template)
     tree["truncation"] = tree["padding"] = None
     # versions differ in whether token types are given by default, and some models add vectors for any they get
-    types = ["token_type_ids"] if config is not None and reads_types(config) else []
+    types = ["token_type_ids"] if config is not None and config.reads_types else []
     inputs = {"model_input_names": ["input_ids", *types, "attention_mask"]}
     options = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **inputs, **special}
     if config is not None and config.limit is not None:

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 from torch import Tensor, nn
 
-from allyouneed.config import Config, Part, model_validator
+from allyouneed.config import Config, Part, iter_parts, model_validator
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, MemoryBuilder, TokenLayout, WeightRecord, WeightRequest
@@ -78,6 +78,12 @@ class Model(Part, Common, slot="model"):
     def limit(self) -> int | None:
         """Maximum text length; None: unlimited."""
         return None
+
+    @property
+    def reads_types(self) -> bool:
+        """Whether token types change what it computes: its embedding has several, or its positions compare them."""
+        read = (name for part in iter_parts(self) if hasattr(part, "inputs") for name in part.inputs())
+        return "types" in read and getattr(getattr(self, "embed", None), "types", None) != 1
 
     @property
     def generates(self) -> bool:
