@@ -400,12 +400,16 @@ def test_a_callback_that_calls_the_scheduler_fails_alone(
     neighbours = [scheduler.submit(one, GREEDY) for one in requests[:2]]
     calls = {"stream": lambda: list(scheduler.stream(neighbours[0]))}
     act = calls.get(call) or getattr(scheduler, call)
+    again = ReentersStop(act)
     if role == "processor":
-        callback: Any = lambda logits, tokens: (Reenters.__call__(once, logits), logits)[1]
-        once = Reenters(act)
-        bad = scheduler.submit(requests[2], replace(spec, logits_processor=callback))
+
+        def processor(logits: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+            again()
+            return logits
+
+        bad = scheduler.submit(requests[2], replace(spec, logits_processor=processor))
     else:
-        bad = scheduler.submit(requests[2]._replace(**{role: ReentersStop(act)}), GREEDY)
+        bad = scheduler.submit(requests[2]._replace(**{role: again}), GREEDY)
     scheduler.run()
     assert isinstance(bad.error, UserError) and "let it return first" in str(bad.error)
     assert [[h.tokens for h in one.hypotheses] for one in neighbours] == [wanted, wanted]

@@ -226,6 +226,7 @@ class Scheduler:
 
     def _inference(self) -> ExitStack:
         refuse_after_fork()
+        self._refuse_inside_step()
         model, stack = self.engine.model, ExitStack()
         if model.training:  # only then: it visits every module
             model.eval()
@@ -245,7 +246,6 @@ class Scheduler:
             caller = caller.f_back
 
     def _step(self) -> None:
-        self._refuse_inside_step()
         if self.is_stepping:  # the last step was interrupted, and so was cleaning up after it
             self._abandon(KeyboardInterrupt())
         self.is_stepping = True
