@@ -275,7 +275,8 @@ def test_a_file_becomes_a_file_line_by_line(ask, model, truth, tmp_path, how):
     source.write_bytes(gzip.compress(text) if how == "gz" else text)
     answer = ask("translate", "-m", model, "-i", source, "-o", tmp_path / "out.txt")
     assert (answer.code, answer.out, answer.err) == (0, "", "")
-    assert (tmp_path / "out.txt").read_bytes().decode() == f"{truth[0]}\n\n  {truth[1]} \n{truth[2]}\n"
+    written, end = (tmp_path / "out.txt").read_bytes().decode(), "\r\n" if how == "windows" else "\n"
+    assert written == f"{truth[0]}\n\n  {truth[1]} \n{truth[2]}\n".replace("\n", end)
     assert not list(tmp_path.glob("*.part"))
 
 

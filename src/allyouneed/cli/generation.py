@@ -112,14 +112,14 @@ def translate(
     history = LineHistory(context or 0)
 
     def predict(texts: list[str], first: int) -> list[Translation]:
-        words = ["" if isinstance(text, Copied) else text for text in texts]
+        words = ["" if isinstance(text, Copied) else str(text) for text in texts]
         if context:
             options["preceding"] = history.before(first)
             history.add(words, first)
         found = translator.translate_full(
             words, to, from_=from_, align=align, first=first, protect=protect, words=as_json, **options
         )
-        return [copied(text, one) if isinstance(text, Copied) else one for text, one in zip(texts, found, strict=True)]
+        return [copied(str(text), one) if isinstance(text, Copied) else one for text, one in zip(texts, found, strict=True)]
 
     def plain(one: Translation) -> str:
         lines = [f"{c.score:.4f}\t{c.text}" if best is not None else c.text for c in one.candidates]
