@@ -280,6 +280,23 @@ def test_a_file_becomes_a_file_line_by_line(ask, model, truth, tmp_path, how):
     assert not list(tmp_path.glob("*.part"))
 
 
+def test_a_column_of_a_table_is_translated_and_nothing_else(ask, polyglot, tmp_path):
+    source, target = tmp_path / "in.csv", tmp_path / "out.csv"
+    source.write_bytes(b'id;"text"\r\n1;"a ""dog"""\r\n2;12\r\n')
+    answer = ask("translate", "-m", polyglot, "--to", "zh", source, target)
+    assert answer.code == 2 and not target.exists()
+    assert "name the column that is translated (--column: id, text; or 1 to 2)" in answer.err
+    answer = ask("translate", "-m", polyglot, "--to", "zh", source, target, "--column", "text")
+    assert (answer.code, answer.out) == (0, "")
+    written = target.read_bytes()
+    assert written.startswith(b'id;"text"\r\n1;"') and written.endswith(b'"\r\n2;12\r\n')
+    piped = ["translate", "-m", polyglot, "--to", "zh", "--format", "csv", "--column", "2"]
+    assert ask(*piped, stdin=source.read_bytes()).out.encode() == written
+    assert "--no-header if it has none" in ask(*piped, stdin=source.read_bytes()).err
+    for wrong in (["--column", "text", "a text"], ["--no-header", source], ["--header", "--format", "md", "a"]):
+        assert ask("translate", "-m", polyglot, "--to", "zh", *wrong).code == 2
+
+
 def test_windows_line_ends_and_a_byte_order_mark_on_standard_input(ask, model, truth):
     source = b"\xef\xbb\xbf" + "\r\n".join([DATES[0], "", DATES[1]]).encode()
     found = [json.loads(line) for line in ask("translate", "-m", model, "--json", stdin=source).lines]

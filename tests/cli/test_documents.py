@@ -172,3 +172,18 @@ def test_a_text_with_mixed_line_ends_keeps_each(tmp_path: Path) -> None:
     source.write_bytes(b"one\r\ntwo\n\r\nthree\r")
     run(Upper(), source, target)
     assert target.read_bytes() == b"ONE\r\nTWO\n\r\nTHREE\r"
+
+
+TABLE = "id,text\r\n" + "".join(f'{number},"a ""word"" {number}"\r\n' for number in range(10))
+
+
+def test_an_interrupted_table_resumes(tmp_path: Path) -> None:
+    source, target = tmp_path / "a.csv", tmp_path / "b.csv"
+    source.write_bytes(TABLE.encode())
+    command = DocumentCommand(Upper(interrupt), "csv", "de", None, False, {}, {"column": "text"})
+    with pytest.raises(KeyboardInterrupt):
+        translate_documents(command, None, FileOptions(input_=source, output=target), as_json=False)
+    rest = Upper()
+    translate_documents(replace(command, translator=rest), None, FileOptions(input_=source, output=target), False)
+    assert len(rest.read) == 4
+    assert target.read_bytes().decode() == TABLE.replace("word", "WORD").replace('"a ', '"A ')

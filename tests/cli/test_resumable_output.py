@@ -538,8 +538,7 @@ def test_one_argument_that_is_a_file_is_read(
     found = capsys.readouterr()
     assert (
         found.out == expected
-        and found.err.splitlines()[0]
-        == "note: dates.txt is a file: reading its lines; to use its name as a text, pipe it in"
+        and found.err.splitlines()[0] == "note: dates.txt is a file: reading it; to use its name as a text, pipe it in"
     )
     assert command("translate", "-m", model, "dates.txt", "May 5, 2020", "1. Mai 1999") == 0
     found = capsys.readouterr()

@@ -63,7 +63,7 @@ def file_arguments(
     is_input = _is_input(first, paths, files.shard is not None)
     if not rest and is_input and files.shard is None:
         if not paths:
-            show_notes([f"{first} is a file: reading its lines; to use its name as a text, pipe it in"])
+            show_notes([f"{first} is a file: reading it; to use its name as a text, pipe it in"])
         return None, replace(files, input_=Path(first))
     if len(rest) == 1 and files.output is None:
         (second,) = rest
