@@ -97,7 +97,7 @@ class LanguageDetector:
         return totals[0][1], (totals[1][0] - totals[0][0]) / 10 if len(totals) > 1 else math.inf
 
     def _word_scores(self, word: str) -> Sequence[int] | None:
-        """What a word says: its spelling, up to a limit (twice that for each East Asian letter), and the word itself, if
+        """What a word says: its spelling, up to a limit (twice that for each East Asian letter), and itself, if
         it is frequent."""
         known = [self.scores[run] for run in _ngrams(word) if run in self.scores]
         if not known:
