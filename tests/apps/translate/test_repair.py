@@ -65,6 +65,7 @@ FINE = [
     ("I have 2 dogs.", "Ich habe zwei Hunde.", "en-de"),
     ("He had 3 of 10.", "Er hatte etwas davon.", "en-de"),  # nothing says where they belong
     ("It costs $1.5 million.", "Es kostet 1,5 M€.", "en-de"),
+    ("It grew by 0.2 percentage points.", "它增长了0.2百分点。", "en-zh"),
     ("There are 5 million of 3 kinds.", "Es sind 5 Millionen von 3 Arten.", "en-de"),
     ("It costs $1 million.", "Es kostet eine Million Dollar.", "en-de"),
     ("It starts at 3 p.m.", "Es beginnt um 3 Uhr nachmittags.", "en-de"),

@@ -21,18 +21,20 @@ ALONE = {
 WITH_MONEY = {"k": 10**3, "m": 10**6, "b": 10**9}
 NUMBER = r"\d+(?:[.,'’\u00a0\u202f]\d+)*"
 SPACE = "[ \u00a0\u202f]?"
+GAP = "[ \u00a0\u202f-]?"  # a $90-million project
 WORDS = "|".join(sorted({one for n in ("en", "de", "fr") for _, *both in MAGNITUDES[n] for one in both}, key=len)[::-1])
 SHORT = "[BbTt]n|BN|trn|[Mm]l?n|[Mm]io|[Mm]rd|Tsd|Mds?"
 POINT = r"(?:\.(?= ?[^\s.]))?"  # of an abbreviation, where it does not end the sentence
 AMOUNT = (
-    rf"(?<![A-Za-z0-9_.,])(?:{MONEY}{SPACE}{NUMBER}{SPACE}(?:(?:{SHORT}){POINT}|{WORDS}|[KkMmBb])"
-    rf"|{NUMBER}{SPACE}(?:(?:{SHORT}){POINT}|{WORDS}|[KkM]){SPACE}{MONEY}"
-    rf"|{NUMBER}{SPACE}(?:(?:{SHORT}){POINT}|{WORDS}))(?![A-Za-zÀ-ɏ0-9_])"
+    rf"(?<![A-Za-z0-9_.,])(?:{MONEY}{SPACE}{NUMBER}{GAP}(?:(?:{SHORT}){POINT}|{WORDS}|[KkMmBb])"
+    rf"|{NUMBER}{SPACE}(?:{MONEY}{SPACE}(?:(?:{SHORT}){POINT}|{WORDS})|(?:(?:{SHORT}){POINT}|{WORDS}|[KkM]){SPACE}{MONEY})"
+    rf"|{NUMBER}{GAP}(?:(?:{SHORT}){POINT}|{WORDS}))(?![A-Za-zÀ-ɏ0-9_])"
     rf"|(?<![A-Za-z0-9_.,])(?:{MONEY}{SPACE})?{NUMBER}[十百千]?(?:万亿|[万萬亿億])"
     r"|[一二两兩三四五六七八九十][一二三四五六七八九十百千]{0,6}(?:万亿|[万萬亿億])[零一二三四五六七八九十百千万萬]{0,8}"
 )
 PARTS = re.compile(
-    rf"(?P<money>{MONEY})?{SPACE}(?P<digits>{NUMBER}){SPACE}(?P<short>[A-Za-z]+)\.?{SPACE}(?P<after>{MONEY})?"
+    rf"(?P<money>{MONEY})?{SPACE}(?P<digits>{NUMBER})(?P<gap>{GAP})(?P<between>{MONEY})?{SPACE}(?P<word>[A-Za-z]+)"
+    rf"(?P<point>\.?){SPACE}(?P<after>{MONEY})?"
 )
 # French nouns that are counted in millions
 LINKED = re.compile(r" (?:dollars?|livres?|yuans?|yens?|francs?|personnes|gens|fois|tonnes)\b|[ \u00a0\u202f][$£¥]")
@@ -41,24 +43,25 @@ CHINESE_MONEY = {"$": "美元", "us$": "美元", "usd": "美元", "€": "欧元
 
 
 def expanded(text: str, language: str) -> str:
-    """An abbreviated amount in the words of its language, which a model reads better; another text as it is."""
+    """An amount that is abbreviated, or written unusually, in the words of its language, which a model reads better;
+    another text as it is."""
     found = PARTS.fullmatch(text)
     if found is None or language not in MAGNITUDES:
         return text
-    short = found["short"].lower()
-    factor = ALONE.get(short) or WITH_MONEY.get(short)
-    if factor is None:
-        return text
+    short, digits = found["word"].lower(), found["digits"]
+    money = found["money"] or found["between"] or found["after"]
     words = {size: several for size, _, several in MAGNITUDES[language]}
-    if language == "zh" or factor not in words:
-        digits = found["digits"].replace(",", ".") if language in ("de", "fr") else found["digits"].replace(",", "")
-        try:
-            amount = spelled(Decimal(digits) * factor, language)
-        except ArithmeticError:
-            return text
-    else:
-        amount = f"{found['digits']} {words[factor]}"
-    return with_money(amount, found["money"] or found["after"], language)
+    factor = ALONE.get(short) or WITH_MONEY.get(short)
+    if factor is None:  # a word
+        usual = found["gap"] != "-" and not found["between"]
+        return text if usual else with_money(f"{digits} {found['word']}", money, language)
+    if language != "zh" and factor in words:
+        return with_money(f"{digits} {words[factor]}", money, language)
+    plain = digits.replace(".", "").replace(",", ".") if language in ("de", "fr") else digits.replace(",", "")
+    try:
+        return with_money(spelled(Decimal(plain) * factor, language), money, language)
+    except ArithmeticError:
+        return text
 
 
 def with_money(amount: str, money: str | None, language: str) -> str:
