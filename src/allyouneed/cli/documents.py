@@ -58,7 +58,7 @@ def format_of_table(
     named = "" if files.input_ is None else inner_suffix(files.input_).removeprefix(".")
     if (column or header is not None) and format not in (*TABLES, "auto") and named not in TABLES:
         raise UserError("--column and --header are for tables; set --format csv or tsv, or remove them")
-    numbered = bool(column) and all(name.isdecimal() for name in column)
+    numbered = bool(column) and all(name.isdecimal() for name in column or ())
     if header is False and not numbered:
         raise UserError("--no-header: the columns have no names; set --column to a number, from 1")
     if header is None and numbered:
