@@ -17,7 +17,7 @@ from allyouneed.cli.messages import show_notes, warnings_as_notes
 from allyouneed.cli.options import FileOptions
 from allyouneed.cli.text.resumable_output import ResumableOutput
 from allyouneed.cli.text.shards import Shard, check_siblings, files_below
-from allyouneed.cli.text.streams import Line, compressor, end_of, is_regular, json_text, open_output, progress
+from allyouneed.cli.text.streams import ReadLine, compressor, end_of, is_regular, json_text, open_output, progress
 from allyouneed.cli.text.text_input import (
     InputSource,
     Item,
@@ -265,7 +265,7 @@ class LineNotes:
             show_notes([f"{self.name}: some results are doubtful ({kinds}); --json says which and why"])
 
 
-class Copied(Line):
+class Copied(ReadLine):
     """A line that is written as it is read."""
 
 

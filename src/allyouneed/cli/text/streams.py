@@ -26,7 +26,7 @@ REPORT_SECONDS = 30.0  # between two progress lines where there is no terminal
 SHOWN = 3  # notes of one kind before they are only counted
 
 
-class Line(str):
+class ReadLine(str):
     """A line that was read, without its `end`."""
 
     end: str
@@ -131,12 +131,12 @@ def _decoded(raws: Iterator[bytes], where: str) -> Iterator[str]:
 
 
 def _line(text: str) -> str:
-    return Line(text[:-1], "\r\n") if text.endswith("\r") else text
+    return ReadLine(text[:-1], "\r\n") if text.endswith("\r") else text
 
 
 def end_of(text: str) -> str:
     """How a line that was read ends, and the lines that are written for it."""
-    return text.end if isinstance(text, Line) else "\n"
+    return text.end if isinstance(text, ReadLine) else "\n"
 
 
 def count_lines(path: Path | None) -> int | None:
