@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,20 @@ def test_a_command_on_a_cpu_loads_nothing_of_a_gpu(loaded: list[str]) -> None:
 def test_a_command_loads_no_other_app(loaded: list[str]) -> None:
     others = ("serve", "inspect", "browse", "translate.documents")
     assert not [name for name in loaded if name.startswith(tuple(f"allyouneed.apps.{app}" for app in others))]
+
+
+@pytest.mark.parametrize("command", ["translate", "generate"])
+def test_a_command_on_a_cpu_leaves_nothing_in_the_temporary_folder(command: str, tmp_path: Path) -> None:
+    """Importing torch's compiler would create the folder of its cache there."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    arguments = ["translate", "--to", "de", "The car is red."]
+    if command == "generate":
+        arguments = ["generate", "--model", str(tiny_folder(command, tmp_path / "model")), "the cat"]
+    run, usual = [sys.executable, "-m", "allyouneed", *arguments], dict(os.environ)
+    usual.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    subprocess.run(run, check=True, capture_output=True, env=usual | {"TMPDIR": str(temporary)})
+    assert not list(temporary.iterdir())
 
 
 def test_parts_are_found_by_their_kind_in_a_process_that_has_imported_none(tmp_path: Path) -> None:

@@ -148,3 +148,8 @@ def test_the_recompile_limit_only_rises() -> None:
     torch_private.raise_recompile_limit(1)
     assert dynamo.recompile_limit == before + 3
     dynamo.recompile_limit = before
+
+
+def test_a_constant_to_the_compiler_is_what_torch_marks() -> None:
+    ours, theirs = torch_private.constant_to_the_compiler(lambda: 0), torch.compiler.assume_constant_result(lambda: 0)
+    assert vars(ours) == vars(theirs) != {}

@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from warnings import catch_warnings, filterwarnings
 
 import torch
 from torch import Tensor, nn
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 # --- compiler -------------------------------------------------------------------------------------------------------
 
@@ -23,6 +25,13 @@ from torch import Tensor, nn
 def compiler_is_loaded() -> bool:
     """Whether torch.compile's front end has been imported, which takes seconds; nothing is compiled without it."""
     return "torch._dynamo" in sys.modules
+
+
+def constant_to_the_compiler(function: F) -> F:
+    """`torch.compiler.assume_constant_result`, which would import the compiler, and with it create the folder of its
+    cache, also where nothing is compiled."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 # --- attention ------------------------------------------------------------------------------------------------------

@@ -275,8 +275,26 @@ def test_a_file_becomes_a_file_line_by_line(ask, model, truth, tmp_path, how):
     source.write_bytes(gzip.compress(text) if how == "gz" else text)
     answer = ask("translate", "-m", model, "-i", source, "-o", tmp_path / "out.txt")
     assert (answer.code, answer.out, answer.err) == (0, "", "")
-    assert (tmp_path / "out.txt").read_bytes().decode() == f"{truth[0]}\n\n  {truth[1]} \n{truth[2]}\n"
+    written, end = (tmp_path / "out.txt").read_bytes().decode(), "\r\n" if how == "windows" else "\n"
+    assert written == f"{truth[0]}\n\n  {truth[1]} \n{truth[2]}\n".replace("\n", end)
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_column_of_a_table_is_translated_and_nothing_else(ask, polyglot, tmp_path):
+    source, target = tmp_path / "in.csv", tmp_path / "out.csv"
+    source.write_bytes(b'id;"text"\r\n1;"a ""dog"""\r\n2;12\r\n')
+    answer = ask("translate", "-m", polyglot, "--to", "zh", source, target)
+    assert answer.code == 2 and not target.exists()
+    assert "name the column that is translated (--column: id, text; or 1 to 2)" in answer.err
+    answer = ask("translate", "-m", polyglot, "--to", "zh", source, target, "--column", "text")
+    assert (answer.code, answer.out) == (0, "")
+    written = target.read_bytes()
+    assert written.startswith(b'id;"text"\r\n1;"') and written.endswith(b'"\r\n2;12\r\n')
+    piped = ["translate", "-m", polyglot, "--to", "zh", "--format", "csv", "--column", "2"]
+    assert ask(*piped, stdin=source.read_bytes()).out.encode() == written
+    assert "--no-header if it has none" in ask(*piped, stdin=source.read_bytes()).err
+    for wrong in (["--column", "text", "a text"], ["--no-header", source], ["--header", "--format", "md", "a"]):
+        assert ask("translate", "-m", polyglot, "--to", "zh", *wrong).code == 2
 
 
 def test_windows_line_ends_and_a_byte_order_mark_on_standard_input(ask, model, truth):

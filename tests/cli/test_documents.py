@@ -142,3 +142,48 @@ def test_one_clear_message(tmp_path: Path, change: dict[str, Any], message: str)
     paths = {name: tmp_path / value if name != "shard" and value else value for name, value in change.items()}
     with pytest.raises(UserError, match=message):
         run(Upper(), tmp_path / "in", tmp_path / "out", format, **paths)
+
+
+DOCUMENTS = {
+    "a.html": "<p>one\ntwo</p>\n<pre>x\ny</pre>\n<p>three<br>\nfour</p>\n",
+    "a.md": "# Head\n\nA line\nand one more.\n\n- item\n- more\n\n```\ncode\n```\n\n| a | b |\n|---|---|\n| c | d |\n",
+    "a.srt": "1\n00:00:01,000 --> 00:00:02,000\nA long line of a cue that is\nbroken into two lines here\n\n2\n"
+    "00:00:03,000 --> 00:00:04,000\n- You?\n- Me.\n",
+    "a.vtt": "WEBVTT\n\n00:01.000 --> 00:02.000\nA long line of a cue that is\nbroken into two lines here\n\n",
+    "a.po": 'msgid ""\nmsgstr ""\n"Language: de"\n\nmsgid "one\\n"\n"two"\nmsgstr ""\n\nmsgid "a\\nb"\nmsgstr ""',
+    "a.xml": "<doc>\n<p>one\ntwo</p>\n<p>three</p>\n</doc>\n",
+    "a.txt": "one\n\n  two\nthree\n",
+}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_the_lines_of_a_document_end_as_they_did(name: str, tmp_path: Path) -> None:
+    found = []
+    for number, newline in enumerate(["\n", "\r\n"]):
+        source, target = tmp_path / name, tmp_path / f"{number}-{name}"
+        source.write_bytes(DOCUMENTS[name].replace("\n", newline).encode())
+        run(Upper(), source, target)
+        found.append(target.read_bytes().decode())
+    assert found[1] == found[0].replace("\n", "\r\n") != found[0]
+
+
+def test_a_text_with_mixed_line_ends_keeps_each(tmp_path: Path) -> None:
+    source, target = tmp_path / "a.txt", tmp_path / "b.txt"
+    source.write_bytes(b"one\r\ntwo\n\r\nthree\r")
+    run(Upper(), source, target)
+    assert target.read_bytes() == b"ONE\r\nTWO\n\r\nTHREE\r"
+
+
+TABLE = "id,text\r\n" + "".join(f'{number},"a ""word"" {number}"\r\n' for number in range(10))
+
+
+def test_an_interrupted_table_resumes(tmp_path: Path) -> None:
+    source, target = tmp_path / "a.csv", tmp_path / "b.csv"
+    source.write_bytes(TABLE.encode())
+    command = DocumentCommand(Upper(interrupt), "csv", "de", None, False, {}, {"column": "text"})
+    with pytest.raises(KeyboardInterrupt):
+        translate_documents(command, None, FileOptions(input_=source, output=target), as_json=False)
+    rest = Upper()
+    translate_documents(replace(command, translator=rest), None, FileOptions(input_=source, output=target), False)
+    assert len(rest.read) == 4
+    assert target.read_bytes().decode() == TABLE.replace("word", "WORD").replace('"a ', '"A ')

@@ -142,6 +142,30 @@ def test_compressed_files_are_valid(book: Path, out: Path) -> None:
 # --- what goes on, and what does not --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"one\r\ntwo\r\n",
+        b"one\r\ntwo\n\r\n\nthree\r\n",
+        b"one\n\ntwo\r\n",
+        b"a\rb\r\n\r\nc",
+        b"one\ntwo",
+    ],
+)
+def test_each_line_ends_as_it_did(content: bytes, out: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    """Also where some end otherwise than others; a last line without an end gets that of the line before."""
+    path = out.with_name("in.txt")
+    path.write_bytes(content)
+    last = b"" if content.endswith(b"\n") else b"\r\n" if b"\r\n" in content else b"\n"
+    wanted = (content + last).upper().split(b"\n")
+    for blanks in (True, False):
+        run(shout(blanks, bad="nothing"), None, path, out, force=True)
+        found = out.read_bytes().split(b"\n")
+        assert [line.partition(b": ")[2] if b": " in line else line for line in found] == wanted
+    run(shout(), None, path)
+    assert capfdbinary.readouterr().out.count(b"\r\n") == (content + last).count(b"\r\n")
+
+
 @pytest.fixture
 def half(book: Path, out: Path) -> Path:
     """Someone pressed Ctrl-C after some lines."""
@@ -514,8 +538,7 @@ def test_one_argument_that_is_a_file_is_read(
     found = capsys.readouterr()
     assert (
         found.out == expected
-        and found.err.splitlines()[0]
-        == "note: dates.txt is a file: reading its lines; to use its name as a text, pipe it in"
+        and found.err.splitlines()[0] == "note: dates.txt is a file: reading it; to use its name as a text, pipe it in"
     )
     assert command("translate", "-m", model, "dates.txt", "May 5, 2020", "1. Mai 1999") == 0
     found = capsys.readouterr()

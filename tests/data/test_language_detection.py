@@ -7,6 +7,7 @@ import pytest
 from allyouneed.data.files.pairs import PairFiles
 from allyouneed.data.language_detection import LanguageDetector
 from allyouneed.errors import UserError
+from allyouneed.models import shipped
 
 TEXTS = {
     "en": ["The weather is nice today.", "Where is the next station?", "I would like the other one, thank you."],
@@ -84,3 +85,33 @@ def test_unfamiliar_scripts():
     assert detector.is_unfamiliar("これはペンです")
     for known in ("where is it?", "学习", "Où ça ?", "", "12:30", "iPhone в 2024"):
         assert not detector.is_unfamiliar(known), known
+
+
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        ("Das Meeting wurde gecancelled", "de"),
+        ("Der neue Release ist live.", "de"),
+        ("Unser Marketing Team macht Brainstorming.", "de"),
+        ("Das Shopping war teuer.", "de"),
+        ("Le feedback du client est bon.", "fr"),
+        ("On a fait du shopping.", "fr"),
+        ("The zeitgeist has changed.", "en"),
+        ("Angela Merkel met Emmanuel Macron in Paris.", "en"),
+        ("He ate a croissant and a baguette.", "en"),
+        ("请打开Microsoft Word。", "zh"),
+        ("I am Tom and you are 汤姆", "en"),
+        ("Facebook", "en"),
+    ],
+)
+def test_loan_words_and_names_do_not_outweigh_the_words_around_them(text: str, language: str) -> None:
+    detector = LanguageDetector.load(Path(shipped()) / "languages.json")
+    assert detector.detect_odds(text)[0] == language
+
+
+def test_words_can_be_added_to_a_detector_and_are_learned_with_it(detector: LanguageDetector) -> None:
+    letters = {run: scores for run, scores in detector.scores.items() if len(run) <= 3 or run[0] != " "}
+    assert letters != detector.scores
+    without = LanguageDetector(detector.languages, letters)
+    assert without.with_words(TEXTS).scores == detector.scores == detector.with_words(TEXTS).scores
+    assert without.detect("Das Wetter ist heute schön.") == "de", "a folder of an earlier version has no words"

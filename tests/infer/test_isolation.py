@@ -370,6 +370,84 @@ def test_thousands_of_requests_among_faults(subject: tuple[Engine, Scheduler, st
     soak(*subject, 400, 2, *RATES[rates])
 
 
+class Reenters:
+    """Calls back into the scheduler, or into the engine, at its second call."""
+
+    def __init__(self, act: Callable[[], Any]) -> None:
+        self.act, self.calls = act, 0
+
+    def __call__(self, *_: Any) -> Any:
+        self.calls += 1
+        if self.calls == 2:
+            self.act()
+        return False
+
+
+class ReentersStop(Reenters):
+    reach = 2
+
+
+@pytest.mark.parametrize("role", ["listener", "stop", "processor"])
+@pytest.mark.parametrize("call", ["step", "run", "stream", "close", "warm_up"])
+def test_a_callback_that_calls_the_scheduler_fails_alone(
+    subject: tuple[Engine, Scheduler, str], call: str, role: str
+) -> None:
+    engine, scheduler, kind = subject
+    prompt, source = ([BOS], [5, 6, EOS]) if kind == "encoder-decoder" else ([BOS, 5, 6], None)
+    requests = [Request([*prompt], 9, (n,), source) for n in range(3)]
+    spec = engine.runner.spec(GREEDY)
+    wanted = decode_alone(requests[0], spec, engine)
+    neighbours = [scheduler.submit(one, GREEDY) for one in requests[:2]]
+    calls = {"stream": lambda: list(scheduler.stream(neighbours[0]))}
+    act = calls.get(call) or getattr(scheduler, call)
+    again = ReentersStop(act)
+    if role == "processor":
+
+        def processor(logits: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+            again()
+            return logits
+
+        bad = scheduler.submit(requests[2], replace(spec, logits_processor=processor))
+    else:
+        bad = scheduler.submit(requests[2]._replace(**{role: again}), GREEDY)
+    scheduler.run()
+    assert isinstance(bad.error, UserError) and "let it return first" in str(bad.error)
+    assert [[h.tokens for h in one.hypotheses] for one in neighbours] == [wanted, wanted]
+    assert scheduler.idle
+
+
+def test_a_listener_may_submit_and_cancel(subject: tuple[Engine, Scheduler, str]) -> None:
+    engine, scheduler, kind = subject
+    prompt, source = ([BOS], [5, 6, EOS]) if kind == "encoder-decoder" else ([BOS, 5, 6], None)
+    request, more = Request(prompt, 9, (0,), source), list[RequestState]()
+    other = scheduler.submit(request, GREEDY)
+
+    def listener(token: int) -> None:
+        if not more:
+            other.cancel()
+            more.append(scheduler.submit(request, GREEDY))
+
+    state = scheduler.submit(request._replace(listener=listener), GREEDY)
+    scheduler.run()
+    wanted = decode_alone(request, engine.runner.spec(GREEDY), engine)
+    assert [[h.tokens for h in one.hypotheses] for one in (state, *more)] == [wanted, wanted]
+    assert other.cancelled and scheduler.idle
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
+def test_a_listener_may_call_the_engine(kind: str) -> None:
+    """Each call of an engine has a scheduler of its own."""
+    engine = engine_of(kind)
+    prompt, source = ([BOS], [5, 6, EOS]) if kind == "encoder-decoder" else ([BOS, 5, 6], None)
+    request, spec = Request(prompt, 9, (0,), source), engine.runner.spec(GREEDY)
+    wanted, inner = decode_alone(request, spec, engine), list[Any]()
+    scheduler = Scheduler(engine.runner)
+    listener = Reenters(lambda: inner.append(decode_alone(request, spec, engine)))
+    states = [scheduler.submit(one, GREEDY) for one in (request, request._replace(listener=listener))]
+    scheduler.run()
+    assert [[h.tokens for h in one.hypotheses] for one in states] == [wanted, wanted] and inner == [wanted]
+
+
 # --- offline ----------------------------------------------------------------------------------------------------------
 
 

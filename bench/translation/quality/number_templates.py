@@ -238,3 +238,21 @@ Le compte {} a été fermé.""",
 他住在{}号房间。
 账户{}已经关闭。""",
 }
+HALF_DAYS = {
+    "en": """The meeting starts at {} on Monday.
+We left at {} yesterday.
+The shop closes at {} today.
+Call me at {} tomorrow.""",
+    "de": """Die Sitzung beginnt am Montag um {}.
+Wir sind gestern um {} losgefahren.
+Das Geschäft schließt heute um {}.
+Ruf mich morgen um {} an.""",
+    "fr": """La réunion commence lundi à {}.
+Nous sommes partis hier à {}.
+Le magasin ferme aujourd'hui à {}.
+Appelle-moi demain à {}.""",
+    "zh": """会议星期一{}开始。
+我们昨天{}出发。
+商店今天{}关门。
+明天{}给我打电话。""",
+}

@@ -10,7 +10,8 @@ from __future__ import annotations
 import random
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
 from typing import NamedTuple
 
 from bench.translation.quality import number_templates as templates
@@ -287,6 +288,110 @@ def _numbered(draw: random.Random, here: str, there: str) -> Written:
     return Written(text, verbatim(text))
 
 
+MAGNITUDES = {
+    "en": {10**3: "thousand", 10**6: "million", 10**9: "billion", 10**12: "trillion"},
+    "de": {10**6: "Million Millionen Mio.", 10**9: "Milliarde Milliarden Mrd.", 10**12: "Billion Billionen"},
+    "fr": {10**6: "million millions M", 10**9: "milliard milliards Md", 10**12: "billion billions"},
+    "zh": {10**4: "万", 10**6: "百万", 10**7: "千万", 10**8: "亿", 10**12: "万亿"},
+}
+ABBREVIATIONS = {
+    "en": {10**3: "k", 10**6: "m", 10**9: "bn", 10**12: "tn"}, "de": {10**6: " Mio.", 10**9: " Mrd."},
+    "fr": {10**6: " M", 10**9: " Md"}, "zh": {10**4: "万", 10**8: "亿"},
+}  # fmt: skip
+
+
+def amount(value: Decimal, there: str, wanted: str = "") -> Callable[[str], tuple[bool, bool]]:
+    """The translation has this value once, in digits and words, and no other number; `wanted`: as in `quantity`."""
+    factors = {form.casefold(): factor for factor, forms in MAGNITUDES[there].items() for form in forms.split()}
+    pattern = re.compile("|".join(sorted(map(re.escape, factors), key=len, reverse=True)))
+
+    def judge(text: str) -> tuple[bool, bool]:
+        text = plain(text)
+        if wanted and not any(word in text.casefold() for word in wanted.casefold().split()):
+            return False, False
+        found = list(NUMBER.finditer(text))
+        if len(found) != 1:
+            return False, False
+        word = pattern.match(text[found[0].end() :].casefold().lstrip())
+        factor = 1 if word is None else factors[word[0]]
+        good = any(abs(Decimal(repr(one)) * factor - value) < Decimal("0.001") for one in readings(found[0][0], there))
+        return good, good
+
+    return judge
+
+
+def _size(draw: random.Random, sizes: Sequence[int]) -> tuple[str, int, Decimal]:
+    """Digits in the English notation, a factor, and their product."""
+    factor, digits = draw.choice(list(sizes)), str(draw.randrange(1, 100))
+    digits += draw.choice(("", f".{draw.randrange(1, 10)}"))
+    return digits, factor, Decimal(digits) * factor
+
+
+def _abbreviated(draw: random.Random, here: str, there: str) -> Written:
+    digits, factor, value = _size(draw, list(ABBREVIATIONS[here]))
+    symbol = draw.choice(("$", "€", "£"))
+    number = (digits.replace(".", ",") if here in ("de", "fr") else digits) + ABBREVIATIONS[here][factor]
+    words = {"$": "美元", "€": "欧元", "£": "英镑"}
+    space = "" if here == "fr" else " "
+    text = (
+        f"{symbol}{number}"
+        if here == "en"
+        else f"{number}{words[symbol]}"
+        if here == "zh"
+        else f"{number}{space}{symbol}"
+    )
+    return Written(text, amount(value, there, f"{symbol} {CURRENCIES[symbol]}"))
+
+
+def _in_words(draw: random.Random, here: str, there: str) -> Written:
+    sizes = (10**4, 10**8, 10**12) if here == "zh" else (10**6, 10**9)
+    digits, factor, value = _size(draw, sizes)
+    several = Decimal(digits) >= 2 if here == "fr" else digits != "1"
+    word = MAGNITUDES[here][factor].split()[several and here in ("de", "fr")]
+    number = digits.replace(".", ",") if here in ("de", "fr") else digits
+    symbol = draw.choice(("$", "€"))
+    currency = {"de": {"$": "Dollar", "€": "Euro"}, "fr": {"$": "de dollars", "€": "d'euros"},
+                "zh": {"$": "美元", "€": "欧元"}}  # fmt: skip
+    if here == "en":
+        text = f"{symbol}{number} {word}"
+    else:
+        text = (
+            f"{number}{word}{currency[here][symbol]}" if here == "zh" else f"{number} {word} {currency[here][symbol]}"
+        )
+    return Written(text, amount(value, there, f"{symbol} {CURRENCIES[symbol]}"))
+
+
+def _half_day(draw: random.Random, here: str, there: str) -> Written:
+    hour, minute = draw.randrange(1, 12), draw.choice((0, draw.randrange(10, 60)))
+    after = draw.random() < 0.5
+    clock = f"{hour}:{minute:02d}" if minute else str(hour)
+    text = {
+        "en": f"{clock} {'p.m.' if after else 'a.m.'}",
+        "de": f"{clock} Uhr {'nachmittags' if after else 'morgens'}",
+        "fr": (f"{hour} h {minute:02d}" if minute else f"{hour} heures") + (" du soir" if after else " du matin"),
+        "zh": f"{'下午' if after else '上午'}{clock}{'' if minute else '点'}",
+    }[here]
+    return Written(text, lambda text: _judge_half_day(text, there, hour, minute, after))
+
+
+def _judge_half_day(text: str, there: str, hour: int, minute: int, after: bool) -> tuple[bool, bool]:
+    text = plain(text).replace("：", ":")
+    found = list(map(int, re.findall(r"\d+", text)))
+    said = [
+        bool(re.search(words, text, re.IGNORECASE))
+        for words in (
+            r"\ba\.? ?m\b|morning|morgens|vormittag|früh|matin|上午|早上|凌晨|清晨|am Morgen",
+            r"\bp\.? ?m\b|afternoon|evening|night|nachmittag|abend|soir|après-midi|下午|晚上|傍晚",
+        )
+    ]
+    if there == "de":
+        said[0] = re.search("morgens|vormittag|früh|am Morgen", text) is not None
+    wanted = [minute] if minute else []
+    plainly = found in ([hour + 12 * after, *wanted], [hour + 12 * after, *(wanted or [0])]) and not said[not after]
+    halved = found in ([hour, *wanted], [hour, *(wanted or [0])]) and said == [not after, after]
+    return plainly or halved, plainly or halved
+
+
 KINDS: dict[str, tuple[dict[str, str], Callable[[random.Random, str, str], Written]]] = {
     "integers to 999": (templates.COUNTS, _small),
     "integers to 10⁸": (templates.COUNTS, _large),
@@ -294,6 +399,9 @@ KINDS: dict[str, tuple[dict[str, str], Callable[[random.Random, str, str], Writt
     "decimals": (templates.VALUES, _decimal),
     "separators and decimals": (templates.VALUES, _grouped_decimal),
     "currencies": (templates.PRICES, _currency),
+    "amounts, abbreviated": (templates.PRICES, _abbreviated),
+    "amounts in words": (templates.PRICES, _in_words),
+    "times of half a day": (templates.HALF_DAYS, _half_day),
     "percent": (templates.SHARES, _percent),
     "dates in words": (templates.DATES, _date),
     "dates, ISO": (templates.ISO, _iso),

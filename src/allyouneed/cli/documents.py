@@ -10,7 +10,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,19 +22,20 @@ from allyouneed.cli.text.shards import Shard, files_below
 from allyouneed.cli.text.streams import compressor, is_regular, json_text, open_output, progress
 from allyouneed.cli.text.text_input import check_not_input, check_output_folder
 from allyouneed.cli.text_commands import CHUNK, FIRST_CHUNK, LineNotes
-from allyouneed.data.files.lines import read_chunks
+from allyouneed.data.files.lines import inner_suffix, read_chunks
 from allyouneed.errors import UserError
 
 if TYPE_CHECKING:
     from allyouneed.apps.translate.documents.parts import Document
 
 MARKUP = (".html", ".htm", ".xhtml", ".srt", ".vtt", ".po", ".pot", ".xml")
+TABLES = ("csv", "tsv")
 SHOWN = 3  # files named in a message
 
 
 @dataclass(frozen=True)
 class DocumentCommand:
-    """`format`: a name, or `auto`; `every`: of PO; `options`: of `translate_full`."""
+    """`format`: a name, or `auto`; `every`: of PO; `options`: of `translate_full`; `table`: of CSV and TSV."""
 
     translator: Any
     format: str
@@ -42,9 +43,27 @@ class DocumentCommand:
     from_: str | None
     every: bool
     options: Mapping[str, Any]
+    table: Mapping[str, Any] = field(default_factory=dict)
 
     def reading(self, format: str) -> dict[str, Any]:
+        if format in TABLES:
+            return dict(self.table)
         return {"every": True} if self.every and format == "po" else {}
+
+
+def format_of_table(
+    format: str | None, column: list[str] | None, header: bool | None, files: FileOptions
+) -> str | None:
+    """The format of a table, which is never translated line by line; of other inputs, `format`."""
+    named = "" if files.input_ is None else inner_suffix(files.input_).removeprefix(".")
+    if (column or header is not None) and format not in (*TABLES, "auto") and named not in TABLES:
+        raise UserError("--column and --header are for tables; set --format csv or tsv, or remove them")
+    numbered = bool(column) and all(name.isdecimal() for name in column or ())
+    if header is False and not numbered:
+        raise UserError("--no-header: the columns have no names; set --column to a number, from 1")
+    if header is None and numbered:
+        show_notes(["the first row has the names of the columns and is not translated; --no-header if it has none"])
+    return named if format is None and named in TABLES else format
 
 
 def translate_documents(command: DocumentCommand, texts: list[str] | None, files: FileOptions, as_json: bool) -> None:

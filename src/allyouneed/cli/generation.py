@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from allyouneed.cli.completion import words
-from allyouneed.cli.documents import DocumentCommand, note_lines, translate_documents
+from allyouneed.cli.documents import DocumentCommand, format_of_table, note_lines, translate_documents
 from allyouneed.cli.loading import predictor_with, with_draft
 from allyouneed.cli.messages import show_notes, show_status
 from allyouneed.cli.options import (
@@ -59,8 +59,8 @@ def translate(
     format: Annotated[
         str | None,
         option(
-            metavar="html|md|srt|vtt|po|xml|text|auto",
-            autocompletion=words("html", "md", "srt", "vtt", "po", "xml", "text", "auto"),
+            metavar="html|md|srt|vtt|po|xml|csv|tsv|text|auto",
+            autocompletion=words("html", "md", "srt", "vtt", "po", "xml", "csv", "tsv", "text", "auto"),
             help="translate whole documents and keep their markup; auto: by the suffix of the file",
         ),
     ] = None,
@@ -71,6 +71,14 @@ def translate(
         int | None, option(metavar="N", help="read each sentence with the N before it, if the model was trained to")
     ] = None,
     every: Annotated[bool, option("--all", help="with PO: translate entries again that have a translation")] = False,
+    column: Annotated[
+        list[str] | None,
+        option(metavar="NAME|N", help="with CSV and TSV: the column to translate, by name or number; repeatable"),
+    ] = None,
+    header: Annotated[
+        bool | None,
+        option("--header/--no-header", help="with CSV and TSV: the first row has the names of the columns (default)"),
+    ] = None,
     to: ToOption = None,
     from_: FromOption = None,
     compute: ComputeOptions,
@@ -91,6 +99,7 @@ def translate(
     from allyouneed.apps.translate.translator import copied
 
     texts, files = file_arguments(texts, files, documents=format is not None)
+    format = format_of_table(format, column, header, files)
     options = with_draft(decoding, compute, "translate_full", "translate")
     if glossary is not None:
         options |= {"glossary": Glossary.read(glossary)}
@@ -102,7 +111,9 @@ def translate(
     if context is not None:
         options |= {"context": context}
     if format is not None:
-        translate_documents(DocumentCommand(translator, format, to, from_, every, options), texts, files, as_json)
+        table = {"column": column or (), "header": header is not False}
+        command = DocumentCommand(translator, format, to, from_, every, options, table)
+        translate_documents(command, texts, files, as_json)
         return
     note_lines(files)
     best = decoding.best
@@ -112,14 +123,16 @@ def translate(
     history = LineHistory(context or 0)
 
     def predict(texts: list[str], first: int) -> list[Translation]:
-        words = ["" if isinstance(text, Copied) else text for text in texts]
+        words = ["" if isinstance(text, Copied) else str(text) for text in texts]
         if context:
             options["preceding"] = history.before(first)
             history.add(words, first)
         found = translator.translate_full(
             words, to, from_=from_, align=align, first=first, protect=protect, words=as_json, **options
         )
-        return [copied(text, one) if isinstance(text, Copied) else one for text, one in zip(texts, found, strict=True)]
+        return [
+            copied(str(text), one) if isinstance(text, Copied) else one for text, one in zip(texts, found, strict=True)
+        ]
 
     def plain(one: Translation) -> str:
         lines = [f"{c.score:.4f}\t{c.text}" if best is not None else c.text for c in one.candidates]
@@ -128,7 +141,7 @@ def translate(
         lines += [f"  {target:<{wide}} ← {source}" for target, source in links]
         return "\n".join(lines) + ("\n\n" if best is not None or align else "\n")
 
-    command = TextCommand(
+    lines = TextCommand(
         "translating",
         predict,
         plain,
@@ -136,7 +149,7 @@ def translate(
         parse=lambda line: line,
         copies=(lambda: history.watch(CodeFences().is_code if keeps_code else None)) if keeps_code or context else None,
     )
-    run(command, texts, files, as_json)
+    run(lines, texts, files, as_json)
 
 
 def generate(

@@ -17,7 +17,7 @@ from allyouneed.cli.messages import show_notes, warnings_as_notes
 from allyouneed.cli.options import FileOptions
 from allyouneed.cli.text.resumable_output import ResumableOutput
 from allyouneed.cli.text.shards import Shard, check_siblings, files_below
-from allyouneed.cli.text.streams import compressor, is_regular, json_text, open_output, progress
+from allyouneed.cli.text.streams import ReadLine, compressor, end_of, is_regular, json_text, open_output, progress
 from allyouneed.cli.text.text_input import (
     InputSource,
     Item,
@@ -140,9 +140,10 @@ def _with_draft_note(found: Iterator[tuple[str, R | None]], quiet: bool) -> Iter
 
 
 def _result_text(command: TextCommand[R], text: str, one: R | None, as_json: bool) -> str:
-    if one is None:
-        return json_text({"text": text}) if as_json else text + "\n"
-    return json_text(command.tree(one)) if as_json else command.plain(one)
+    if as_json:
+        return json_text({"text": text} if one is None else command.tree(one))
+    plain, end = text + "\n" if one is None else command.plain(one), end_of(text)
+    return plain if end == "\n" else plain.replace("\n", end)
 
 
 def _write_resumable(command: TextCommand[R], source: InputSource, out: ResumableOutput, as_json: bool) -> None:
@@ -264,13 +265,13 @@ class LineNotes:
             show_notes([f"{self.name}: some results are doubtful ({kinds}); --json says which and why"])
 
 
-class Copied(str):
+class Copied(ReadLine):
     """A line that is written as it is read."""
 
 
 def _mark_copied(items: Iterator[Item], copies: Callable[[str], bool]) -> Iterator[Item]:
     for where, line in items:
-        yield where, Copied(line) if copies(line) else line
+        yield where, Copied(line, end_of(line)) if copies(line) else line
 
 
 class LineHistory:

@@ -1,4 +1,7 @@
-"""Language detection: naive Bayes over character n-grams and scripts.
+"""Language detection: naive Bayes over frequent words, character n-grams and scripts.
+
+Frequent words tell more than the spelling of the others, which may be names and loan words: *Das Meeting wurde
+gecancelt* is German by two of its four words. So the spelling of a word counts up to a limit.
 
 Trained in seconds on the sentences of the training pairs and stored in the model folder (`languages.json`). It knows
 the languages of its model only: a text in any other is assigned to the most similar one.
@@ -12,8 +15,8 @@ import random
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 
 SAMPLED = 20_000  # training sentences per language
 KEPT = 2000  # n-grams kept per language
+WORDS = 1000  # words kept per language
+SPELLING = 40  # -10 · ln p: what the n-grams of a word may say for one language against another
 LONGEST = 3  # characters of an n-gram
 READ = 1000  # characters of a text to use
 RARE = 70  # -10 · ln p of a script: one letter in a thousand n-grams
@@ -35,12 +40,19 @@ SURE = 3.0  # nats between the best and the second language: twenty to one
 SHORT = 20  # letters: with fewer, a name or a loan word may decide
 EAST_ASIAN_LETTER = 3  # a Chinese, Japanese or Korean letter says as much as this many others
 EAST_ASIAN = ("<CJK>", "<HIRAGANA>", "<KATAKANA>", "<HANGUL>")
+EAST_ASIAN_WORDS = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af]+")
 
 
 @cache
 def _script(character: str) -> str:
     """`<CJK>`, `<LATIN>`: informative even for a character never seen before."""
     return f"<{unicodedata.name(character, '?').split(maxsplit=1)[0]}>"
+
+
+def _words(text: str) -> list[str]:
+    """The words of a text, each between spaces; East Asian words are one up to the next space or other letter."""
+    letters = re.sub(r"[\W\d_]+", " ", text[:READ].lower())
+    return [f" {word} " for word in EAST_ASIAN_WORDS.sub(r" \g<0> ", letters).split()]
 
 
 def _ngrams(text: str) -> list[str]:
@@ -58,10 +70,13 @@ class _DetectorFile(BaseModel):
 
 
 class LanguageDetector:
-    """`scores[ngram]` is -10 · ln p(ngram | language) for each of `languages`, rounded."""
+    """`scores[ngram]` is -10 · ln p(ngram | language) for each of `languages`, rounded, and so is `scores[" word "]`.
+    Earlier detectors have no words."""
 
     def __init__(self, languages: Sequence[str], scores: Mapping[str, Sequence[int]]) -> None:
         self.languages, self.scores = list(languages), dict(scores)
+        self._has_words = any(len(run) > LONGEST and run[0] == " " for run in self.scores)
+        self._word = lru_cache(maxsize=10_000)(self._word_scores)
 
     def detect(self, text: str, confident: bool = False) -> str | None:
         """The most likely language. None for a text without letters; with `confident`, also if another is plausible."""
@@ -70,13 +85,27 @@ class LanguageDetector:
 
     def detect_odds(self, text: str) -> tuple[str | None, float]:
         """The most likely language, and its log odds against the second (nats). (None, 0) without letters."""
-        known = [self.scores[run] for run in _ngrams(text) if run in self.scores]
+        if self._has_words:
+            known = [found for word in _words(text) if (found := self._word(word)) is not None]
+        else:
+            known = [self.scores[run] for run in _ngrams(text) if run in self.scores]
         if not known:
             return None, 0.0
         totals = sorted(
             (sum(column), name) for column, name in zip(zip(*known, strict=True), self.languages, strict=True)
         )
         return totals[0][1], (totals[1][0] - totals[0][0]) / 10 if len(totals) > 1 else math.inf
+
+    def _word_scores(self, word: str) -> Sequence[int] | None:
+        """What a word says: its spelling, up to a limit (twice that for each East Asian letter), and itself, if
+        it is frequent."""
+        known = [self.scores[run] for run in _ngrams(word) if run in self.scores]
+        if not known:
+            return None
+        sums = [sum(column) for column in zip(*known, strict=True)]
+        most = min(sums) + SPELLING * max(1, 2 * sum(_script(letter) in EAST_ASIAN for letter in word))
+        itself = self.scores.get(word, ()) if len(word) > LONGEST else ()
+        return [min(spelling, most) + own for spelling, own in zip(sums, itself or [0] * len(sums), strict=True)]
 
     def is_short(self, text: str) -> bool:
         """Whether a text has too few letters to tell its language."""
@@ -101,18 +130,17 @@ class LanguageDetector:
     @classmethod
     def learn(cls, texts: Mapping[str, Iterable[str]]) -> LanguageDetector:
         """Train a detector on sentences of each language; one written without letters (numbers, dates) is left out."""
-        every = {name: Counter(run for text in texts[name] for run in _ngrams(text)) for name in sorted(texts)}
+        held = {name: list(texts[name]) for name in sorted(texts)}
+        every = {name: Counter(run for text in some for run in _ngrams(text)) for name, some in held.items()}
         counts = {name: count for name, count in every.items() if count}
-        kept = sorted({run for count in counts.values() for run, _ in _most_common(count)})
-        totals = {name: sum(count.values()) for name, count in counts.items()}
-        scores = {
-            run: [
-                round(-10 * math.log((count[run] + 0.5) / (totals[name] + 0.5 * len(kept))))
-                for name, count in counts.items()
-            ]
-            for run in kept
-        }
-        return cls(list(counts), scores)
+        words = {name: Counter(word for text in held[name] for word in _single(text)) for name in counts}
+        return cls(list(counts), _scores(counts, KEPT) | _scores(words, WORDS, LONGEST + 1))
+
+    def with_words(self, texts: Mapping[str, Iterable[str]]) -> LanguageDetector:
+        """The same n-grams with the frequent words of these sentences of each of its languages."""
+        words = {name: Counter(word for text in texts[name] for word in _single(text)) for name in self.languages}
+        runs = {run: scores for run, scores in self.scores.items() if len(run) <= LONGEST or run[0] != " "}
+        return LanguageDetector(self.languages, runs | _scores(words, WORDS, LONGEST + 1))
 
     @classmethod
     def from_files(cls, files: Sequence[Files]) -> LanguageDetector | None:
@@ -154,6 +182,25 @@ class LanguageDetector:
         return cls(found.languages, found.scores)
 
 
-def _most_common(count: Counter[str]) -> list[tuple[str, int]]:
-    """The most common n-grams, equal counts by name: the same text always gives the same detector."""
-    return sorted(count.items(), key=lambda item: (-item[1], item[0]))[:KEPT]
+def _single(text: str) -> Iterator[str]:
+    """The words of a text; of East Asian ones each letter, which counts as a word but is learned as an n-gram."""
+    for word in _words(text):
+        yield from word[1:-1] if _script(word[1]) in EAST_ASIAN else (word,)
+
+
+def _scores(counts: Mapping[str, Counter[str]], most: int, least: int = 1) -> dict[str, list[int]]:
+    """-10 · ln p of the `most` frequent runs of each language of at least `least` characters, in every language."""
+    kept = sorted({run for count in counts.values() for run, _ in _most_common(count, most) if len(run) >= least})
+    totals = {name: sum(count.values()) for name, count in counts.items()}
+    return {
+        run: [
+            round(-10 * math.log((count[run] + 0.5) / (totals[name] + 0.5 * len(kept))))
+            for name, count in counts.items()
+        ]
+        for run in kept
+    }
+
+
+def _most_common(count: Counter[str], most: int) -> list[tuple[str, int]]:
+    """The most common runs, equal counts by name: the same text always gives the same detector."""
+    return sorted(count.items(), key=lambda item: (-item[1], item[0]))[:most]

@@ -15,10 +15,12 @@ that are waiting are not affected. Whatever fails, its blocks are free again, an
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import count
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from allyouneed.errors import UserError
@@ -58,7 +60,7 @@ class Scheduler:
     bounds above do not apply to it. `graphs`, `validator`: of the engine, to share; with a `pool` and `graphs`, prompts
     are read into blocks, and requests that graphs suit leave them for a slot.
 
-    One thread calls `step`; any thread may `submit` and cancel.
+    One thread calls `step`; any thread may `submit` and cancel, also a listener while it is called.
     """
 
     def __init__(
@@ -224,12 +226,24 @@ class Scheduler:
 
     def _inference(self) -> ExitStack:
         refuse_after_fork()
+        self._refuse_inside_step()
         model, stack = self.engine.model, ExitStack()
         if model.training:  # only then: it visits every module
             model.eval()
             stack.callback(model.train)
         stack.enter_context(inference())
         return stack
+
+    def _refuse_inside_step(self) -> None:
+        """Refuse what a listener, a stop condition or a logits processor must not do: the batches are half changed."""
+        caller: FrameType | None = sys._getframe(1) if self.is_stepping else None
+        while caller is not None:
+            if caller.f_code is Scheduler._step.__code__ and caller.f_locals["self"] is self:
+                raise UserError(
+                    "a listener, a stop condition or a logits processor has called step, run, stream or close of the "
+                    "scheduler that is calling it; let it return first (it may submit and cancel requests)"
+                )
+            caller = caller.f_back
 
     def _step(self) -> None:
         if self.is_stepping:  # the last step was interrupted, and so was cleaning up after it
@@ -301,6 +315,7 @@ class Scheduler:
 
     def close(self) -> None:
         """Abandon everything: unfinished requests are cancelled, blocks go back to the pool, slots are free again."""
+        self._refuse_inside_step()
         waiting = [*self.arrivals, *self.fair, *([] if self.offline is None else self.offline.waiting)]
         for state in [*waiting, *self.active]:
             state.cancel()

@@ -8,6 +8,8 @@ import importlib.util
 import torch
 from torch import Tensor
 
+from allyouneed.torch_private import constant_to_the_compiler
+
 
 def usable(x: Tensor) -> bool:
     """Whether kernels support this tensor: at most single precision, on a GPU that Triton compiles for."""
@@ -19,7 +21,7 @@ def usable_without_grad(x: Tensor) -> bool:
     return not torch.is_grad_enabled() and not torch.compiler.is_compiling() and usable(x)
 
 
-@torch.compiler.assume_constant_result  # the compiler need not look inside
+@constant_to_the_compiler
 def _compiles(device: torch.device) -> bool:
     return _can_compile(device)
 

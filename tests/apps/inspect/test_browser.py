@@ -49,6 +49,12 @@ def test_a_view_opens_without_errors_and_is_accessible(tab: Tab, running: Runnin
     assert tab.violations() == []
 
 
+def test_the_paragraphs_of_a_text_are_paragraphs_of_its_answer(tab: Tab, running: Running) -> None:
+    page = tab.open(f"{running.url}/#/use?lang=en&to=de&text=The%20car.%0A%0AThe%20dog.%0AA%20house.")
+    answer = page.locator(".answer").first.inner_text()
+    assert answer.count("\n") == 3 and "\n\n" in answer and "⏎" not in answer
+
+
 def test_clicks_and_keys(tab: Tab, running: Running) -> None:
     page = tab.open(f"{running.url}/#/walk?lang=en")
     page.get_by_role("button", name="Next token").click()

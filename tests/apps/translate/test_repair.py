@@ -27,6 +27,32 @@ RIGHT = [  # source, translation, languages, what it becomes
     ("There were 806 people.", "有八十六个人。", "en-zh", "有806个人。"),
     ("5 dogs and 313 cats", "fünf Hunde und 31 Katzen", "en-de", "fünf Hunde und 313 Katzen"),
 ]
+RIGHT += [  # amounts and times of half a day
+    (
+        "公司投资了3亿美元。",
+        "The company invested 3 billion dollars.",
+        "zh-en",
+        "The company invested 300 million dollars.",
+    ),
+    ("他有5万元。", "He has 5 thousand yuan.", "zh-en", "He has 50,000 yuan."),
+    ("投资为1.2万亿元。", "The investment is 1.2 million yuan.", "zh-en", "The investment is 1.2 trillion yuan."),
+    ("The deal is worth €16 billion.", "这笔交易价值 €16 亿。", "en-zh", "这笔交易价值 €160亿。"),
+    ("It costs $69.8 trillion.", "Es kostet 69,8 Trillionen Dollar.", "en-de", "Es kostet 69,8 Billionen Dollar."),
+    ("Er hat 3 Milliarden Euro.", "He has 3 million euros.", "de-en", "He has 3 billion euros."),
+    ("It costs $3 million.", "Cela coûte 3 milliards de dollars.", "en-fr", "Cela coûte 3 millions de dollars."),
+    ("It costs $3 million.", "Cela coûte 3 dollars.", "en-fr", "Cela coûte 3 millions de dollars."),
+    ("Il a 2,5 billions.", "He has 2.5 billion.", "fr-en", "He has 2.5 trillion."),
+    ("It starts at 3 p.m. and ends at 5 a.m.", "Um 3 Uhr bis 5 Uhr.", "en-de", "Um 15 Uhr bis 5 Uhr."),
+    ("We meet at 2:30 pm.", "Nous nous rencontrons à 2 h 30.", "en-fr", "Nous nous rencontrons à 14 h 30."),
+    ("We leave at 12 a.m.", "Wir fahren um 12 Uhr.", "en-de", "Wir fahren um 0 Uhr."),
+    ("It starts at 11 PM.", "会议上午11点开始。", "en-zh", "会议下午11点开始。"),
+    ("会议下午3:30开始。", "It starts at 3:30.", "zh-en", "It starts at 3:30 p.m."),
+    ("会议下午4点开始。", "It starts at 4 on Mondays.", "zh-en", "It starts at 4 p.m. on Mondays."),
+    ("Es beginnt um 15 Uhr.", "It starts at 15 p.m.", "de-en", "It starts at 3 p.m."),
+    ("Es beginnt um 9 Uhr abends.", "It starts at 9 o'clock.", "de-en", "It starts at 9 p.m."),
+    ("C'est à 8 heures du soir.", "It is at 8 a.m.", "fr-en", "It is at 8 p.m."),
+    ("It starts at 1:52 p.m.", "Cela commence à 10 h 52.", "en-fr", "Cela commence à 13 h 52."),
+]
 FINE = [
     ("It costs 3.5 million dollars.", "它花费350万美元。", "en-zh"),
     ("He came at 2:30 p.m.", "Er kam um 14:30 Uhr.", "en-de"),
@@ -38,6 +64,15 @@ FINE = [
     ("the 21st century", "das 21. Jahrhundert", "en-de"),
     ("I have 2 dogs.", "Ich habe zwei Hunde.", "en-de"),
     ("He had 3 of 10.", "Er hatte etwas davon.", "en-de"),  # nothing says where they belong
+    ("It costs $1.5 million.", "Es kostet 1,5 M€.", "en-de"),
+    ("It grew by 0.2 percentage points.", "它增长了0.2百分点。", "en-zh"),
+    ("There are 5 million of 3 kinds.", "Es sind 5 Millionen von 3 Arten.", "en-de"),
+    ("It costs $1 million.", "Es kostet eine Million Dollar.", "en-de"),
+    ("It starts at 3 p.m.", "Es beginnt um 3 Uhr nachmittags.", "en-de"),
+    ("会议下午3点开始。", "It starts at 3 o'clock in the afternoon.", "zh-en"),
+    ("会议晚上8点半开始。", "It starts at 8:30 in the evening.", "zh-en"),
+    ("La réunion commence à 15 h.", "The meeting starts at 15:00.", "fr-en"),
+    ("It starts at 3 p.m. for 3 people.", "Es beginnt um 15 Uhr für 3 Leute.", "en-de"),
     ("Numbers: 1.5", "Numeri: 15", "en-it"),  # unknown notation
 ]
 

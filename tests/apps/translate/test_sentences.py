@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import allyouneed as ayn
+from allyouneed.apps.translate.spans.spans import SYMBOL
 from allyouneed.apps.translate.splitting.sentences import clauses, fit, join, sentences
 from allyouneed.apps.translate.splitting.split import frame
 
@@ -117,3 +119,12 @@ def test_an_ordinal_is_not_a_list_mark(text: str, expected: list[str]) -> None:
     segments, after = frame(text)
     assert [segment.template for segment in segments] == expected
     assert "".join(one.before + one.template for one in segments) + after == text
+
+
+def test_a_chunk_has_its_own_spans_only() -> None:
+    """Each span is looked at once, however long the line is; all together would take quadratic time."""
+    translator = ayn.load()
+    splitter = translator._splitter(translator.frame("de", "en"), protect=True)
+    (split,) = splitter.split([" ".join(f"See http://a.com/{n} for the {n + 1000} books." for n in range(200))])
+    assert len(split.chunks) == 200
+    assert all(set(chunk.spans) == set(SYMBOL.findall(chunk.template)) != set() for chunk in split.chunks)

@@ -31,6 +31,12 @@ from allyouneed.apps.translate.spans.spans import SYMBOL, protect, restore, with
         ("5 kg, $1,000.50, 20 °C, 3.5%, 12 €", ["5 kg", "$1,000.50", "20 °C", "3.5%", "12 €"]),
         ("In 1887, on 2024-01-31, v1.2.3 at 10.0.0.1", ["1887", "2024-01-31", "v1.2.3", "10.0.0.1"]),
         ("他在1887年有5kg。", ["1887", "5kg"]),
+        ("from en→de and A -> B, x=>y", ["en→de", "A -> B", "x=>y"]),
+        ("a→b→c and größer→kleiner.", ["a→b→c", "größer→kleiner"]),
+        ("Open Settings → Privacy now", ["→"]),
+        ("训练→推理", ["→"]),
+        ("worth €16bn or 3,5 Mio. Euro", ["€16bn", "3,5 Mio."]),
+        ("投资了3亿美元和三亿元", ["3亿", "三亿"]),
         ("\u200bx\ue000y\U000f0000", ["\u200b", "\ue000", "\U000f0000"]),
         # not spans
         ('"Why?" she asked - "I don\'t know…" (really) – yes; and/or 1/2, he/she: ok.', []),

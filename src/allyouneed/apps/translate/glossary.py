@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ LETTER = r"[^\W_\u3000-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff00-\uffe
 LINE_BREAK = re.compile(r"\r\n|\n|\r")
 LETTERS = re.compile(LETTER)
 WORD = re.compile(rf"{LETTER}++|\S")
+BASE, MODULUS = 0x5DEECE66D, (1 << 61) - 1  # of hashes of words in order
 
 
 class Term(NamedTuple):
@@ -50,13 +52,11 @@ class Glossary:
             if not source.strip() or not target.strip() or re.search(r"[\r\n]", source + target):
                 raise UserError(f"glossary: {source!r}: {target!r}: both must be one line that is not blank")
             self.terms[source.strip()] = target.strip()
-        self._exact = {form: target for source, target in self.terms.items() for form, target in _forms(source, target)}
-        self._exact |= self.terms
-        self._lower = {source: target for source, target in self.terms.items() if source == source.lower()}
-        lengths: dict[str, set[int]] = {}
-        for form in self._exact:
-            lengths.setdefault(_first_word(form), set()).add(len(form))
-        self._lengths = {word: sorted(some, reverse=True) for word, some in lengths.items()}
+        cased = {source: target for source, target in self.terms.items() if source != source.lower()}
+        capitals = {source.upper(): target.upper() for source, target in cased.items() if len(source) > 1}
+        self._cased = capitals | self.terms
+        self._lower = {fold(source): target for source, target in self.terms.items() if source not in cased}
+        self._cased_index, self._lower_index = TermIndex(self._cased), TermIndex(self._lower)
 
     @staticmethod
     def of(terms: Glossary | Mapping[str, str] | None) -> Glossary | None:
@@ -111,35 +111,77 @@ class Glossary:
 
     def find(self, text: str) -> Iterator[Term]:
         """The terms of a text, in order, not overlapping; the longest one first."""
-        last = 0
-        for word in WORD.finditer(text):
-            start = word.start()
-            if start < last:
-                continue
-            for size in self._lengths.get(word[0].lower(), ()):
-                found = text[start : start + size]
-                target = self._target(found) if len(found) == size else None
-                if target is not None and not _goes_on(text, start + size):
-                    yield Term(start, start + size, target)
-                    last = start + size
-                    break
-
-    def _target(self, found: str) -> str | None:
-        target = self._exact.get(found)
-        if target is None and (lower := self._lower.get(found.lower())) is not None:
-            return _cased(found, lower)
-        return target
+        lower = fold(text)
+        words = [word.span() for word in WORD.finditer(text)]
+        cased_sizes, lower_sizes = self._cased_index.sizes(text, words), self._lower_index.sizes(lower, words)
+        at = 0
+        while at < len(words):
+            size = max(cased_sizes[at], lower_sizes[at], 1)
+            start, end = words[at][0], words[at + size - 1][1]
+            found, target = text[start:end], None
+            if cased_sizes[at] == size:
+                target = self._cased.get(found)
+            elif lower_sizes[at] == size and (plain := self._lower.get(lower[start:end])) is not None:
+                target = _cased(found, plain)
+            if target is not None:
+                yield Term(start, end, target)
+            at += size
 
 
-def _first_word(term: str) -> str:
-    """What a term is looked up by, in lower case: its first word, or its first character if that is no letter."""
-    found = WORD.match(term)
-    return "" if found is None else found[0].lower()
+class TermIndex:
+    """Finds the longest of any number of terms that begins at each word of a text, in time proportional to the text: by
+    the hashes of all that a term can begin with. If a term goes on with a word of the text, its beginning does, too, so
+    that the longest beginning is found by bisection."""
+
+    def __init__(self, terms: Iterable[str]) -> None:
+        self.beginnings: dict[int, int] = {}  # the hash of the first words of a term: how many of them are a term
+        self.powers = [1]
+        for term in sorted(terms):  # those that a term begins with precede it
+            words = [word.span() for word in WORD.finditer(term)]
+            value, known = 0, 0
+            for number, piece in enumerate(_pieces(term, words), 1):
+                value = (value * BASE + hash(piece)) % MODULUS
+                known = number if number == len(words) else self.beginnings.get(value, known)
+                self.beginnings[value] = known
+            while len(self.powers) < len(words):
+                self.powers.append(self.powers[-1] * BASE % MODULUS)
+
+    def sizes(self, text: str, words: Sequence[tuple[int, int]]) -> list[int]:
+        """How many words the longest term has that begins at each of these words of a text; 0: none does."""
+        if not self.beginnings:
+            return [0] * len(words)
+        sums = [0]
+        for piece in _pieces(text, words):
+            sums.append((sums[-1] * BASE + hash(piece)) % MODULUS)
+        return [self._size(hash(text[start:end]), sums, at) for at, (start, end) in enumerate(words)]
+
+    def _size(self, first: int, sums: Sequence[int], at: int) -> int:
+        """`first`: the hash of word `at`, without the space before it, which `sums` include."""
+        if first % MODULUS not in self.beginnings:
+            return 0
+
+        def beginning(count: int) -> int:
+            return ((first - sums[at + 1]) * self.powers[count - 1] + sums[at + count]) % MODULUS
+
+        most = min(len(self.powers), len(sums) - 1 - at)
+        outside = bisect_left(range(2, most + 1), True, key=lambda count: beginning(count) not in self.beginnings)
+        return self.beginnings[beginning(1 + outside)]
 
 
-def _goes_on(text: str, end: int) -> bool:
-    """Whether a word goes on at this offset."""
-    return LETTERS.match(text, end) is not None and LETTERS.match(text, end - 1) is not None
+def _pieces(text: str, words: Sequence[tuple[int, int]]) -> Iterator[str]:
+    """Words, each with the space before it, but for the first."""
+    last = words[0][0] if words else 0
+    for _, end in words:
+        yield text[last:end]
+        last = end
+
+
+def fold(text: str) -> str:
+    """A text in lower case, character by character: each stays where it is, also a sigma at the end of a word."""
+    lower = text.lower()
+    if len(lower) != len(text):
+        lower = "".join(char if len(char.lower()) > 1 else char.lower() for char in text)
+    return lower.replace("ς", "σ")
 
 
 def find_term(term: str, text: str) -> list[tuple[int, int]]:
@@ -154,12 +196,6 @@ def find_term(term: str, text: str) -> list[tuple[int, int]]:
 def count_term(term: str, text: str) -> int:
     """How often it is there."""
     return len(find_term(term, text))
-
-
-def _forms(source: str, target: str) -> Iterator[tuple[str, str]]:
-    """A term with capitals, all in capitals: in headings."""
-    if source != source.lower() and len(source) > 1:
-        yield source.upper(), target.upper()
 
 
 def _cased(found: str, target: str) -> str:

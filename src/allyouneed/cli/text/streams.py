@@ -14,7 +14,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, BinaryIO, TextIO, TypeVar
+from typing import Any, BinaryIO, Self, TextIO, TypeVar
 
 from allyouneed.cli.messages import is_quiet, show_notes, show_status
 from allyouneed.cli.text.resumable_output import check_output, partial_paths
@@ -24,6 +24,17 @@ from allyouneed.errors import UserError, printable
 T = TypeVar("T")
 REPORT_SECONDS = 30.0  # between two progress lines where there is no terminal
 SHOWN = 3  # notes of one kind before they are only counted
+
+
+class ReadLine(str):
+    """A line that was read, without its `end`."""
+
+    end: str
+
+    def __new__(cls, text: str, end: str) -> Self:
+        made = super().__new__(cls, text)
+        made.end = end
+        return made
 
 
 class Pipe:
@@ -85,13 +96,13 @@ def open_lines(path: Path | None) -> tuple[Iterator[str], Callable[[], bool]]:
         raise UserError("standard input is closed; give texts or --input")
     if path is not None and (path.is_file() or path.suffix in PACKED_SUFFIXES):
         empty = path.is_file() and path.stat().st_size == 0
-        return _decoded(iter(()) if empty else raw_lines(path), str(path)), always_ready
+        return _decoded(iter(()) if empty else raw_lines(path, keep_returns=True), str(path)), always_ready
     name = "standard input" if path is None else str(path)
     handle = _stdin_handle() if path is None else os.open(path, os.O_RDONLY)
     if handle is None:
-        return _decoded(trim_lines(sys.stdin.buffer, name), name), always_ready
+        return _decoded(trim_lines(sys.stdin.buffer, name, keep_returns=True), name), always_ready
     pipe = Pipe(handle)
-    return _decoded(trim_lines(pipe, name), name), pipe.ready
+    return _decoded(trim_lines(pipe, name, keep_returns=True), name), pipe.ready
 
 
 def _stdin_handle() -> int | None:
@@ -107,16 +118,25 @@ def _decoded(raws: Iterator[bytes], where: str) -> Iterator[str]:
     number = broken = 0
     for number, raw in enumerate(raws, 1):
         try:
-            yield raw.decode("utf-8")
+            yield _line(raw.decode("utf-8"))
         except UnicodeDecodeError:
             broken += 1
             if broken <= SHOWN:
                 show_notes([f"{where}:{number}: not UTF-8; invalid bytes replaced"])
-            yield raw.decode("utf-8", "replace")
+            yield _line(raw.decode("utf-8", "replace"))
     if broken > SHOWN:
         show_notes([f"{where}: {broken} lines in total were not UTF-8"])
     if not number:
         show_notes([f"{where} is empty"])
+
+
+def _line(text: str) -> str:
+    return ReadLine(text[:-1], "\r\n") if text.endswith("\r") else text
+
+
+def end_of(text: str) -> str:
+    """How a line that was read ends, and the lines that are written for it."""
+    return text.end if isinstance(text, ReadLine) else "\n"
 
 
 def count_lines(path: Path | None) -> int | None:

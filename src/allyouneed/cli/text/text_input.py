@@ -15,7 +15,7 @@ from typing import TypeVar
 from allyouneed.cli.messages import show_notes, show_status
 from allyouneed.cli.options import FileOptions
 from allyouneed.cli.text.shards import Shard, files_below
-from allyouneed.cli.text.streams import always_ready, count_lines, open_lines
+from allyouneed.cli.text.streams import always_ready, count_lines, end_of, open_lines
 from allyouneed.errors import UserError
 
 # an argument that can only be a file
@@ -63,7 +63,7 @@ def file_arguments(
     is_input = _is_input(first, paths, files.shard is not None)
     if not rest and is_input and files.shard is None:
         if not paths:
-            show_notes([f"{first} is a file: reading its lines; to use its name as a text, pipe it in"])
+            show_notes([f"{first} is a file: reading it; to use its name as a text, pipe it in"])
         return None, replace(files, input_=Path(first))
     if len(rest) == 1 and files.output is None:
         (second,) = rest
@@ -122,7 +122,8 @@ def unless_standard(path: Path | None) -> Path | None:
 
 
 def _join_lines(items: Iterator[Item]) -> Iterator[Item]:
-    yield "", "\n".join(line for _, line in items)
+    lines = [line for _, line in items]
+    yield "", "".join(line + end_of(line) for line in lines[:-1]) + "".join(lines[-1:])
 
 
 def check_output_folder(folder: Path, output: Path | None) -> Path:

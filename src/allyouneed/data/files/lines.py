@@ -23,13 +23,16 @@ def inner_suffix(path: Path) -> str:
     return path.with_suffix("").suffix.lower() if suffix in PACKED_SUFFIXES else suffix
 
 
-def raw_lines(path: Path) -> Iterator[bytes]:
-    """Lines without their terminators and without a leading byte order mark."""
-    first, rest, number = True, b"", 1
+def raw_lines(path: Path, keep_returns: bool = False) -> Iterator[bytes]:
+    """Lines without their terminators and without a leading byte order mark. `keep_returns`: without `\\n` only; a last
+    line without a terminator gets the `\\r` of the line before."""
+    first, rest, number, returns = True, b"", 1, False
     for chunk in read_chunks(path):
         text = rest + chunk
         *lines, rest = text.split(b"\n")
-        if b"\r" in text:
+        if keep_returns:
+            returns = lines[-1].endswith(b"\r") if lines else returns
+        elif b"\r" in text:
             lines = [line.removesuffix(b"\r") for line in lines]
         if first and lines:
             lines[0], first = without_mark(lines[0], str(path)), False
@@ -40,18 +43,19 @@ def raw_lines(path: Path) -> Iterator[bytes]:
         number += len(lines)
         _check_length(rest, path, number)
     if rest:
-        rest = rest.removesuffix(b"\r")
+        rest = rest + b"\r" * returns if keep_returns else rest.removesuffix(b"\r")
         yield without_mark(rest, str(path)) if first else rest
     elif first:
         raise UserError(f"{path}: the file is empty; remove it from the data or create it again")
 
 
-def trim_lines(lines: Iterable[bytes], name: str) -> Iterator[bytes]:
+def trim_lines(lines: Iterable[bytes], name: str, keep_returns: bool = False) -> Iterator[bytes]:
     """The same of lines that come from elsewhere."""
     first = True
     for number, line in enumerate(lines, start=1):
         _check_length(line, name, number)
-        line = line.removesuffix(b"\n").removesuffix(b"\r")
+        line = line.removesuffix(b"\n")
+        line = line if keep_returns else line.removesuffix(b"\r")
         yield without_mark(line, name) if first else line
         first = False
 

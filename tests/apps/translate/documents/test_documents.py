@@ -116,7 +116,12 @@ msgstr[1] ""
 #~ msgstr "alt"
 """
 XML = '<?xml version="1.0"?>\n<doc><p a="Words">Hello <B>x</B> you &amp; me</p><sec><t>One</t><ig>no</ig></sec></doc>'
-EXAMPLES = {"html": HTML, "md": MARKDOWN, "srt": SRT, "vtt": VTT, "po": PO, "xml": XML, "text": " Hi,\r\n\n you.\n"}
+CSV = 'id;"text"\r\n1;"Hi; ""you"""\r\n\r\n2;and me\r\n'
+EXAMPLES = {
+    "html": HTML, "md": MARKDOWN, "srt": SRT, "vtt": VTT, "po": PO, "xml": XML, "text": " Hi,\r\n\n you.\n", "csv": CSV,
+    "tsv": CSV.replace(";", "\t"),
+}  # fmt: skip
+OPTIONS = {"csv": {"column": "text"}, "tsv": {"column": "text"}}
 ENTRY = re.compile(r'^msgstr(?:\[\d\])? "(?:.*)"\n(?:".*"\n)*', re.MULTILINE)
 
 PIECES = {
@@ -149,7 +154,7 @@ def shuffled(text: str, seed: int = 0) -> str:
 
 
 def translated(text: str, format: str, translate: object = shuffled) -> str:
-    document = read_document(text, format)
+    document = read_document(text, format, **OPTIONS.get(format, {}))
     return document.write([translate(unit.passage) for unit in document.units])  # type: ignore[operator]
 
 

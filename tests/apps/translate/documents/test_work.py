@@ -34,11 +34,14 @@ PIECES = {
     "vtt": ["a\n", "<v ", "&amp;", "\n\n00:01.000 --> 00:02.000\nb, \n", "<00:"],
     "po": ['"a"\n', "# c\n", "#, fuzzy\n", "\n", 'msgstr ""\n\nmsgid "a"\n', 'msgctxt "a"\n'],
     "text": ["a\n", " ", "- "],
+    "csv": ["a,", '"a",', '"",', ",", "\n", "\r\n", '"a\n""",', ";a"],
+    "tsv": ["a\t", '"a', '""', '"a""', '"', "\t", "\n", 'a\n"', '""x\t', '"""x\t'],
 }  # fmt: skip
 PAIRS = {"md": [("[", "]"), ("[", "a* "), (" *a", "b_ ")], "html": [("<pre><b>", "</i>"), ("a<b>", "</i>")],
          "xml": [("a<b>", "</i>")]}  # fmt: skip
 HEADS = {"srt": "1\n00:00:01,000 --> 00:00:02,000\n", "vtt": "WEBVTT\n\n00:01.000 --> 00:02.000\n", "po": 'msgid "x"\n'}
-ENDS = {"po": 'msgstr ""\n'}
+ENDS = {"po": 'msgstr ""\n', "csv": ",x"}
+OPTIONS = {"csv": {"column": "1"}, "tsv": {"column": "1"}}
 
 
 class Counted(str):
@@ -105,7 +108,9 @@ def counted_lines() -> Iterator[list[int]]:
 
 def lines_of(format: str, text: str) -> int:
     with counted_lines() as count:
-        document = read_document(HEADS.get(format, "") + text + ENDS.get(format, " x"), format)
+        document = read_document(
+            HEADS.get(format, "") + text + ENDS.get(format, " x"), format, **OPTIONS.get(format, {})
+        )
         document.write([unit.passage.swapcase() for unit in document.units])
     return count[0]
 

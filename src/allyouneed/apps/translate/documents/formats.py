@@ -22,10 +22,13 @@ READERS = {
     "po": "po:read_po",
     "xml": "xml:read_xml",
     "text": "text:read_text",
+    "csv": "table:read_csv",
+    "tsv": "table:read_tsv",
 }
 SUFFIXES = {
     "html": "html", "htm": "html", "xhtml": "html", "md": "md", "markdown": "md", "srt": "srt", "vtt": "vtt",
     "po": "po", "pot": "po", "xml": "xml", "txt": "text",
+    "csv": "csv", "tsv": "tsv",
 }  # fmt: skip
 
 
@@ -43,7 +46,8 @@ def known_format(name: str) -> str | None:
 
 
 def read_document(text: str, format: str, **options: object) -> Document:
-    """`options`: `every` of PO, the lists of tags of HTML and XML, `newlines` of XML and text."""
+    """`options`: `every` of PO, the lists of tags of HTML and XML, `newlines` of XML and text, `column` and `header` of
+    CSV and TSV."""
     if format not in READERS:
         raise UserError(f"unknown format {format!r}{near(format, READERS)} (allowed: {', '.join(READERS)})")
     module, _, name = READERS[format].partition(":")

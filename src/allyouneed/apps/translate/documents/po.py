@@ -74,25 +74,26 @@ def _unit(entry: Entry, part: Field, plurals: int) -> Part:
     chosen = plural if plural is not None and (part.index > 0 or plurals == 1) else source
     if chosen is None or not any(map(str.isalpha, chosen.value)):
         return part.raw
-    return _Message(Passage(chosen.value, {}), (part.raw,), {}, str, False, part.raw)
+    newline = "\r\n" if chosen.raw.endswith("\r\n") else "\n"
+    return _Message(Passage(chosen.value, {}), (part.raw,), {}, str, False, part.raw, newline)
 
 
 @dataclass(frozen=True, eq=False)
 class _Message(Unit):
-    """`statement`: as it is in the file."""
+    """`statement`: as it is in the file; `newline`: of its entry."""
 
     statement: str = ""
+    newline: str = "\n"
 
     def write(self, text: str, answers: Mapping[Unit, str]) -> str:
         keyword = self.statement[: self.statement.index('"')]
-        end = re.search(r"\r?\n?$", self.statement)
-        last = "" if end is None else end[0]
+        last = self.newline if self.statement.endswith("\n") else ""
         lines = text.split("\n")
         lines = [line + "\n" for line in lines[:-1]] + [lines[-1]] * bool(lines[-1])
         strings = [_quote(line) for line in lines]
         if len(strings) > 1:
             strings.insert(0, '""')
-        return keyword + (last or "\n").join(strings) + last
+        return keyword + self.newline.join(strings) + last
 
 
 def _quote(text: str) -> str:

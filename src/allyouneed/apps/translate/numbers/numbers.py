@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
 
+from allyouneed.apps.translate.numbers.amounts import MONEY, expanded, spelled, with_money
 from allyouneed.apps.translate.numbers.words import MYRIADS, chinese, says
 from allyouneed.apps.translate.spans.spans import NUMBER_SPAN, SYMBOL, protect
 
@@ -17,8 +18,10 @@ FACTORS = MYRIADS | {
     "十": 10, "百": 100, "千": 1000, "thousand": 1000, "tausend": 1000, "mille": 1000, "milles": 1000, "million": 10**6,
     "millions": 10**6, "millionen": 10**6, "mio": 10**6, "billion": 10**9, "bn": 10**9, "milliard": 10**9,
     "milliards": 10**9, "milliarde": 10**9, "milliarden": 10**9, "mrd": 10**9, "md": 10**9, "trillion": 10**12,
-    "billionen": 10**12,
+    "billionen": 10**12, "trillions": 10**12, "trillionen": 10**18, "billions": 10**12, "万亿": 10**12, "萬億": 10**12,
 }  # fmt: skip
+# what they mean in German and French, where that is not what they mean in English
+LARGE = {"billion": 10**12, "trillion": 10**18, "trillions": 10**18, "trillionen": 10**18}
 WORDS = "|".join(sorted((name for name in FACTORS if len(name) > 1), key=len, reverse=True))
 HOUR = r"(?:[01]?\d|2[0-4])"
 NUMBER = re.compile(
@@ -29,12 +32,31 @@ NUMBER = re.compile(
     # digits
     rf"|(?<!\d)(?<!\d[.,])(?P<digits>(?<!\d )(?!0)\d{{1,3}}(?:[.,'’{SPACES}]\d{{3}}(?!\d))+(?! \d)(?:[.,]\d+)?"
     r"|\d+(?:[.,]\d+)?)(?!\d|[.,]\d)"
-    rf"(?P<after>\s?(?P<factor>[多余餘几幾来來]?[十百千]?[万萬亿億]|[百千]|{WORDS})(?![A-Za-zÀ-ɏ]))?"
+    rf"(?P<after>\s?(?P<factor>[多余餘几幾来來]?(?:万亿|萬億|[十百千]?[万萬亿億])|[百千](?!分)|{WORDS})(?![A-Za-zÀ-ɏ]))?"
     # a Chinese numeral from ten on
-    r"|(?P<numeral>[零〇一二两兩三四五六七八九]*[十百千][零〇一二两兩三四五六七八九十百千万萬亿億]*)",
+    r"|(?P<numeral>[零〇一二两兩三四五六七八九]{0,40}[十百千][零〇一二两兩三四五六七八九十百千万萬亿億]{0,40}"
+    r"|[一二两兩三四五六七八九][万萬亿億][零〇一二两兩三四五六七八九十百千万萬亿億]{0,40})",
     re.IGNORECASE,
 )
+LONGEST = 100  # characters of what is read as a number
+NEAR = 30  # characters between a number and its unit, at most
 DECADE = re.compile(r"['’ ]*(?:s\b|er\b|年代)")
+_OCLOCK = r"\s?(?:Uhr|o['’]clock|heures?|h\b(?:\s?\d\d)?|[点點时時]半?)?,?\s?"
+# before noon, after noon: what stands before a time, and what stands after it
+HALVES_OF_DAY = tuple(
+    (re.compile(rf"(?:{ahead})\s*$"), re.compile(rf"(?i){_OCLOCK}(?:{behind})"))
+    for ahead, behind in (
+        (
+            "上午|早上|凌晨|清晨",
+            r"a\.?\s?m\b|in the morning|(?:am )?vormittags?\b|morgens\b|am Morgen\b|früh\b|du matin\b",
+        ),
+        (
+            "下午|晚上|傍晚|中午|夜里",
+            r"p\.?\s?m\b|in the (?:afternoon|evening)|at night|(?:am )?nachmittags?\b|abends\b|am Abend\b|nachts\b"
+            r"|de l['’]après-midi|du soir\b",
+        ),
+    )
+)
 # what stands before a number with a point that is the name of something
 LABEL = re.compile(
     r"(?:\b(?:sections?|sec\.|chapters?|ch\.|figures?|figs?\.|tables?|versions?|releases?|parts?|paragraphs?|clauses?|"
@@ -75,6 +97,15 @@ class Number:
     def end(self) -> int:
         return self.start + len(self.text)
 
+    @property
+    def full_end(self) -> int:
+        """After its factor."""
+        return self.end + len(self.after)
+
+    @property
+    def value(self) -> Decimal:
+        return Decimal(repr(max(self.values or self.loose)))
+
 
 @lru_cache(maxsize=256)
 def read(text: str, language: str | None = None) -> tuple[Number, ...]:
@@ -88,8 +119,10 @@ def _numbers(text: str, language: str | None) -> Iterator[Number]:
         if (digits := found["digits"]) is None:
             yield _time_or_numeral(found)
             continue
+        if len(digits) > LONGEST:
+            continue
         word, end = (found["factor"] or "").lower(), found.end("digits")
-        factor = FACTORS.get(word, 1)
+        factor = LARGE[word] if language in ("de", "fr") and word in LARGE else FACTORS.get(word, 1)
         for char in "" if word in FACTORS else word:
             factor *= FACTORS.get(char, 1)
         loose = readings(digits, language) or readings(digits, None)
@@ -103,9 +136,16 @@ def _numbers(text: str, language: str | None) -> Iterator[Number]:
             last = end
         exact = frozenset(_times(value, factor) for value in values)
         every = frozenset(
-            _times(value, by) for value in loose for by in (factor, 10**12 if word == "billion" else factor)
+            _times(value, by)
+            for value in loose
+            for by in {factor, FACTORS.get(word, factor), _larger(word, language, factor)}
         )
         yield Number(found.start(), digits, exact, every, factor, found["after"] or "", label=label)
+
+
+def _larger(word: str, language: str | None, factor: int) -> int:
+    """What a word may mean in a language that is not known: a German billion is an English trillion."""
+    return 10**12 if word == "billion" and language is None else factor
 
 
 def _is_label(text: str, start: int, digits: str, names: set[str], last: int) -> bool:
@@ -159,20 +199,65 @@ def differing_numbers(source: str, target: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def translated_amount(text: str, here: str, there: str) -> str:
+    """An amount such as `€16bn` in the words of another language."""
+    plain = expanded(text, here)
+    if here not in NOTATION or there not in NOTATION or len(found := read(plain, here)) != 1 or not found[0].values:
+        return text
+    money = re.search(MONEY, text)
+    return with_money(spelled(found[0].value, there), money and money[0], there)
+
+
 def has_quantity(quantity: str, text: str) -> bool:
-    """Whether a text has a number with its unit, each in symbols or in words."""
-    known = {value for one in read(text) for value in one.loose}
-    unit = re.sub(r"[\d.,'’+\-−±\s]", "", quantity)
-    words = UNIT_WORDS.get(unit, "").split()
-    if unit and unit not in text and not any(word in text.casefold() for word in words):
-        return False
-    return all(one.loose & known or says(text, one.loose) for one in read(quantity))
+    """Whether a text has a number with its unit beside it, each in symbols or in words."""
+    numbers, unit = read(quantity), quantity
+    for one in reversed(numbers):
+        unit = unit[: one.start] + unit[one.full_end :]
+    unit = re.sub(r"[\s+\-−±]", "", unit)
+    forms = [unit.casefold(), *UNIT_WORDS.get(unit, "").split()] if unit else [""]
+    places = _beside(text, forms)
+    return all(
+        any(one.loose & other.loose and place for place, other in places)
+        or any(says(words, one.loose) for words in _words_before(text, forms))
+        for one in numbers
+    )
+
+
+def _beside(text: str, forms: Sequence[str]) -> list[tuple[bool, Number]]:
+    """The numbers of a text, and whether one of these forms stands beside each, before the next number."""
+    numbers, found, before = read(text), list[tuple[bool, Number]](), 0
+    for one, after in zip(numbers, [*(other.start for other in numbers[1:]), len(text)], strict=False):
+        around = text[max(before, one.start - NEAR) : min(after, one.full_end + NEAR)].casefold()
+        found.append((any(form in around for form in forms), one))
+        before = one.full_end
+    return found
+
+
+def _words_before(text: str, forms: Sequence[str]) -> Iterator[str]:
+    """What stands before and beside each of these forms, without numbers in digits."""
+    if forms == [""]:
+        yield text
+        return
+    lower = text.casefold()
+    for form in forms:
+        for found in re.finditer(re.escape(form), lower):
+            before = re.split(r"[0-9]", lower[max(0, found.start() - NEAR) : found.start()])[-1]
+            yield before + re.split(r"[0-9]", lower[found.end() : found.end() + NEAR])[0]
 
 
 def _with_numbers(text: str) -> str:
     """Without spans other than numbers: the digits of a URL do not count."""
     found = protect(text)
     return SYMBOL.sub(" ", re.sub(NUMBER_SPAN, lambda one: found.spans[one[0]].text, found.template))
+
+
+def half_of_day(text: str, number: Number) -> int | None:
+    """0 for a time that is said to be before noon, 12 after it; None: nothing is said."""
+    before, after = text[max(0, number.start - NEAR) : number.start], text[number.end : number.end + NEAR]
+    for half, (ahead, behind) in enumerate(HALVES_OF_DAY):
+        if ahead.search(before) or behind.match(after):
+            return 12 * half
+    return None
 
 
 def _time_or_numeral(found: re.Match[str]) -> Number:

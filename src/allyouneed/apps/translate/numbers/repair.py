@@ -9,9 +9,10 @@ as many numbers are wrong as are missing, in the same order. `1,234.5` reads wro
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from allyouneed.apps.translate.numbers.numbers import NOTATION, Number, localized, read
+from allyouneed.apps.translate.numbers.amounts import linked, spelled
+from allyouneed.apps.translate.numbers.numbers import HALVES_OF_DAY, NOTATION, Number, half_of_day, localized, read
 from allyouneed.apps.translate.numbers.words import says
 from allyouneed.apps.translate.splitting.edits import Edit, apply
 
@@ -19,6 +20,7 @@ SHORT_FACTOR = re.compile(r"\s?(?:[kKMGT]|[tb]n|Mio|Mrd|Md)(?![a-z])")
 HALVES = re.compile(r"(?i)\b[ap]\.?\s?m\b|上午|下午|晚上|早上|凌晨|中午|傍晚|清晨")
 NEXT = re.compile(r"[\s().+/–—-]*")  # between the parts of a phone number, a range
 NEXT_WRONG = re.compile(r"[\s().,:：+/–—\-h点點时時]*")
+AT = re.compile(r"(?i)\b(?:at|by|until|till|um|ab|bis|gegen|à|vers|dès)\s$")  # before a time
 NAME = re.compile(r"(?<=[\w,;:)] )[A-Z]\w*\s$")  # before the number of a version: Python 3.11
 
 
@@ -28,7 +30,7 @@ def put_right(source: str, target: str, here: str, there: str) -> str:
         return target
     missing, wrong = [one for one in read(source, here) if not one.numeral], list(read(target, there))
     halves = HALVES.search(source + " " + target) is not None
-    edits = []
+    edits = list(_set_times(missing, wrong, source, target, there)) + list(_set_amounts(missing, wrong, target, there))
     for same in (_equal, _similar, _copied):
         for one in list(missing):
             other = next((other for other in wrong if same(one, other, halves)), None)
@@ -42,6 +44,78 @@ def put_right(source: str, target: str, here: str, there: str) -> str:
     if len(runs) == len(places):
         edits += _replace(runs, places, source, target, here, there)
     return apply(target, sorted(edits))
+
+
+def _set_times(missing: list[Number], wrong: list[Number], source: str, target: str, there: str) -> Iterator[Edit]:
+    """Times whose half of the day is said in the source, or that the target misstates: 3 p.m. is 15 Uhr. Those that are
+    dealt with are taken out of both lists."""
+    for one in [one for one in missing if one.time is not None and source[one.end : one.end + 1] != "半"]:
+        assert one.time is not None
+        half, hour, minute = half_of_day(source, one), *one.time
+        day = hour % 12 + half if half is not None else hour
+        same = [other for other in wrong if _same_on_the_dial(one.time, other.time or _bare_hour(other, target))]
+        if not same or (half is None and hour <= 12):
+            continue
+        other, said = same[0], half_of_day(target, same[0])
+        written = other.time[0] if other.time is not None else hour
+        if said is None:
+            right = written == day
+        else:
+            right = (written if written > 12 else written % 12 + said) == day and not (there == "en" and written > 12)
+        missing.remove(one)
+        wrong.remove(other)
+        if not right:
+            yield _time_of_day(day, minute, other, target, there)
+        elif there == "en" and "h" in other.text and other.time is not None:
+            yield Edit(other.start, other.end, _clock(other.time, there))
+
+
+def _same_on_the_dial(one: tuple[int, int | None], other: tuple[int, int | None] | None) -> bool:
+    return other is not None and one[0] % 12 == other[0] % 12 and (one[1] or 0) == (other[1] or 0)
+
+
+def _bare_hour(number: Number, text: str) -> tuple[int, int | None] | None:
+    """A number without minutes or unit as a time, if a word says that it is one: at 4."""
+    known = AT.search(text[: number.start]) is not None and not number.after and re.fullmatch(r"\d\d?", number.text)
+    return (int(number.text), None) if known else None
+
+
+def _time_of_day(day: int, minute: int | None, other: Number, target: str, there: str) -> Edit:
+    """A time on the clock of 24 hours; in English and Chinese, with its half of the day."""
+    start, end = other.start, other.end
+    for ahead, behind in HALVES_OF_DAY:  # what the target says, wrongly
+        if (found := behind.match(target, end)) is not None:
+            end = found.end()
+        if (found := ahead.search(target[:start])) is not None:
+            start = found.start()
+    clock = f"{day % 12 or 12}" + ("" if minute is None else f":{minute:02d}")
+    if there == "zh":
+        left = re.match(r"[点點时時]", target[other.end :]) if other.text[-1].isdigit() else None
+        mark = "" if left or minute is not None else "点"
+        return Edit(start, end, f"{'下午' if day >= 12 else '上午'}{clock}{mark}")
+    if there == "en":
+        end = found.end() if (found := re.compile(r"\s?o['’]clock").match(target, end)) is not None else end
+        return Edit(start, end, f"{clock} {'pa'[day < 12]}.m" + "." * (target[end : end + 1] != "."))
+    return Edit(start, end, _clock((day, minute), there))
+
+
+def _set_amounts(missing: list[Number], wrong: list[Number], target: str, there: str) -> Iterator[Edit]:
+    """Numbers with the right digits before the wrong word: 3亿 is 300 million, not 3 billion. Those that are dealt with
+    are taken out of both lists."""
+    there_already = {value for other in wrong for value in other.values}
+    for one in list(missing):
+        if one.time or one.label or one.values & there_already:
+            continue
+        other = next((it for it in wrong if not it.time and one.factor != it.factor and _same_digits(one, it)), None)
+        if other is None or SHORT_FACTOR.match(target[other.end :][:4]) or not one.values:
+            continue
+        missing.remove(one)
+        wrong.remove(other)
+        yield Edit(other.start, other.full_end, linked(spelled(one.value, there), target[other.full_end :], there))
+
+
+def _same_digits(one: Number, other: Number) -> bool:
+    return not other.numeral and _digits(one).strip("0") == _digits(other).strip("0") != ""
 
 
 def _equal(one: Number, other: Number, halves: bool) -> bool:
@@ -64,7 +138,7 @@ def _similar(one: Number, other: Number, halves: bool) -> bool:
 
 
 def _copied(one: Number, other: Number, halves: bool) -> bool:
-    return other.text == one.text and not one.time
+    return other.text == one.text and not one.time and (one.factor == other.factor or not one.values)
 
 
 def _codes_differ(one: str, other: str) -> bool:
@@ -103,7 +177,11 @@ def _replace(
             continue
         if len(run) == len(place):
             for good, bad in zip(run, place, strict=True):
-                if (len(run) == 1 or _garbled([good], [bad], after)) and _fits(good, bad):
+                if not (len(run) == 1 or _garbled([good], [bad], after)) or not _fits(good, bad):
+                    continue
+                if good.time is not None and (half := half_of_day(source, good)) is not None:
+                    edits.append(_time_of_day(good.time[0] % 12 + half, good.time[1], bad, target, there))
+                else:
                     edits.append(Edit(bad.start, bad.end, _written(good, source, here, there)))
         elif len(run) == 1 and _fits(run[0], place[-1]):
             edits.append(Edit(place[0].start, place[-1].end, _written(run[0], source, here, there)))

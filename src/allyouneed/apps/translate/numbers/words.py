@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 MYRIADS = {"万": 10**4, "萬": 10**4, "亿": 10**8, "億": 10**8}
 ROMAN = re.compile(r"\b[IVXLC]+(?=\b|e\b)")
-CHINESE = re.compile("[零〇一二两兩三四五六七八九十百千万萬亿億]+")
+CHINESE = re.compile("[零〇一二两兩三四五六七八九十百千万萬亿億]{1,40}")
 MONTHS = {
     name: number + 1
     for names in (
@@ -76,7 +76,9 @@ def chinese(numeral: str) -> int:
         if char in digits:
             digit = digits[char]
         elif char in MYRIADS:
-            total, section, digit = (total + section + digit) * MYRIADS[char], 0, 0
+            unit, here = MYRIADS[char], section + digit
+            total = total + here * unit if total >= unit else (total + here) * unit  # 三亿五千万, 一万亿
+            section = digit = 0
         else:
             section += (digit or 1) * {"十": 10, "百": 100, "千": 1000}[char]
             digit = 0

@@ -45,7 +45,7 @@ PERSONAL = {"placeholder", "mention", "e-mail"}
 ATTEMPTS = 3
 MARKED_ATTEMPTS = 2  # with marked terms: free, and forced to contain their translations
 PUNCTUATION = " \t\u3000,.;:!?，。；：！？、)]}）】」』》”’\"'([{（【「『《“‘"
-VALUED = {"number", "number with unit"}  # may be written otherwise in the target, but for value and unit
+VALUED = {"number", "number with unit", "amount"}  # may be written otherwise in the target, but for value and unit
 LETTER = "A-Za-zÀ-ɏ"
 T = TypeVar("T")
 Force = Callable[[list[str], list[tuple[int, ...]], list[Counter[str]]], list[list[Hypothesis]]]
@@ -209,7 +209,7 @@ class Carrier:
         exact = True
         for symbol in reading.kept:
             span = spans[symbol]
-            there = has_quantity(span.text, text) if span.kind.name in VALUED else text.count(span.text) == 1
+            there = has_quantity(span.read, text) if span.kind.name in VALUED else text.count(span.text) == 1
             if not there and span.kind.name != "number":
                 return None
             exact = exact and there
@@ -263,11 +263,13 @@ def read(template: str, spans: Mapping[str, Span], attempt: int = 0, marked: boo
         elif (
             span.kind.role == "number"
             and attempt == 0
-            and any(map(str.isdigit, span.text))
+            and (any(map(str.isdigit, span.text)) or span.kind.name == "amount")
             and span.kind.name != "count"
         ):
             made.kept.append(part)
-            text += span.text
+            if span.read != span.text:
+                made.edits.append(Edit(len(text), len(text) + len(span.read), span.text))
+            text += span.read
         elif marked and span.kind is TERM:
             text = _mark_term(made, text, part, span)
         else:
@@ -286,7 +288,7 @@ def _words_read(span: Span, marked: bool) -> str:
     """What the model may read of a span."""
     if marked and span.kind is TERM:
         return f" {span.text} {span.written} "
-    return f" {span.text} " if span.kind.role == "number" else " "
+    return f" {span.read} " if span.kind.role == "number" else " "
 
 
 def _free(group: tuple[tuple[str, ...], ...], words: str, attempt: int) -> list[tuple[str, ...]]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from allyouneed.apps.translate.glossary import LETTERS, Glossary
+from allyouneed.apps.translate.numbers.amounts import AMOUNT
 
 Role = Literal["noun", "number", "mark", "break"]
 # private-use characters that stand for spans: the role of a span can be told from its character
@@ -42,6 +43,8 @@ UNITS = (
     "[mcd]?l|mL|[mµμn]s|min|h|px|pt|dpi|fps|rpm|hPa|bar|°[CF]?|K|%|‰|€|\\$|£|¥|元|EUR|USD|GBP|CNY|CHF|RMB|oz|lbs?|ft"
 )
 NUMBER = r"[+\-−±]?\d+(?:[.,'\u2019\u00a0\u202f]\d+)*"
+ARROW = r"(?:[\u2190-\u21ff]|<?[-=]>)"
+CODE = r"[A-Za-zÀ-ɏ0-9_](?:[A-Za-zÀ-ɏ0-9_.+-]{0,40}[A-Za-zÀ-ɏ0-9_])?"  # beside an arrow: en→de
 TAG_NAME = r"[A-Za-z][A-Za-z0-9:._-]*"
 ATTRIBUTES = r"""(?:\s+[\w:@.\-]+(?:\s*=\s*(?:"[^"<>]*"|'[^'<>]*'|[^\s"'<>=]+))?)*\s*"""
 BLOCKS = (
@@ -107,6 +110,9 @@ TABLE = (
     SpanKind("tag word", "noun",
          r"(?<![A-Za-z0-9_#&])#(?:[^\s#]{1,30}#(?![A-Za-z0-9_#])|[A-Za-z_](?:[A-Za-z0-9_]|-(?=\w))*|\d+(?![A-Za-z0-9_])"
          r"|[\u4e00-\u9fff]+(?=\s|$))"),
+    SpanKind("mapping", "noun",
+         rf"(?<![A-Za-zÀ-ɏ0-9_.+-])(?:{CODE}(?:{ARROW}{CODE})+|[A-Za-z0-9]{{1,3}}(?: {ARROW} [A-Za-z0-9]{{1,3}})+)"
+         rf"(?![A-Za-zÀ-ɏ0-9_])"),
     SpanKind("option", "noun", r"(?<![A-Za-z0-9_-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)*(?:=[^\s,;]*[\w/])?"),
     SpanKind("date", "number",
          r"(?<![A-Za-z0-9_.-])\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z"
@@ -114,6 +120,7 @@ TABLE = (
     SpanKind("version", "number",
          r"(?<![A-Za-z0-9_.,])(?!\d{1,3}(?:\.\d{3}){2}(?![.\d]))v?\d+(?:\.\d+){2,}(?![A-Za-z0-9_])"
          r"|(?<![A-Za-z0-9_.])v\d+(?:\.\d+)+(?![A-Za-z0-9_])"),
+    SpanKind("amount", "number", AMOUNT),
     SpanKind("number with unit", "number",
          rf"(?<![A-Za-z0-9_.,])(?:(?:[$€£¥₹]|USD|EUR|US\$)[ \u00a0\u202f]?{NUMBER}"
          rf"|{NUMBER}[ \u00a0\u202f]?(?:{UNITS})(?![A-Za-zÀ-ɏ0-9_]| \d{{2}}(?!\d)))"),
@@ -132,7 +139,7 @@ WINDOW, REACH = 16_384, 4_096  # characters
 _PATTERN = re.compile("|".join(f"(?P<k{number}>{kind.pattern})" for number, kind in enumerate(TABLE)))
 # what every span begins with or contains; most sentences have none of it and are not searched further
 _TRIGGER = re.compile(
-    r"[^\w\s.,;:!?'\"()\-–—…“”‘’«»。，！？；：、（）「」《》·]|\d{4}|\d[^\w\s?!;:]|\d\s?[A-Za-z°元]|[._:]\w|:[-()DPp]|--\w|\(\)|\w_"
+    r"[^\w\s.,;:!?'\"()\-–—…“”‘’«»。，！？；：、（）「」《》·]|\d{4}|\d[^\w\s?!;:]|\d\s?[A-Za-z°元十百千万萬亿億]|[一二两兩三四五六七八九十百千][万萬亿億]|[._:]\w|:[-()DPp]|--\w|\(\)|\w_"
 )
 # `v{version}`, `{first} {last}`, `%s/%s` are one thing to the sentence
 _COMPOUND = re.compile(
@@ -143,16 +150,22 @@ _COMPOUND = re.compile(
 @dataclass(frozen=True)
 class Span:
     """A protected part of a text. `target`: what stands for it in the translation, if not the same. `pair`: what a mark
-    opens or closes, and whether it closes; for marks whose text does not say so (`markup.py`)."""
+    opens or closes, and whether it closes; for marks whose text does not say so (`markup.py`). `reading`: a number as
+    the model reads it, if not the same."""
 
     text: str
     kind: SpanKind
     target: str | None = None
     pair: tuple[str, bool] | None = None
+    reading: str | None = None
 
     @property
     def written(self) -> str:
         return self.text if self.target is None else self.target
+
+    @property
+    def read(self) -> str:
+        return self.text if self.reading is None else self.reading
 
 
 class Passage(str):

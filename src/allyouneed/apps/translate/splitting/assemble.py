@@ -12,7 +12,8 @@ from allyouneed.apps.translate.checks import confidence_notes, number_notes, sco
 from allyouneed.apps.translate.confidence import evidence_of, words_of
 from allyouneed.apps.translate.context import Contexts
 from allyouneed.apps.translate.glossary import Glossary
-from allyouneed.apps.translate.numbers.numbers import localized_text
+from allyouneed.apps.translate.numbers.amounts import expanded
+from allyouneed.apps.translate.numbers.numbers import localized_text, translated_amount
 from allyouneed.apps.translate.result import AlignmentLink, Candidate, Translation
 from allyouneed.apps.translate.spans.carry import VALUED, ChunkTranslation
 from allyouneed.apps.translate.spans.spans import Span, restore
@@ -113,12 +114,15 @@ def _chunk_notes(folder: Folder, chunk: Chunk, answer: ChunkTranslation, natural
 
 def localized_spans(spans: Mapping[str, Span], here: str, there: str) -> Mapping[str, Span]:
     """The spans, with numbers as the target language writes them."""
-    if not any(span.kind.name in VALUED for span in spans.values()):
-        return spans
     return {
-        symbol: replace(span, target=localized_text(span.text, here, there)) if span.kind.name in VALUED else span
-        for symbol, span in spans.items()
+        symbol: _localized(span, here, there) if span.kind.name in VALUED else span for symbol, span in spans.items()
     }
+
+
+def _localized(span: Span, here: str, there: str) -> Span:
+    if span.kind.name == "amount":
+        return replace(span, target=translated_amount(span.text, here, there), reading=expanded(span.text, here))
+    return replace(span, target=localized_text(span.text, here, there))
 
 
 def untranslated(text: str, route: list[str], language: str | None, settings: TranslationSettings) -> Translation:

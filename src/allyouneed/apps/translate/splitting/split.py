@@ -145,7 +145,8 @@ class Splitter:
             lead, core, tail = trim(part.text, spans) if self.protects else strip(part.text)
             if core:
                 start = at + len(restore(lead, spans))
-                chunks.append(Chunk(core, spans, start, before + written(lead, spans), cut, segment.capitals))
+                own = {char: spans[char] for char in core if char in spans}  # a line may have thousands of them
+                chunks.append(Chunk(core, own, start, before + written(lead, spans), cut, segment.capitals))
                 before, cut = written(tail, spans), part.cut
             else:
                 before += written(part.text, spans)

@@ -6,6 +6,7 @@
                                      attribute (true: empty, null or false: left out). Children: nodes, strings, lists, null.
    AYN.svg(tag, props, ...children)  the same for SVG.
    AYN.text(text)                    a <bdi> with the text; characters that hide or reorder others are shown as escapes.
+   AYN.prose(text)                   the same of a text that may have lines and paragraphs: it is shown with them.
    AYN.plain(text)                   the same as a string, for labels and canvas.
    AYN.clear(node, ...children)      replaces what a node contains. */
 
@@ -55,6 +56,9 @@ AYN.text = (text) => {
   found.append(String(text).slice(at));
   return found;
 };
+
+/** @param {string} text @returns {HTMLElement} */
+AYN.prose = (text) => AYN.el("span", { class: "prose" }, String(text).split(/\r\n|[\n\r]/).map((line, n) => [n > 0 && "\n", AYN.text(line)]));
 
 AYN.plain = (text) => String(text).replace(AYN.HIDDEN, (char) => AYN.escaped(char));
 

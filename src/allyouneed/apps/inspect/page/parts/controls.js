@@ -77,7 +77,7 @@ AYN.code = (text, label) => {
     AYN.app.announce(AYN.app.t("copied"));
     setTimeout(() => (button.textContent = AYN.app.t("copy")), 1500);
   }, { "aria-label": `${AYN.app.t("copy")}: ${AYN.plain(label ?? text).slice(0, 80)}`, class: "quiet" });
-  return AYN.el("div", { class: "code" }, AYN.el("pre", {}, AYN.el("code", {}, AYN.text(text))), button);
+  return AYN.el("div", { class: "code" }, AYN.el("pre", {}, AYN.el("code", {}, AYN.prose(text))), button);
 };
 
 AYN.table = (head, rows, { numeric = [], label } = {}) => {

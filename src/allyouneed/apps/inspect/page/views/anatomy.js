@@ -15,7 +15,6 @@ const short = (x) => {
 const named = (app, key, otherwise) => (app.t(key) === key ? otherwise : app.t(key));
 
 const clipped = (text, most) => (AYN.plain(text).length > most ? `${AYN.plain(text).slice(0, most - 1)}…` : AYN.plain(text));
-const lines = (text) => text.split("\n").map((line) => [AYN.text(line), "\n"]);
 
 /** A box is marked where one of its keys differs. */
 const isMarked = (box, differences) => differences.some((one) => one.path === box.path || one.path.startsWith(`${box.path}.`) || box.path.startsWith(`${one.path}.`) || box.path.startsWith(`${one.path}[`));
@@ -77,7 +76,7 @@ const figures = (app, one, generates) => AYN.el("p", { class: "facts" },
 const drawBox = (app, model, box, layer) => AYN.el("div", { class: "stack" },
   AYN.el("h3", {}, `${named(app, `slot.${box.slot}`, box.slot)}: `, AYN.text(box.kind)), AYN.el("p", { class: "mono", text: box.path }), figures(app, box, model.generates),
   layer && AYN.el("p", { class: "small soft", text: app.t(layer.share ? "anatomy.shared" : "anatomy.repeated", { count: layer.repeat, wiring: layer.wiring.kind, norm: layer.norm }) }),
-  Object.keys(box.config).length > 0 && AYN.el("pre", {}, lines(JSON.stringify(box.config, null, 1).replace(/^\{\n|\n\}$/g, ""))),
+  Object.keys(box.config).length > 0 && AYN.el("pre", {}, AYN.prose(JSON.stringify(box.config, null, 1).replace(/^\{\n|\n\}$/g, ""))),
   AYN.table([app.t("anatomy.weight"), app.t("anatomy.shape"), app.t("anatomy.times")], box.shapes.map((one) => [one.name, one.shape.join(" × "), one.times > 1 ? one.times.toLocaleString("en") : ""]), { numeric: [1, 2], label: app.t("anatomy.weights") }));
 
 const drawSide = (app, model, differences) => {
@@ -92,7 +91,7 @@ const drawSide = (app, model, differences) => {
     AYN.el("p", { class: "facts" }, AYN.el("span", {}, app.t("anatomy.kind"), " ", AYN.el("b", { text: model.kind })), AYN.el("span", {}, app.t("anatomy.width"), " ", AYN.el("b", { class: "num", text: String(model.width) })),
       AYN.el("span", {}, app.t("anatomy.limit"), " ", AYN.el("b", { class: "num", text: model.limit === null ? "∞" : model.limit.toLocaleString("en") }))),
     figures(app, model, model.generates), drawModel(app, model, differences, select), details,
-    AYN.el("details", {}, AYN.el("summary", { text: "YAML" }), AYN.el("pre", { class: "yaml" }, AYN.el("code", {}, lines(model.yaml)))));
+    AYN.el("details", {}, AYN.el("summary", { text: "YAML" }), AYN.el("pre", { class: "yaml" }, AYN.el("code", {}, AYN.prose(model.yaml)))));
 };
 
 const drawDifferences = (app, data) => data.models.length === 2 && AYN.panel(app.t("anatomy.differences"), data.differences.length

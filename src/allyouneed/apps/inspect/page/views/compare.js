@@ -16,7 +16,7 @@ const drawText = (app, one, names) => {
 const drawSide = (app, side, name) => {
   const data = side.data;
   const facts = ["task", "parameters", "dtype"].map((one) => AYN.el("span", {}, app.t(`model.${one}`), " ", AYN.el("b", {}, AYN.text(one === "parameters" ? Number(side.model[one]).toLocaleString("en") : side.model[one]))));
-  const inner = data.shows !== "text" ? AYN.otherAnswer(app, data) : [AYN.el("p", { class: "answer" }, AYN.text(data.answer)), data.parts.map((part) => AYN.answerPart(app, part)),
+  const inner = data.shows !== "text" ? AYN.otherAnswer(app, data) : [AYN.el("p", { class: "answer" }, AYN.prose(data.answer)), data.parts.map((part) => AYN.answerPart(app, part)),
     data.parts.filter((part) => part.alignment).map((part) => AYN.el("details", {}, AYN.el("summary", { text: app.t("use.alignment") }),
       AYN.heatmap({ tensor: AYN.tensor(part.alignment), rows: [...part.tokens, { text: app.t("use.end") }], columns: part.read, label: `${name}: ${app.t("use.alignment")}`, size: 400, name: "alignment" })))];
   return AYN.panel(AYN.text(name), AYN.el("p", { class: "facts" }, facts), inner, data.notes.map((note) => AYN.el("p", { class: "note" }, AYN.text(note))));

@@ -55,7 +55,7 @@ const drawAnswers = (app, data, pick) => {
         const token = AYN.el("span", { class: "token small" }, AYN.tokenText({ text }));
         AYN.paint(token, Math.exp(one.log_probs[part][n] ?? 0));
         return token;
-      }))) : AYN.text(one.answer ?? "");
+      }))) : AYN.prose(one.answer ?? "");
     const step = AYN.el("span", { class: "row" }, AYN.button(one.step.toLocaleString("en"), () => pick(one.step), { "aria-label": app.t("replay.open", { step: one.step }) }), about?.best && AYN.el("span", { class: "tag accent", text: app.t("replay.best") }));
     return [step, shown, one.log_prob ?? "–", ...(validated ? [scores] : [])];
   });

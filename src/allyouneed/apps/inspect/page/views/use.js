@@ -95,7 +95,7 @@ const stream = async (app, params, place) => {
     for await (const piece of pieces(app, params, stop.signal)) {
       if (!place.isConnected && text) return stop.abort();
       text += piece;
-      AYN.clear(shown, AYN.text(text), AYN.el("span", { class: "caret", "aria-hidden": "true" }));
+      AYN.clear(shown, AYN.prose(text), AYN.el("span", { class: "caret", "aria-hidden": "true" }));
     }
   } catch (error) {
     if (error.name !== "AbortError") throw error;
@@ -153,7 +153,7 @@ AYN.otherAnswer = (app, data) => {
       AYN.el("h3", { text: app.t("use.vectors") }), AYN.heatmap({ tensor: AYN.tensor(data.vectors), rows: data.lines, kind: "diverging", label: app.t("use.vectors"), name: "vectors" })],
     transcript: () => AYN.table([app.t("use.start"), app.t("use.stop.time"), app.t("use.text")], data.segments.map((one) => [one.start.toFixed(2), one.end.toFixed(2), one.text]), { numeric: [0, 1], label: app.t("use.segments") }),
   }[data.shows];
-  return AYN.panel(app.t("use.answer"), AYN.el("p", { class: "answer" }, AYN.text(data.answer)), draw?.());
+  return AYN.panel(app.t("use.answer"), AYN.el("p", { class: "answer" }, AYN.prose(data.answer)), draw?.());
 };
 
 // --- the next word -----------------------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ const drawText = (app, found, place, again) => {
       part.alignment && AYN.el("details", { class: "panel" }, AYN.el("summary", {}, app.t("use.alignment")), AYN.heatmap({ tensor: AYN.tensor(part.alignment), rows: [...part.tokens, { text: app.t("use.end") }], columns: part.read, label: app.t("use.alignment"), name: "alignment" })));
   };
   AYN.fill(place, [
-    AYN.panel(app.t("use.answer"), AYN.el("p", { class: "answer" }, AYN.text(data.answer)),
+    AYN.panel(app.t("use.answer"), AYN.el("p", { class: "answer" }, AYN.prose(data.answer)),
       AYN.el("p", { class: "facts" }, data.route?.length > 1 && AYN.el("span", {}, app.t("use.route"), " ", AYN.el("b", { text: data.route.join(" → ") })),
         data.confidence !== null && data.confidence !== undefined && AYN.el("span", {}, app.t("use.confidence"), " ", AYN.el("b", { text: percent(data.confidence) })),
         data.decoding && AYN.el("span", {}, app.t("use.method"), " ", AYN.el("b", { text: app.t(`use.method.${data.decoding.method}`) + (data.decoding.method === "beam" ? ` ${data.decoding.beam}` : "") }))),
