@@ -72,6 +72,8 @@ FINE = [
     ("会议下午3点开始。", "It starts at 3 o'clock in the afternoon.", "zh-en"),
     ("会议晚上8点半开始。", "It starts at 8:30 in the evening.", "zh-en"),
     ("La réunion commence à 15 h.", "The meeting starts at 15:00.", "fr-en"),
+    ("Er kam um 2 Uhr nachts.", "He came at 2 o'clock.", "de-en"),
+    ("他晚上12点来。", "He came at 12 o'clock.", "zh-en"),
     ("It starts at 3 p.m. for 3 people.", "Es beginnt um 15 Uhr für 3 Leute.", "en-de"),
     ("Numbers: 1.5", "Numeri: 15", "en-it"),  # unknown notation
 ]

@@ -51,8 +51,8 @@ HALVES_OF_DAY = tuple(
             r"a\.?\s?m\b|in the morning|(?:am )?vormittags?\b|morgens\b|am Morgen\b|früh\b|du matin\b",
         ),
         (
-            "下午|晚上|傍晚|中午|夜里",
-            r"p\.?\s?m\b|in the (?:afternoon|evening)|at night|(?:am )?nachmittags?\b|abends\b|am Abend\b|nachts\b"
+            "下午|晚上|傍晚|中午",
+            r"p\.?\s?m\b|in the (?:afternoon|evening)|(?:am )?nachmittags?\b|abends\b|am Abend\b"
             r"|de l['’]après-midi|du soir\b",
         ),
     )
@@ -252,11 +252,12 @@ def _with_numbers(text: str) -> str:
 
 
 def half_of_day(text: str, number: Number) -> int | None:
-    """0 for a time that is said to be before noon, 12 after it; None: nothing is said."""
+    """0 for a time that is said to be before noon, 12 after it; None: nothing is said, or 12 in the evening."""
     before, after = text[max(0, number.start - NEAR) : number.start], text[number.end : number.end + NEAR]
     for half, (ahead, behind) in enumerate(HALVES_OF_DAY):
         if ahead.search(before) or behind.match(after):
-            return 12 * half
+            evening = number.time is not None and number.time[0] == 12 and re.search(r"晚上\s*$", before)
+            return None if evening else 12 * half
     return None
 
 
