@@ -450,7 +450,7 @@ def test_the_parts_table_lists_every_registered_part() -> None:
     assert {"model", "embedding", "positions", "token mixer", "pattern", "channel mixer", "norm", "wiring"} <= set(rows)
     for slot, (where, listed) in rows.items():
         path, name = re.findall(r"\((\S+)\) `(\w+)`", where)[0]
-        module = ".".join(Path(path).with_suffix("").parts[2:])
+        module = ".".join(Path(path).with_suffix("").parts[2:]).removesuffix(".__init__")
         base = getattr(__import__(module, fromlist=[name]), name)
         assert (base.slot, set(re.findall(r"`([\w-]+)`", listed))) == (slot, set(base.registry))
 

@@ -304,7 +304,9 @@ def find_template(path: Path | None, originals: Mapping[str, bytes] | None = Non
 def _read(path: Path | None, originals: Mapping[str, bytes], name: str) -> bytes | None:
     if name in originals:
         return originals[name]
-    for inside in () if path is None else (name, f"{ORIGINALS}/{name}"):
+    if path is None:
+        return None
+    for inside in (name, f"{ORIGINALS}/{name}"):
         if has_file(path, inside):
             return read_bytes(path, inside)
     return None
