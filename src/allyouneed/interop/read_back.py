@@ -128,7 +128,7 @@ def sample(config: Any) -> Batch:
     else:
         parts = [(config.embed, None if config.vocabs is None else config.vocabs.target)]
     target, *source = (_input(embed, vocab, config.limit, dice) for embed, vocab in parts)
-    return Batch(target, *source[:1])
+    return Batch(target, source[0] if source else None)
 
 
 def _input(embed: Any, vocab: int | None, limit: int | None, dice: torch.Generator) -> Input:
