@@ -72,6 +72,11 @@ class Mixer(Part, slot="token mixer"):
         """What makes it attend to later tokens, if known."""
         return None
 
+    @property
+    def longest(self) -> int | None:
+        """Tokens of the longest text that it has weights for; None: any number."""
+        return None
+
     def outputs(self, common: Common) -> int:
         """Output features: the model width, except inside other parts."""
         return common.width

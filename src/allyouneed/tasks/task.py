@@ -180,7 +180,8 @@ def set_label_count(head: Any, labels: Sequence[str] | None) -> dict[str, Any]:
         return {"labels": 2} | tree
     configured = tree.get("labels")
     if configured is not None and configured != len(labels):
-        raise UserError(f"model.head.labels: {configured}, but the training data has {len(labels)}; remove 'labels'")
+        count = len(labels)
+        raise UserError(f"model.head.labels: {configured}, but the training data has {count}; set head.labels={count}")
     return tree | {"labels": len(labels)}
 
 

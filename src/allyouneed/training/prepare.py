@@ -32,7 +32,7 @@ from allyouneed.data.tokenizers.base import MASK, Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.files import leftovers, temporary_name, write_folder, write_text
 from allyouneed.files.reading import parse_yaml, read_json, read_json_value
-from allyouneed.folder import LANGUAGES, read_about
+from allyouneed.folder import LANGUAGES, read_about, token_types
 from allyouneed.infer.retrieval.neighbour_cache import with_neighbours
 from allyouneed.infer.retrieval.retriever import Retriever
 from allyouneed.interop.load import about, load, vocabularies, weight_files
@@ -256,6 +256,7 @@ def prepare(recipe: Recipe, run: RunFolder, reporter: Reporter) -> PreparedData:
     retriever = _retriever(recipe)
     vocabularies = _vocabularies(recipe, run, report, retriever)
     _check_unchanged(vocabularies, run)
+    vocabularies = vocabularies.with_types(token_types(recipe.model_for(vocabularies)))
     labels = _labels(recipe, run, report)
     encoding = task.encoding(vocabularies, labels, None if task.splits_documents else recipe.max_tokens)
     what = task.file_type.examples

@@ -13,7 +13,7 @@ import torch
 from pydantic import WrapValidator
 from torch import Tensor, nn
 
-from allyouneed.nn.common import Common
+from allyouneed.nn.common import Common, least
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.dropout import Dropout
@@ -62,6 +62,10 @@ class Branches(Mixer):
     def pieces(self) -> dict[str, Mixer | Channel]:
         found = {"left": self.left, "right": self.right, "then": self.then}
         return {name: part for name, part in found.items() if part is not None}
+
+    @property
+    def longest(self) -> int | None:
+        return least(*(part.longest for part in self.pieces.values() if isinstance(part, Mixer)))
 
     def joined(self, common: Common) -> Common:
         """The common settings of `then`, with the joined width."""

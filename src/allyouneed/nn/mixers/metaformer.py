@@ -135,6 +135,10 @@ class SpatialMLP(_Around):
     length: Size
     """Most tokens."""
 
+    @property
+    def longest(self) -> int:
+        return self.length
+
     def build(self, common: Common) -> SubLayer:
         return SpatialMLPModule(self)
 

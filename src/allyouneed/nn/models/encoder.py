@@ -25,6 +25,7 @@ from allyouneed.nn.models.base import (
     recorded_weights,
     request_weights,
     stack_problems,
+    text_limit,
 )
 from allyouneed.nn.models.stack import Stack, behind, stack_cost
 from allyouneed.nn.models.two_stream import advance_segment
@@ -50,7 +51,7 @@ class Encoder(Model):
 
     @property
     def limit(self) -> int | None:
-        return self.embed.limit
+        return text_limit(self.embed, self.encoder)
 
     def build(self) -> EncoderModel:
         return EncoderModel(self)
