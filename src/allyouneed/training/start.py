@@ -29,6 +29,7 @@ from allyouneed.training.planning.dry_run import dry_run
 from allyouneed.training.planning.memory import check_memory
 from allyouneed.training.ppo.run import PPORun
 from allyouneed.training.prepare import PreparedData, RunFolder, prepare, resolve
+from allyouneed.training.recipe.fit import pool_note
 from allyouneed.training.recipe.recipe import Recipe
 from allyouneed.training.reporting.progress import Reporter
 from allyouneed.training.signals import Interrupted, reraise_lost_interrupt
@@ -116,6 +117,8 @@ def _train(
     if started and trainer.resumed:
         reporter.print(f"resuming the run in {run.folder} after step {trainer.state.step:,}")
     reporter.print(f"{tree_of(trainer.config)['kind']}, {trainer.config.cost().parameters:,} parameters")
+    if (note := pool_note(recipe.model_tree(), trainer.config, recipe.max_tokens)) is not None:
+        reporter.print(note)
     batches = trainer.data.steps_per_epoch(0)
     if recipe.accumulate > batches:
         reporter.print(

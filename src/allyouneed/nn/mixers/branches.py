@@ -17,9 +17,10 @@ from allyouneed.nn.common import Common, least
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.dropout import Dropout
+from allyouneed.nn.patterns.core import TokenFields
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.nested import NestedStates
-from allyouneed.nn.sublayer import Channel, Mixer, SubLayer
+from allyouneed.nn.sublayer import Channel, Mixer, SubLayer, through
 
 
 def _mixer_or_channel(value: Any, _: Any) -> Any:
@@ -62,6 +63,11 @@ class Branches(Mixer):
     def pieces(self) -> dict[str, Mixer | Channel]:
         found = {"left": self.left, "right": self.right, "then": self.then}
         return {name: part for name, part in found.items() if part is not None}
+
+    def visible(self, tokens: TokenFields) -> Tensor:
+        both = self.left.visible(tokens)
+        both = both if self.right is None else both | self.right.visible(tokens)
+        return both if self.then is None else through(self.then.visible(tokens), both)
 
     @property
     def longest(self) -> int | None:

@@ -12,17 +12,20 @@ from allyouneed.errors import UserError
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.embed.tokens import Embed
 from allyouneed.nn.models.base import Model
+from allyouneed.nn.models.sight import blind_pool, readable, seeing_pool, tokens_seen
 from allyouneed.tasks.task import Task
 
 LISTED = 8  # presets named in an error
 
 
-def fitted(task: Task, tree: Mapping[str, Any], labels: Sequence[str] | None, files: Sequence[Files]) -> Model:
-    """The model of this tree with the head of the task and the sizes of its data. Where the task cannot train it, the
-    error names what fits."""
+def fitted(
+    task: Task, tree: Mapping[str, Any], labels: Sequence[str] | None, files: Sequence[Files], longest: int
+) -> Model:
+    """The model of this tree with the head of the task and the sizes of its data, for texts of up to `longest` tokens.
+    Where the task cannot train it, the error names what fits."""
     check_input(task, tree)
     try:
-        return _completed(task, tree, labels, files)
+        return _seeing(_completed(task, tree, labels, files), tree, longest)
     except UserError as error:
         if labels is not None or not _is_valid(tree):  # the data does not fit, or the model is none
             raise
@@ -56,6 +59,36 @@ def _completed(task: Task, tree: Mapping[str, Any], labels: Sequence[str] | None
     completed = task.complete(tree if head is None else {**tree, "head": head}, files)
     model: Model = parse(Model, completed, "model")  # type: ignore[type-abstract]
     return model
+
+
+def _seeing(model: Model, tree: Mapping[str, Any], longest: int) -> Model:
+    """The model with a head that pools what has seen the whole text. A pooling that was set is refused if it is
+    blind."""
+    if (reason := blind_pool(model, longest)) is None:
+        return model
+    head = tree_of(model)["head"]
+    if sets_pool(tree):
+        raise ConfigError([reason], "model")
+    pool = seeing_pool(model, ("last", "first"), readable(model, longest))
+    seeing: Model = parse(Model, tree_of(model) | {"head": head | {"pool": pool}}, "model")  # type: ignore[type-abstract]
+    return seeing
+
+
+def sets_pool(tree: Mapping[str, Any]) -> bool:
+    """Whether a model, as it was written, sets the pooling of its head."""
+    head = tree.get("head")
+    return isinstance(head, Mapping) and "pool" in head
+
+
+def pool_note(tree: Mapping[str, Any], model: Any, longest: int) -> str | None:
+    """What to say where the pooling is not the usual one of its head, which would be blind."""
+    pool = getattr(model.head, "pool", None)
+    usual = None if pool is None else type(model.head).model_fields["pool"].default
+    if pool == usual or sets_pool(tree):
+        return None
+    length = readable(model, longest)
+    seen = tokens_seen(model, usual, length)
+    return f"head.pool: {pool}, as the {usual} token sees {seen:,} of {length:,} tokens" if seen < length else None
 
 
 def _instead(task: Task, tree: Mapping[str, Any]) -> str:

@@ -247,7 +247,7 @@ class Recipe(Config):
             tree |= {"vocab": vocab}
         check_input(self.task, tree)
         tree = self._with_separator(tree, vocabularies)
-        model = fitted(self.task, tree, labels, self.data.train)
+        model = fitted(self.task, tree, labels, self.data.train, self.max_tokens)
         kind = tree_of(model)["kind"]
         if (kind == "retro") != (self.retrieval is not None):
             needs = "retro needs retrieval: a folder built by `allyouneed index`"
