@@ -107,11 +107,15 @@ def _train(
         else f"; {processes.world_size} processes ({recipe.parallel.text(processes.data_ranks)})"
     )
     reporter.print(backend.summary + layout)
-    check_memory(recipe, recipe.model_for(None), backend, processes)  # before hours of preparation, if it is certain
+    # before hours of preparation, if it is certain: a batch has at least a row for each process
+    least = with_rows(recipe, recipe.batch.rows or processes.data_ranks)
+    check_memory(least, recipe.model_for(None), backend, processes)
     first: list[PreparedData] = []
-    processes.on_main(lambda: first.append(prepare(recipe, run, reporter)), "preparing the data")
+    processes.on_main(lambda: first.append(prepare(recipe, run, reporter, processes.data_ranks)), "preparing the data")
     # the others reuse what the main process has prepared
-    prepared = first[0] if first else prepare(recipe, run, reporter)
+    prepared = first[0] if first else prepare(recipe, run, reporter, processes.data_ranks)
+    recipe = with_rows(recipe, prepared.rows)
+    tree["batch"] = tree["batch"] | {"rows": prepared.rows}
     check_memory(recipe, recipe.model_for(prepared.vocabularies, prepared.labels), backend, processes)
     trainer = Trainer(recipe, run, prepared, backend, reporter, processes)
     if started and trainer.resumed:
@@ -135,6 +139,10 @@ def _train(
     text = _recipe_text(tree)
     scores = processes.on_main(lambda: finish(trainer, last, run, text), "writing and scoring the model")
     return Result(run.model, trainer.state.step, scores)
+
+
+def with_rows(recipe: Recipe, rows: int) -> Recipe:
+    return recipe.model_copy(update={"batch": recipe.batch.model_copy(update={"rows": rows})})
 
 
 def _train_ppo(
