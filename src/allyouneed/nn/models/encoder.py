@@ -76,7 +76,7 @@ class EncoderModel(ModelModule):
         self.encoder = Stack(config.encoder, config, Depth(count_layers(config.encoder), 0, "encoder"))
         tied = self.embed.tokens.weight if config.embed.ties else None
         self.head = config.head.build(behind(config.encoder, config), config.vocab, tied)
-        config.init.apply(self, config.width)
+        config.init.start(self, config.width)
 
     def encode(self, given: Input, record: WeightRecord | None = None, losses: list[Tensor] | None = None) -> Memory:
         layout: TokenLayout = self.embed.layout(given)

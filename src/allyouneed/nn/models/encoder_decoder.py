@@ -174,7 +174,7 @@ class EncoderDecoderModel(ModelModule):
         self.decoder = Stack(config.decoder, config, Depth(*depths, "decoder"))
         tied = self.embed.tokens.weight if config.embed.ties else None
         self.head = config.head.build(config, config.vocabs.target, tied)
-        config.init.apply(self, config.width)
+        config.init.start(self, config.width)
 
     def encode(self, source: Input, record: WeightRecord | None = None, losses: list[Tensor] | None = None) -> Memory:
         embed = self.embed if self.source_embed is None else self.source_embed

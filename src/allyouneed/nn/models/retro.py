@@ -176,7 +176,7 @@ class RetroModel(ModelModule):
         self.decoder = Stack(config.decoder, config, Depth(*depths, "decoder"))
         tied = self.embed.tokens.weight if config.embed.ties else None
         self.head = config.head.build(config, config.vocab, tied)
-        config.init.apply(self, config.width)
+        config.init.start(self, config.width)
 
     def encode(
         self,
