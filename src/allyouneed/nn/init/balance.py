@@ -23,7 +23,8 @@ POSITIONS, ROWS = 64, 4096  # that deviations are estimated from
 @torch.no_grad()
 def balance(model: nn.Module) -> None:
     """Begin with smaller gains in the norms that a tied head reads, where it would recognise the token vectors."""
-    embed, head = getattr(model, "embed", None), getattr(model, "head", None)
+    embed: Any = getattr(model, "embed", None)
+    head: Any = getattr(model, "head", None)
     tokens = getattr(embed, "tokens", None)
     stack: Any = next((part for name in STACKS if (part := getattr(model, name, None)) is not None), None)
     if tokens is None or tokens.weight.is_meta or stack is None or not hasattr(head, "project_input"):
