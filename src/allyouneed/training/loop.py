@@ -282,8 +282,9 @@ class Trainer:
             verdict = self.guard.check(one)
             self.log.write(step_entry(one))
             self.reporter.step(one)
-            if one.step == 1 and self.recipe.start is None and self.recipe.task.has_perplexity:
-                self._warn(high_first_loss(one.plain, self.config.vocabs.target))
+            vocabs = self.config.vocabs
+            if one.step == 1 and self.recipe.start is None and self.recipe.task.has_perplexity and vocabs is not None:
+                self._warn(high_first_loss(one.plain, vocabs.target))
             if self.tensorboard is not None:
                 self.tensorboard.step(one, self.reporter.speed())
             if verdict == "rewind":

@@ -35,7 +35,8 @@ def balance(model: nn.Module) -> None:
     size = deviation(tokens.weight)
     norms, gain = added_norms(stack), ADDED
     if head.weight is tokens.weight and (found := recognising(stack, size, size * getattr(embed, "scale", 1.0))):
-        norms, gain = found, min(1.0, max(1.0, math.log(vocab) - BELOW) / (width * size))
+        itself, even = width * size, math.log(vocab)  # the logit of the token itself
+        norms, gain = found, 1.0 if itself <= even else max(1.0, even - BELOW) / itself
     for norm in norms:
         if norm.weight is not None:  # `first` is 0 where the norm multiplies by 1 + weight
             norm.weight.mul_(gain) if norm.first else norm.weight.fill_(gain - 1)

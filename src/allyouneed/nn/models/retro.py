@@ -216,7 +216,7 @@ class RetroModel(ModelModule):
         if layout.packed and memory is not None:
             raise ValueError("retrieval does not support packed rows; use one text per row")
         x, vectors = self._embed_text(target, layout)
-        given = {"memory": memory} if isinstance(memory, Retrieved) else {"memory_builder": memory}
+        given: dict[str, Any] = {"memory": memory} if isinstance(memory, Retrieved) else {"memory_builder": memory}
         given |= {"skips": "cross"} if memory is None else {}
         hidden: Tensor = self.decoder(x, Context(layout, inputs=vectors, record=record, losses=losses, **given))
         return hidden

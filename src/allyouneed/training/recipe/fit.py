@@ -11,6 +11,7 @@ from allyouneed.data.files.readers import Files
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.embed.tokens import Embed
+from allyouneed.nn.heads.pooling import Pool
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.sight import blind_pool, readable, seeing_pool, tokens_seen
 from allyouneed.tasks.task import Task
@@ -83,9 +84,9 @@ def sets_pool(tree: Mapping[str, Any]) -> bool:
 def pool_note(tree: Mapping[str, Any], model: Any, longest: int) -> str | None:
     """What to say where the pooling is not the usual one of its head, which would be blind."""
     pool = getattr(model.head, "pool", None)
-    usual = None if pool is None else type(model.head).model_fields["pool"].default
-    if pool == usual or sets_pool(tree):
+    if pool is None or sets_pool(tree):
         return None
+    usual: Pool = type(model.head).model_fields["pool"].default
     length = readable(model, longest)
     seen = tokens_seen(model, usual, length)
     return f"head.pool: {pool}, as the {usual} token sees {seen:,} of {length:,} tokens" if seen < length else None
