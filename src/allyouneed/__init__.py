@@ -184,9 +184,12 @@ def build(model: str | Path | dict[str, Any], changes: list[str] | None = None, 
     `module(source, target)` for an encoder-decoder, `module(tokens)` for other models (docs/calling.md)."""
     import torch
 
+    from allyouneed.nn.models.sight import blind_pool
     from allyouneed.runtime.memory import check_weights
 
     config = model_config(model, changes, **values)
+    if (reason := blind_pool(config)) is not None:
+        raise UserError(f"model.{reason}")
     check_weights(config.cost(1).parameters, torch.get_default_device())
     return cast("ModelModule", config.build())
 

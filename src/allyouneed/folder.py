@@ -112,6 +112,10 @@ class Folder:
     together: int | None = None  # most tokens of a line that is translated whole; None: the translator's default
     confidence: Confidence | None = None  # how probable it is that a translation is acceptable
 
+    def __post_init__(self) -> None:
+        if self.vocabularies is not None:
+            self.vocabularies = self.vocabularies.with_types(token_types(getattr(self.model, "config", None)))
+
     @property
     def tokenizers(self) -> Vocabularies:
         """The vocabularies; an error if there are none."""
@@ -237,8 +241,8 @@ def as_dtype(name: str | torch.dtype | None) -> torch.dtype | None:
 def check_vocabularies(path: Path, vocabularies: Vocabularies, config: Model) -> None:
     """Refuse a tokenizer with more tokens than the model has embeddings, or with ids that have none: ids index the
     embedding and the scores."""
-    sizes = config.vocabs
-    types = getattr(getattr(config, "embed", None), "types", None)
+    sizes, types = config.vocabs, token_types(config)
+    vocabularies = vocabularies.with_types(types)
     for side, tokenizer in (("source", vocabularies.source), ("target", vocabularies.target)):
         if sizes is None:
             continue
@@ -255,6 +259,12 @@ def check_vocabularies(path: Path, vocabularies: Vocabularies, config: Model) ->
         used = tokenizer.template.used_types
         if types is not None and not 0 <= min(used) <= max(used) < types:
             raise UserError(f"{path}: the {side} tokenizer uses token types up to {max(used)}, the model has {types}")
+
+
+def token_types(config: Any) -> int | None:
+    """Token types that the model has vectors for; None: it reads none."""
+    found: int | None = getattr(getattr(config, "embed", None), "types", None)
+    return found
 
 
 def check_finite(where: str, model: nn.Module) -> None:

@@ -7,12 +7,13 @@ import pytest
 import torch
 import yaml
 
-from allyouneed.config import ConfigError, parse
+import allyouneed as ayn
+from allyouneed.config import ConfigError, parse, preset_names
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.training import Recipe, load_recipe, train
 from allyouneed.training.reporting.log import read_log
-from toy_texts import BOTH, DECODER, ENCODER, RUNS, Listener, recipe
+from toy_texts import ATTENTION, BOTH, DECODER, ENCODER, LAYER, RUNS, Listener, recipe
 
 
 @pytest.mark.parametrize(
@@ -68,6 +69,63 @@ def test_impossible_task_recipes_are_rejected(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         recipe(tmp_path, texts, run, **keys)
+
+
+LSTM = ENCODER | {"encoder": [LAYER | {"mixer": {"kind": "lstm"}}]}
+
+
+@pytest.mark.parametrize("run", ["classification", "similarity"])
+def test_a_pooling_that_has_not_seen_the_text_is_refused(run: str, texts: Path, tmp_path: Path) -> None:
+    head = {"kind": "pooled" if run == "similarity" else "classes", "pool": "first"}
+    with pytest.raises(ConfigError, match=r"model\.head\.pool: the first token sees 1 of 48 tokens .* set it to last"):
+        recipe(tmp_path, texts, run, model=LSTM | {"head": head})
+
+
+def test_the_default_pooling_moves_to_what_has_seen_the_text_and_says_so(texts: Path, tmp_path: Path) -> None:
+    bidirectional = ENCODER | {"encoder": [LAYER | {"mixer": {"kind": "lstm", "bidirectional": True}}]}
+    narrow = ENCODER | {"encoder": [LAYER | {"mixer": ATTENTION | {"pattern": "window(3)"}}]}
+    models = {"last": LSTM, "first": bidirectional, "mean": narrow}
+    for pool, model in models.items():
+        made = recipe(tmp_path, texts, "classification", model=model, steps=1)
+        config: Any = made.model_for(None)
+        assert config.head.pool == pool
+    listener = Listener()
+    train(recipe(tmp_path, texts, "classification", model=LSTM, steps=1), console=listener.console)
+    assert "head.pool: last, as the first token sees 1 of 48 tokens" in listener.text
+
+
+def test_a_module_of_ones_own_is_not_built_with_a_blind_pooling() -> None:
+    tree = LSTM | {"vocab": 50, "head": {"kind": "classes", "labels": 2}}
+    with pytest.raises(UserError, match=r"model\.head\.pool: the first token sees 1 of 2 tokens"):
+        ayn.build(tree)
+    assert ayn.build(tree, ["head.pool=last"]).config.head.pool == "last"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("task", "preset", "words"),
+    [
+        (
+            "translation",
+            "whisper-tiny",
+            "source_embed: translation trains a model that reads text, this one reads frames",
+        ),
+        (
+            "classification",
+            "vit-base-16",
+            "embed: classification trains a model that reads text, this one reads patches",
+        ),
+        ("masked-lm", "clip-vit-b-32", "kind: masked-lm trains a model of kind encoder, this is two-towers"),
+        ("permutation-lm", "bert-base", "embed.asks: permutation-lm needs query tokens"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused_with_what_does(task: str, preset: str, words: str) -> None:
+    tree = {"task": task, "model": preset, "data": {"train": "no such file"}, "output": "run"}
+    with pytest.raises(ConfigError, match=words) as caught:
+        parse(Recipe, tree).model_for(None)
+    named = str(caught.value).split(f"presets for {task}: ")[1]
+    assert named.split(",")[0].split()[0] in preset_names()
+    usable = "masked-lm" if preset == "bert-base" else "none that is trained here"
+    assert usable in named.split("tasks for this model: ")[1]
 
 
 def wrong(run: str, text: str, texts: Path, tmp_path: Path, *changes: str, split: str = "train") -> str:

@@ -14,7 +14,7 @@ from allyouneed.training import Recipe, train
 from allyouneed.training.checkpoints import Checkpoints, TrainState
 from allyouneed.training.reporting.log import read_log
 from allyouneed.training.validate import Scorer
-from micro_run import Listener, Make
+from micro_run import MODEL, Listener, Make
 
 REAL = Translation.loss
 
@@ -132,3 +132,21 @@ def test_a_run_does_not_end_in_a_streak(make: Make, listener: Listener, monkeypa
     assert "the run would end with skipped updates: rewinding to the checkpoint of step 8" in listener.text
     log = read_log(recipe.output / "log.jsonl")
     assert [e["step"] for e in log] == list(range(1, 13)) and all(e["loss"] is not None for e in log)
+
+
+@pytest.mark.parametrize("balanced", [True, False])
+def test_a_first_loss_far_above_equal_probabilities_is_reported(make: Make, listener: Listener, balanced: bool):
+    embed = {"positions": "sinusoidal", "scale": "none"}
+    model = MODEL | {"embed": embed, "init": {"kind": "t5", "factor": 3.0, "balanced": balanced}}
+    train(make(model=model, steps=1, average=0), console=listener.console)
+    assert ("warning: the first loss" in listener.text) != balanced, listener.text
+    assert balanced or "is far above 5.7, that of equal probabilities" in listener.text
+
+
+def test_an_init_that_presets_name_since_then_does_not_stop_a_resume(make: Make, listener: Listener):
+    train(make(steps=4), console=listener.console)
+    named = make(steps=8, model=MODEL | {"init": {"kind": "xavier", "balanced": False}})
+    train(named, console=listener.console)
+    assert "resuming the run" in listener.text
+    with pytest.raises(UserError, match=r"model\.init\.kind: 'xavier' before, 'small' now"):
+        train(make(steps=9, model=MODEL | {"init": "small"}), console=listener.console)

@@ -12,10 +12,13 @@ from torch import nn
 from allyouneed.config import parse, tree_of
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
+from allyouneed.nn.heads.pooling import Pool
 from allyouneed.nn.models.base import Model
+from allyouneed.nn.models.sight import readable, seeing_pool
 from allyouneed.nn.models.weights import assign_weights, meta_model, named_tensors
 
 SAME_MODEL = ({"translation", "seq2seq"}, {"causal-lm", "chat", "dpo"})  # tasks that share one model
+TEXT = 128  # tokens of a text that is pooled
 POOLABLE = ("encoder", "decoder")  # models whose token vectors can be pooled into one vector per text
 
 
@@ -36,8 +39,9 @@ def check_task(path: Path, model: Model, own: str, wanted: str) -> str:
 
 
 def pooling_head(model: Model) -> dict[str, Any]:
-    """Mean pooling, or the last token in a causal stack, since only that one sees the whole text."""
-    return {"kind": "pooled", "pool": "last" if tree_of(model)["kind"] == "decoder" else "mean"}
+    """Mean pooling, or in a decoder the last token, if it sees the whole text."""
+    wanted: tuple[Pool, ...] = ("last",) if tree_of(model)["kind"] == "decoder" else ("mean",)
+    return {"kind": "pooled", "pool": seeing_pool(model, wanted, readable(model, TEXT))}
 
 
 def with_head(model: nn.Module, head: Mapping[str, Any]) -> nn.Module:

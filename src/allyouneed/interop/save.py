@@ -15,11 +15,14 @@ from allyouneed.errors import UserError
 from allyouneed.folder import Folder, check_vocabularies
 from allyouneed.interop.load import vocabularies
 from allyouneed.nn.models.base import Model
+from allyouneed.tasks.task import Task
 
 TokenizerLike = Tokenizer | Vocabularies | tuple[Tokenizer, Tokenizer] | Path | str | None
 # the task of a model by its head; that of a vocabulary head depends on the kind of the model
 BY_HEAD = {"classes": "classification", "tags": "tagging", "pooled": "similarity", "click": "click"}
+BY_HEAD |= {"mask-predict": "mask-predict"}
 BY_KIND = {"encoder-decoder": "translation", "encoder": "masked-lm", "two-towers": "image-text"}
+BY_KIND |= {"interleaved": "interleaved"}
 MAX_TOKENS = 256  # of a folder without another limit
 
 
@@ -42,7 +45,13 @@ def build_folder(
     if count is not None and len(labels) != count:
         raise UserError(f"labels: {len(labels)} names for {count} classes; give the name of each class, in order")
     limit = min(max_tokens or MAX_TOKENS, config.limit or max_tokens or MAX_TOKENS)
-    return Folder(module, both, {"kind": kind}, max_tokens=limit, labels=list(labels), card=card)
+    return Folder(module, both, task_options(kind, config), max_tokens=limit, labels=list(labels), card=card)
+
+
+def task_options(kind: str, config: Model) -> dict[str, Any]:
+    """A task with all of its options, which its predictor reads."""
+    task = Task.find(kind)
+    return {"kind": kind} if task is None else tree_of(task().for_model(tree_of(config)))
 
 
 def usual_task(config: Model) -> str:

@@ -26,3 +26,8 @@ class Common(Config):
     """The linear map that all parts use."""
     init: Init = Xavier()
     """How weights are initialised."""
+
+
+def least(*limits: int | None) -> int | None:
+    """The lowest of the limits that there are; None: there is none."""
+    return min((limit for limit in limits if limit is not None), default=None)

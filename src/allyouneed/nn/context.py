@@ -259,6 +259,7 @@ class Context:
     memo: dict[tuple[type, Hashable], Any] = field(default_factory=dict)
     # builds the memory from the input of the first layer that needs it (RETRO)
     memory_builder: MemoryBuilder | None = None
+    skips: str | None = None  # a sub-layer that is left out (RETRO without retrieval: "cross")
     encoder_preceding: Memory | None = None  # for encoder layers: the encoded sentences before the source
     replay: ReplayedDecisions | None = None  # set if the layer will be recomputed for its gradients
     # a step of fixed shape (runtime/cuda): nothing may wait for the device, positions are known to be within limits

@@ -6,13 +6,14 @@ from abc import abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from typing import ClassVar, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from allyouneed.config import Part
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.patterns.core import Pattern
+from allyouneed.nn.patterns.core import Pattern, TokenFields
 from allyouneed.nn.states.base import State
 
 
@@ -72,6 +73,17 @@ class Mixer(Part, slot="token mixer"):
         """What makes it attend to later tokens, if known."""
         return None
 
+    def visible(self, tokens: TokenFields) -> Tensor:
+        """Which tokens of a text each token can read in one layer: (time, time) bool, a row for each that reads.
+        `tokens`: those of the text, (time). A mixer that reads less than all earlier tokens, or all, overrides it."""
+        every = torch.ones(len(tokens.position), len(tokens.position), dtype=torch.bool)
+        return every.tril() if self.causal else every
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens of the longest text that it has weights for; None: any number."""
+        return None
+
     def outputs(self, common: Common) -> int:
         """Output features: the model width, except inside other parts."""
         return common.width
@@ -118,6 +130,9 @@ class AttendsByPattern:
     def leak(self: HasPattern) -> str | None:
         return self.pattern.leak()
 
+    def visible(self: HasPattern, tokens: TokenFields) -> Tensor:
+        return self.pattern.allowed(tokens.along(1), tokens.along(0)).expand(len(tokens.position), -1)
+
 
 class Channel(Part, slot="channel mixer"):
     """Channel mixer: mixes the features of each token."""
@@ -128,6 +143,10 @@ class Channel(Part, slot="channel mixer"):
     def batch_independent(self) -> bool:
         """Results are independent of the rest of the batch (not so for experts with a capacity)."""
         return True
+
+    def visible(self, tokens: TokenFields) -> Tensor:
+        """Which tokens each token reads, as for a mixer: itself, unless a part says otherwise."""
+        return torch.eye(len(tokens.position), dtype=torch.bool)
 
     def leak(self) -> str | None:
         """Why it looks at later tokens, so that it cannot be part of a decoder; None where it does not."""
@@ -145,3 +164,8 @@ class Channel(Part, slot="channel mixer"):
 
     def problems(self, common: Common) -> list[tuple[str, str]]:
         return []
+
+
+def through(later: Tensor, earlier: Tensor) -> Tensor:
+    """What is visible through two parts one after another, (time, time) or, for one token, (time)."""
+    return (later.float() @ earlier.float()) > 0

@@ -51,6 +51,8 @@ class ClickPrediction(Task):
     def complete(self, model: Mapping[str, Any], files: Sequence[Files]) -> dict[str, Any]:
         """The model with the numbers of columns of the data."""
         logs = [entry for entry in files if isinstance(entry, LogFiles)]
+        if not logs:
+            return dict(model)
         for entry in logs[1:]:
             if entry.names != logs[0].names:
                 raise UserError("data.train: all files need the same columns ('sequence', 'times', 'features')")

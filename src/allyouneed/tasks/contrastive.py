@@ -27,6 +27,7 @@ class Contrastive(TwoTextTask):
 
     files: ClassVar[type[Files]] = PairFiles
     kinds: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
+    compares_batch: ClassVar[bool] = True
     metrics: ClassVar[dict[str, bool]] = {"recall@1": True, "loss": False}
     kind: Literal["contrastive"] = "contrastive"
     temperature: Annotated[float, Field(gt=0)] = 0.05

@@ -62,6 +62,7 @@ class Task(Part, slot="task", default="translation"):
     required_keys: ClassVar[tuple[str, ...]] = ()  # of its own, which a recipe must set
     unused_keys: ClassVar[tuple[str, ...]] = ()  # fields of a recipe without effect on it
     free_keys: ClassVar[tuple[str, ...]] = ()  # of its own, which may differ when a run is resumed
+    compares_batch: ClassVar[bool] = False  # the loss of an example depends on the others of its batch
     fills_rows: ClassVar[bool] = False  # an example may be as long as a row of the batch, by default
 
     @property
@@ -180,7 +181,8 @@ def set_label_count(head: Any, labels: Sequence[str] | None) -> dict[str, Any]:
         return {"labels": 2} | tree
     configured = tree.get("labels")
     if configured is not None and configured != len(labels):
-        raise UserError(f"model.head.labels: {configured}, but the training data has {len(labels)}; remove 'labels'")
+        count = len(labels)
+        raise UserError(f"model.head.labels: {configured}, but the training data has {count}; set head.labels={count}")
     return tree | {"labels": len(labels)}
 
 

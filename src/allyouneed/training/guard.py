@@ -9,6 +9,7 @@ does not help, training stops. During a streak of bad updates nothing is validat
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +22,8 @@ IN_A_ROW = 3  # bad updates before rewinding; finite ones that prove a checkpoin
 REWINDS = 3
 RECOVERED = 20  # finite updates in a row after which a checkpoint resets the count of rewinds
 SHOWN = 2  # sentences recorded in full
+
+FAR = 2.0  # above ln of the vocabulary, that is e² times its perplexity
 
 Verdict = Literal["good", "skipped", "rewind"]
 
@@ -104,3 +107,14 @@ class NonFiniteGuard:
 def _few(numbers: list[int]) -> str:
     more = f", … ({len(numbers)} in all)" if len(numbers) > 5 else ""
     return ", ".join(map(str, numbers[:5])) + more
+
+
+def high_first_loss(loss: float, vocabulary: int) -> str | None:
+    """What to say where new weights begin far above the loss of equal probabilities."""
+    even = math.log(vocabulary)
+    if loss <= even + FAR:
+        return None
+    return (
+        f"the first loss, {loss:.1f}, is far above {even:.1f}, that of equal probabilities: the initial scores are too "
+        "large; check model.init (balanced: true), embed.scale and embed.tied"
+    )

@@ -18,6 +18,7 @@ from allyouneed.config import tree_of
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder, read_body
 from allyouneed.interop.load import load
+from allyouneed.nn.init.balance import drowned_tokens
 from allyouneed.nn.models.precision import dequantize
 from allyouneed.nn.states.segment_memory import SegmentMemory, with_segment_memory
 from allyouneed.training.backend import Backend
@@ -28,7 +29,7 @@ from allyouneed.training.distributed.fsdp import gather_model, is_sharded, write
 from allyouneed.training.distributed.objective import over_all_processes
 from allyouneed.training.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from allyouneed.training.distributed.tensor_parallel import tensor_parallel_size
-from allyouneed.training.guard import NonFiniteGuard
+from allyouneed.training.guard import NonFiniteGuard, high_first_loss
 from allyouneed.training.optim.optimiser import state_tensors
 from allyouneed.training.optim.schedule import PAPER_WARMUP, Schedule, default_warmup
 from allyouneed.training.prefetch import Prefetcher, Update
@@ -65,7 +66,9 @@ class Trainer:
         self.originals: dict[str, bytes] = {}
         self.directions: list[tuple[str | None, str]] = []
         self.learnt: dict[str, Any] = {}  # options of the task that a start model has learnt already
-        if recipe.start is not None:
+        if recipe.start is None:
+            self._warn(drowned_tokens(self.model))
+        else:
             start = load(recipe.start, as_stored=True)
             try:
                 weights = dequantize(start.model)
@@ -279,6 +282,9 @@ class Trainer:
             verdict = self.guard.check(one)
             self.log.write(step_entry(one))
             self.reporter.step(one)
+            vocabs = self.config.vocabs
+            if one.step == 1 and self.recipe.start is None and self.recipe.task.has_perplexity and vocabs is not None:
+                self._warn(high_first_loss(one.plain, vocabs.target))
             if self.tensorboard is not None:
                 self.tensorboard.step(one, self.reporter.speed())
             if verdict == "rewind":
@@ -289,6 +295,10 @@ class Trainer:
             self._rewind()
             return True
         return False
+
+    def _warn(self, text: str | None) -> None:
+        if text is not None:
+            self.reporter.print(f"warning: {text}")
 
     def _rewind(self) -> None:
         """Restore the last valid checkpoint, but continue with the data after the bad batches."""

@@ -32,7 +32,7 @@ from allyouneed.data.tokenizers.base import MASK, Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.files import leftovers, temporary_name, write_folder, write_text
 from allyouneed.files.reading import parse_yaml, read_json, read_json_value
-from allyouneed.folder import LANGUAGES, read_about
+from allyouneed.folder import LANGUAGES, read_about, token_types
 from allyouneed.infer.retrieval.neighbour_cache import with_neighbours
 from allyouneed.infer.retrieval.retriever import Retriever
 from allyouneed.interop.load import about, load, vocabularies, weight_files
@@ -40,6 +40,7 @@ from allyouneed.tasks.feedback.dpo import DPO, Reference, reference_path
 from allyouneed.tasks.language.causal_lm import DocumentItems
 from allyouneed.tasks.task import VALIDATION_SEED, Task
 from allyouneed.training.backend import choose_backend
+from allyouneed.training.data_size import ROWS, check_left_out, choose_rows
 from allyouneed.training.optim.schedule import PAPER_WARMUP
 from allyouneed.training.recipe.recipe import Recipe
 from allyouneed.training.recipe.sections import SPLITS
@@ -155,11 +156,25 @@ class RunFolder:
         """Whether there are checkpoints or a model."""
         return self.model.exists() or (self.checkpoints.is_dir() and any(self.checkpoints.iterdir()))
 
+    @property
+    def rows(self) -> int | None:
+        """Rows of a batch that the run has recorded."""
+        return self._read_recipe().get("batch", {}).get("rows") if self.has_started else None
+
+    def set_rows(self, rows: int) -> None:
+        """Record the rows of a batch, which the data has decided."""
+        if self.has_started and self.rows != rows:
+            tree = self._read_recipe()
+            self._write_recipe(tree | {"batch": tree["batch"] | {"rows": rows}})
+
     def open(self, tree: dict[str, Any]) -> None:
         """Start or resume a run of this recipe; raise if the folder holds a run of another recipe that has trained. A
         run that failed before its first step may be changed."""
         if self.has_started:
-            changed = differences(*_same_defaults(_fixed_keys(self._read_recipe()), _fixed_keys(tree)))
+            before = self._read_recipe()
+            if tree["batch"]["rows"] is None and self.trained:  # the data has decided, or an earlier version
+                tree["batch"] = tree["batch"] | {"rows": before.get("batch", {}).get("rows", ROWS)}
+            changed = differences(*_same_defaults(_fixed_keys(before), _fixed_keys(tree)))
             if changed and not self.trained:
                 self.clear()
             elif changed:
@@ -167,6 +182,9 @@ class RunFolder:
                     f"{self.folder}: holds a run of another recipe; undo the changes to resume it, use --restart to "
                     "start over, or set another output. Changed:\n  " + "\n  ".join(changed)
                 )
+        self._write_recipe(tree)
+
+    def _write_recipe(self, tree: dict[str, Any]) -> None:
         try:
             text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110)
             write_text(self.recipe, text)
@@ -175,11 +193,23 @@ class RunFolder:
 
 
 def _same_defaults(before: dict[str, Any], now: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Recipes of earlier versions record the paper's warm-up as the default; it is kept (`Trainer._schedule`)."""
+    """Recipes of earlier versions record the paper's warm-up as the default; it is kept (`Trainer._schedule`). How the
+    weights began is in the checkpoint, and earlier presets did not name it."""
+    before, now = _without_init(before), _without_init(now)
     old, new = before.get("schedule"), now["schedule"]
     if isinstance(old, dict) and new.get("warmup", 0) is None and old.get("warmup") == PAPER_WARMUP:
         before = before | {"schedule": old | {"warmup": None}}
     return before, now
+
+
+def _without_init(tree: dict[str, Any]) -> dict[str, Any]:
+    """The recipe without the init of its model where it is the default, or was the same before it could be balanced."""
+    model = tree.get("model")
+    if not isinstance(model, dict):
+        return tree
+    init = model.get("init", "xavier")
+    init = {"kind": init} if isinstance(init, str) else {key: value for key, value in init.items() if key != "balanced"}
+    return tree | {"model": model | {"init": init}}
 
 
 def _fixed_keys(tree: dict[str, Any]) -> dict[str, Any]:
@@ -248,14 +278,16 @@ class PreparedData:
     test_examples: list[Any]
     retriever: Retriever | None = None
     detector: LanguageDetector | None = None
+    rows: int = ROWS  # of a batch
 
 
-def prepare(recipe: Recipe, run: RunFolder, reporter: Reporter) -> PreparedData:
-    """Learn the tokenizer and encode the data, or reuse those of an earlier start."""
+def prepare(recipe: Recipe, run: RunFolder, reporter: Reporter, processes: int = 1) -> PreparedData:
+    """Learn the tokenizer and encode the data, or reuse those of an earlier start. `processes`: that share a batch."""
     data, task, report = recipe.data, recipe.task, reporter.print
     retriever = _retriever(recipe)
     vocabularies = _vocabularies(recipe, run, report, retriever)
     _check_unchanged(vocabularies, run)
+    vocabularies = vocabularies.with_types(token_types(recipe.model_for(vocabularies)))
     labels = _labels(recipe, run, report)
     encoding = task.encoding(vocabularies, labels, None if task.splits_documents else recipe.max_tokens)
     what = task.file_type.examples
@@ -263,6 +295,8 @@ def prepare(recipe: Recipe, run: RunFolder, reporter: Reporter) -> PreparedData:
         run.data, data.train, data.filters, encoding, reporter.counter(f"training {what} encoded")
     )
     report(f"training {what}: {store.report.text()}")
+    if not run.trained and (warning := check_left_out(recipe, store.report)) is not None:
+        report(warning)
     capacities = tuple(min(side, recipe.max_tokens) for side in recipe.capacities)
     reference = _reference(recipe)
 
@@ -279,8 +313,11 @@ def prepare(recipe: Recipe, run: RunFolder, reporter: Reporter) -> PreparedData:
         counter = reporter.counter(f"{name} chunks retrieved")
         return with_neighbours(found, retriever, config.neighbours, run.data, counter)
 
-    def batches() -> Batches:
-        return task.batches(items(store, recipe.seed, "training"), recipe.capacities, recipe.batch.rows, recipe.seed)
+    def batches(rows: int) -> Batches:
+        return task.batches(items(store, recipe.seed, "training"), recipe.capacities, rows, recipe.seed)
+
+    rows = run.rows or choose_rows(recipe, batches, report, processes)
+    run.set_rows(rows)
 
     def validation_batches(files: Sequence[Files], name: str) -> Batches | None:
         if not files:
@@ -293,8 +330,8 @@ def prepare(recipe: Recipe, run: RunFolder, reporter: Reporter) -> PreparedData:
     return PreparedData(
         vocabularies,
         labels,
-        batches(),
-        batches(),
+        batches(rows),
+        batches(rows),
         len(store),
         validation_batches(data.valid, "validation"),
         _read(data.valid, f"validation {what}", report),
@@ -302,6 +339,7 @@ def prepare(recipe: Recipe, run: RunFolder, reporter: Reporter) -> PreparedData:
         _read(data.test, f"test {what}", report),
         retriever,
         _detector(recipe, run),
+        rows,
     )
 
 

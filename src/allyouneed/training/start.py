@@ -29,6 +29,7 @@ from allyouneed.training.planning.dry_run import dry_run
 from allyouneed.training.planning.memory import check_memory
 from allyouneed.training.ppo.run import PPORun
 from allyouneed.training.prepare import PreparedData, RunFolder, prepare, resolve
+from allyouneed.training.recipe.fit import pool_note
 from allyouneed.training.recipe.recipe import Recipe
 from allyouneed.training.reporting.progress import Reporter
 from allyouneed.training.signals import Interrupted, reraise_lost_interrupt
@@ -106,16 +107,22 @@ def _train(
         else f"; {processes.world_size} processes ({recipe.parallel.text(processes.data_ranks)})"
     )
     reporter.print(backend.summary + layout)
-    check_memory(recipe, recipe.model_for(None), backend, processes)  # before hours of preparation, if it is certain
+    # before hours of preparation, if it is certain: a batch has at least a row for each process
+    least = with_rows(recipe, recipe.batch.rows or processes.data_ranks)
+    check_memory(least, recipe.model_for(None), backend, processes)
     first: list[PreparedData] = []
-    processes.on_main(lambda: first.append(prepare(recipe, run, reporter)), "preparing the data")
+    processes.on_main(lambda: first.append(prepare(recipe, run, reporter, processes.data_ranks)), "preparing the data")
     # the others reuse what the main process has prepared
-    prepared = first[0] if first else prepare(recipe, run, reporter)
+    prepared = first[0] if first else prepare(recipe, run, reporter, processes.data_ranks)
+    recipe = with_rows(recipe, prepared.rows)
+    tree["batch"] = tree["batch"] | {"rows": prepared.rows}
     check_memory(recipe, recipe.model_for(prepared.vocabularies, prepared.labels), backend, processes)
     trainer = Trainer(recipe, run, prepared, backend, reporter, processes)
     if started and trainer.resumed:
         reporter.print(f"resuming the run in {run.folder} after step {trainer.state.step:,}")
     reporter.print(f"{tree_of(trainer.config)['kind']}, {trainer.config.cost().parameters:,} parameters")
+    if (note := pool_note(recipe.model_tree(), trainer.config, recipe.max_tokens)) is not None:
+        reporter.print(note)
     batches = trainer.data.steps_per_epoch(0)
     if recipe.accumulate > batches:
         reporter.print(
@@ -132,6 +139,10 @@ def _train(
     text = _recipe_text(tree)
     scores = processes.on_main(lambda: finish(trainer, last, run, text), "writing and scoring the model")
     return Result(run.model, trainer.state.step, scores)
+
+
+def with_rows(recipe: Recipe, rows: int) -> Recipe:
+    return recipe.model_copy(update={"batch": recipe.batch.model_copy(update={"rows": rows})})
 
 
 def _train_ppo(

@@ -293,3 +293,54 @@ def test_flops_match_torchs_counter(keys):
         model.logits(Batch(Rows(torch.ones(batch, time).long()), given))
     masked_away = 3 * 4 * WIDTH * (time - (time + 1) / 2)
     assert counter.get_total_flops() == pytest.approx(batch * time * (config.cost(time).flops + masked_away))
+
+
+# --- without retrieval ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wiring", ["pre-norm", "post-norm", "sandwich", "parallel", "resi-dual"])
+@pytest.mark.parametrize("null", [False, True])
+def test_without_neighbours_it_is_a_plain_decoder(wiring, null):
+    """The same numbers as of a decoder with its weights and without the cross-attention, whole and step by step."""
+    layer = {"wiring": wiring, "mixer": ATTENTION | {"pattern": "causal"}, "channel": CHANNEL}
+    retrieving = layer | {"cross": CROSS | {"null": null}}
+    model = build(tree(decoder=[layer, retrieving], encoder=[READS | {"wiring": wiring}]))
+    config = {"kind": "decoder", "vocab": VOCAB, "width": WIDTH, "embed": {"positions": "sinusoidal"}}
+    plain = build(config | {"decoder": [layer, layer]})
+    each = len(plain.decoder.blocks[1].wiring.norms) // 2  # norms of a sub-layer
+    wanted = plain.state_dict()
+    for name, tensor in model.state_dict().items():
+        start = "decoder.blocks.1.wiring.norms."
+        if name.startswith(start) and len(model.decoder.blocks[1].wiring.norms) == 3 * each:
+            number, rest = name.removeprefix(start).split(".")
+            if each <= int(number) < 2 * each:
+                continue  # of the cross-attention
+            name = f"{start}{int(number) - each * (int(number) >= 2 * each)}.{rest}"
+        if name in wanted:
+            wanted[name] = tensor
+    plain.load_state_dict(wanted)
+    rows = Rows(torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8, 9, 1]]))
+    with torch.no_grad():
+        expected = plain.logits(Batch(rows))
+        close(model.logits(Batch(rows)), expected)
+        states = model.start(1)
+        steps = [model.head(model.advance(Rows(column), states)) for column in rows.tokens.split([4, 1, 2, 3], 1)]
+    close(torch.cat(steps, 1), expected)
+
+
+@pytest.mark.parametrize("width", [2, 4, 9])
+@pytest.mark.parametrize("null", [False, True])
+def test_neighbours_of_any_width_stand_at_their_places(width, null):
+    """Padding behind a neighbour is no token, and moves none of the others."""
+    model = build(tree(CROSS | {"positions": "rotary", "null": null, "head_width": 4}))
+    tokens = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1]
+    found = [[[[4, 5], [6]], [[6, 7]], [[9], [8, 1]]]]
+    with torch.no_grad():
+        logits = [
+            model.logits(Batch(Rows(torch.tensor([tokens])), Neighbours.of(found, K, size))) for size in (2 * M, width)
+        ]
+        states = model.start(Neighbours.of(found, K, width))
+        pieces = torch.tensor([tokens]).split([4, 1, 2, 3], 1)
+        steps = torch.cat([model.head(model.advance(Rows(piece), states)) for piece in pieces], 1)
+    close(logits[1], logits[0])
+    close(steps, logits[0])

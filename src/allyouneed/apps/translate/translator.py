@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, overload
 
@@ -21,6 +22,7 @@ from allyouneed.apps.translate.languages import LanguageFrames
 from allyouneed.apps.translate.numbers.repair import put_right
 from allyouneed.apps.translate.result import AlignmentLink, Candidate, Translation
 from allyouneed.apps.translate.routes import Route, Routes
+from allyouneed.apps.translate.scripts import ChineseScripts
 from allyouneed.apps.translate.spans.carry import Carrier
 from allyouneed.apps.translate.spans.spans import same_spans, without_spans
 from allyouneed.apps.translate.splitting.assemble import (
@@ -64,18 +66,29 @@ class Translator(GeneratingPredictor):
 
     def __init__(self, folder: Folder, max_tokens: int | None = None, together: int | None = None) -> None:
         super().__init__(folder)
-        self._limit: int | None = getattr(getattr(self.model, "embed", None), "limit", None)
+        self._limit: int | None = getattr(getattr(self.model, "config", None), "limit", None)
         trained = max_tokens or folder.max_tokens
         self.max_tokens = trained if self._limit is None else min(trained, self._limit)
         whole = next(number for number in (together, folder.together, WHOLE) if number is not None)
         self.together = min(whole, self.max_tokens)
         self.routes = Routes(folder.directions, folder.detector)
-        self.frames = LanguageFrames(folder, self.routes)
-        self.scripts = self.frames.scripts
         self.context = trained_context(folder.task)
         self.marks_terms = bool(folder.task.get("marked_terms"))  # it was trained with marked terms
-        # a model without languages may translate anything (dates, formulas): its digits and symbols are its own
-        self.protects = bool(folder.detector is not None or self.languages or self.source.foreign)
+
+    # what needs a tokenizer is made when it is used: a model without one has its logits and hidden states
+    @cached_property
+    def frames(self) -> LanguageFrames:
+        return LanguageFrames(self.folder, self.routes)
+
+    @property
+    def scripts(self) -> ChineseScripts:
+        return self.frames.scripts
+
+    @cached_property
+    def protects(self) -> bool:
+        """Whether spans and numbers are kept by default. A model without languages may translate anything (dates,
+        formulas): its digits and symbols are its own."""
+        return bool(self.folder.detector is not None or self.languages or self.source.foreign)
 
     def build_engine(self) -> Engine:
         return sequence_engine(self.model, self.folder.tokenizers, self._limit)

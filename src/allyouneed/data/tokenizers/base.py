@@ -8,11 +8,12 @@ token can spell one, and text that contains one is encoded as ordinary text.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -153,6 +154,15 @@ class Tokenizer:
             tree["ours"] = self.about
         canonical = json.dumps(tree, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
+
+    def with_types(self, count: int | None) -> Tokenizer:
+        """This tokenizer for a model with this many token types (None: any): a second text has the last one where there
+        is only one (RoBERTa: Liu et al. 2019, the authors' code). A foreign tokenizer keeps its own."""
+        if self.foreign or count is None or max(self.template.used_types) < count:
+            return self
+        fitted = copy.copy(self)
+        fitted.template = replace(self.template, types=(0, count - 1))
+        return fitted
 
     def language(self, tag: str) -> int:
         """The id of a language's token. `tag`: its name in any usual form (data/languages.py): "German" is "de_DE"."""
@@ -413,6 +423,11 @@ class Vocabularies:
     @property
     def joint(self) -> bool:
         return self.source is self.target
+
+    def with_types(self, count: int | None) -> Vocabularies:
+        """See `Tokenizer.with_types`."""
+        source = self.source.with_types(count)
+        return Vocabularies(source, source if self.joint else self.target.with_types(count))
 
     @property
     def hash(self) -> str:

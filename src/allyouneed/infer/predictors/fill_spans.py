@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from allyouneed.config import tree_of
 from allyouneed.data.tokenizers.base import MASK, sentinel
 from allyouneed.errors import UserError, quote
-from allyouneed.folder import Folder
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.predictors.base import EvaluationResult, check_texts, evenly_spaced
@@ -23,11 +23,10 @@ GAP = 3  # tokens removed from its middle
 class SpanFiller(GeneratingPredictor):
     """Fills each `<mask>` with any number of tokens."""
 
-    def __init__(self, folder: Folder) -> None:
-        super().__init__(folder)
-        tokenizer = self.tokenizer
-        count = int(folder.task["sentinels"])
-        self.sentinels = [tokenizer.special(sentinel(number)) for number in range(count)]
+    @cached_property
+    def sentinels(self) -> list[int]:
+        count = int(self.folder.task["sentinels"])
+        return [self.tokenizer.special(sentinel(number)) for number in range(count)]
 
     def build_engine(self) -> Engine:
         tokenizer = self.tokenizer

@@ -25,6 +25,7 @@ from allyouneed.nn.cost import Cost
 from allyouneed.nn.linear.dense import MergedLinear
 from allyouneed.nn.observe import is_observed, observe, show
 from allyouneed.nn.ops.experts import Groups, arrival, collect, count, grouped_linear, spread
+from allyouneed.nn.patterns.core import TokenFields
 from allyouneed.nn.states.base import State
 from allyouneed.nn.sublayer import Channel, SubLayer
 
@@ -99,6 +100,10 @@ class MoE(Channel):
     def batch_independent(self) -> bool:
         unlimited = self.capacity is None and self.row_capacity is None
         return unlimited and self.expert.batch_independent and (self.shared is None or self.shared.batch_independent)
+
+    def visible(self, tokens: TokenFields) -> Tensor:
+        seen = self.expert.visible(tokens)
+        return seen if self.shared is None else seen | self.shared.visible(tokens)
 
     def build(self, common: Common) -> SubLayer:
         return MoEModule(self, common)

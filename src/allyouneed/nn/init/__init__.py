@@ -11,15 +11,26 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from allyouneed.config import Part
+from allyouneed.nn.init.balance import balance
 from allyouneed.nn.init.depth import deepnorm_factors
 
 Deviation = Annotated[float, Field(gt=0)]
 
 
 class Init(Part, slot="init"):
+    balanced: bool = True
+    """Begin with a smaller gain in the norm before a tied head that would recognise the token vectors, so that the
+    first loss is near the logarithm of the vocabulary; `false`: the scheme as it was published."""
+
     @abstractmethod
     def apply(self, model: nn.Module, width: int) -> None:
-        """Initialise every weight of the model."""
+        """Initialise every weight of the model, as published."""
+
+    def start(self, model: nn.Module, width: int) -> None:
+        """Initialise a whole model."""
+        self.apply(model, width)
+        if self.balanced:
+            balance(model)
 
 
 class Xavier(Init):

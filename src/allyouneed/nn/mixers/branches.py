@@ -13,13 +13,14 @@ import torch
 from pydantic import WrapValidator
 from torch import Tensor, nn
 
-from allyouneed.nn.common import Common
+from allyouneed.nn.common import Common, least
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.dropout import Dropout
+from allyouneed.nn.patterns.core import TokenFields
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.nested import NestedStates
-from allyouneed.nn.sublayer import Channel, Mixer, SubLayer
+from allyouneed.nn.sublayer import Channel, Mixer, SubLayer, through
 
 
 def _mixer_or_channel(value: Any, _: Any) -> Any:
@@ -62,6 +63,15 @@ class Branches(Mixer):
     def pieces(self) -> dict[str, Mixer | Channel]:
         found = {"left": self.left, "right": self.right, "then": self.then}
         return {name: part for name, part in found.items() if part is not None}
+
+    def visible(self, tokens: TokenFields) -> Tensor:
+        both = self.left.visible(tokens)
+        both = both if self.right is None else both | self.right.visible(tokens)
+        return both if self.then is None else through(self.then.visible(tokens), both)
+
+    @property
+    def longest(self) -> int | None:
+        return least(*(part.longest for part in self.pieces.values() if isinstance(part, Mixer)))
 
     def joined(self, common: Common) -> Common:
         """The common settings of `then`, with the joined width."""

@@ -16,9 +16,10 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.convolution import Convolution
+from allyouneed.nn.patterns.core import TokenFields
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.nested import NestedStates
-from allyouneed.nn.sublayer import Channel, SubLayer
+from allyouneed.nn.sublayer import Channel, SubLayer, through
 
 Size = Annotated[int, Field(gt=0)]
 
@@ -41,6 +42,10 @@ class ConvolutionalFFN(Channel):
 
     def leak(self) -> str | None:
         return None if self.sees == "past" else "its convolutions cover later tokens; set sees: past"
+
+    def visible(self, tokens: TokenFields) -> Tensor:
+        first, second = (Convolution(size=size, sees=self.sees).visible(tokens) for size in (self.first, self.second))
+        return through(second, first)
 
     def parts(self, common: Common) -> tuple[tuple[Convolution, Common], tuple[Convolution, Common]]:
         """Both convolutions, with the width of their inputs."""

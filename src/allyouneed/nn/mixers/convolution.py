@@ -20,6 +20,7 @@ from allyouneed.nn.cost import Cost
 from allyouneed.nn.observe import observe
 from allyouneed.nn.ops.activations import ACTIVATIONS, Activation
 from allyouneed.nn.ops.unpack import window_mask
+from allyouneed.nn.patterns.core import TokenFields
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.window import MAX_TRIM
 from allyouneed.nn.sublayer import Mixer, SubLayer
@@ -40,6 +41,10 @@ class SlidingMixer(Mixer):
         """Positions to the left and to the right; an even size has one more on the right (SAME padding)."""
         right = self.size // 2 if self.sees == "around" else 0
         return self.size - 1 - right, right
+
+    def visible(self, tokens: TokenFields) -> Tensor:
+        (left, right), query, key = self.reach, tokens.along(1), tokens.along(0)
+        return (key.position >= query.position - left) & (key.position <= query.position + right)
 
     @property
     def causal(self) -> bool:

@@ -18,7 +18,7 @@ from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.attention import Attention
 from allyouneed.nn.mixers.lightweight import DynamicConvolution, LightweightConvolution
-from allyouneed.nn.patterns.core import Full, Pattern
+from allyouneed.nn.patterns.core import Full, Pattern, TokenFields
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.nested import NestedStates
 from allyouneed.nn.sublayer import AttendsByPattern, Mixer, SubLayer
@@ -55,6 +55,10 @@ class LSRA(AttendsByPattern, Mixer):
         sees: Literal["past", "around"] = "past" if self.causal else "around"
         near = kind(size=self.size, sees=sees, gated=self.gated, **shared)
         return {"far": Attention(pattern=self.pattern, **shared), "near": near}
+
+    def visible(self, tokens: TokenFields) -> Tensor:
+        far, near = (half.visible(tokens) for half in self.halves.values())
+        return far | near
 
     def widths(self, common: Common) -> tuple[int, int]:
         """Features of attention and convolution."""

@@ -16,6 +16,7 @@ from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.convolution import masked_convolution
 from allyouneed.nn.observe import observe
 from allyouneed.nn.ops.unpack import unpack_rows, window_mask
+from allyouneed.nn.patterns.core import TokenFields
 from allyouneed.nn.states.base import State
 from allyouneed.nn.sublayer import Mixer, SubLayer
 
@@ -30,6 +31,9 @@ class Identity(Mixer):
     @property
     def causal(self) -> bool:
         return True
+
+    def visible(self, tokens: TokenFields) -> Tensor:
+        return torch.eye(len(tokens.position), dtype=torch.bool)
 
     def build(self, common: Common) -> SubLayer:
         return IdentityModule()
@@ -73,6 +77,12 @@ class Pooling(_Around):
     """Side of the neighbourhood; odd."""
     grid: tuple[Size, Size] | None = None
     """Rows and columns of an image's patches; default: tokens are a line."""
+
+    def visible(self, tokens: TokenFields) -> Tensor:
+        query, key = tokens.along(1).position, tokens.along(0).position
+        columns = 1 if self.grid is None else self.grid[1]
+        apart = torch.stack([query // columns - key // columns, query % columns - key % columns])
+        return (apart.abs() <= self.size // 2).all(0)
 
     def build(self, common: Common) -> SubLayer:
         return PoolingModule(self)
@@ -134,6 +144,10 @@ class SpatialMLP(_Around):
     kind: Literal["spatial-mlp"] = "spatial-mlp"
     length: Size
     """Most tokens."""
+
+    @property
+    def longest(self) -> int:
+        return self.length
 
     def build(self, common: Common) -> SubLayer:
         return SpatialMLPModule(self)

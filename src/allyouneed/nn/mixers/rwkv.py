@@ -23,6 +23,7 @@ from allyouneed.nn.mixers.recurrence import RecurrentMixer
 from allyouneed.nn.observe import observe
 from allyouneed.nn.ops.unpack import first_tokens
 from allyouneed.nn.ops.wkv import after_last_real, initial_state, run_wkv
+from allyouneed.nn.patterns.core import TokenFields
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.recurrent import Carry, recurrent_cost
 from allyouneed.nn.sublayer import Channel, Mixer, SubLayer
@@ -130,6 +131,10 @@ class RWKVChannel(Channel):
     kind: Literal["rwkv-channel"] = "rwkv-channel"
     hidden: Size
     """Features of the hidden layer."""
+
+    def visible(self, tokens: TokenFields) -> Tensor:
+        since = tokens.along(1).position - tokens.along(0).position
+        return (since == 0) | (since == 1)
 
     def build(self, common: Common) -> SubLayer:
         return RWKVChannelModule(self, common)

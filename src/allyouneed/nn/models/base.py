@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from allyouneed.config import Config, Part, iter_parts, model_validator
 from allyouneed.nn.batch import Batch, Rows
-from allyouneed.nn.common import Common
+from allyouneed.nn.common import Common, least
 from allyouneed.nn.context import Context, MemoryBuilder, TokenLayout, WeightRecord, WeightRequest
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.embed.tokens import Embed, TokenEmbed
@@ -149,11 +149,18 @@ class GenerativeModel(Model):
 
     @property
     def limit(self) -> int | None:
-        return self.embed.limit
+        layers: Layers = sum((getattr(self, name) for name in self.stacks if hasattr(self, name)), ())
+        return text_limit(self.embed, layers)
 
     @property
     def generates(self) -> bool:
         return isinstance(self.head, VocabularyHead)
+
+
+def text_limit(embed: Embed, layers: Layers) -> int | None:
+    """Tokens of the longest text that the embedding and the mixers can read; None: any number."""
+    parts = [layer.mixer for layer in layers]
+    return least(embed.limit, *(part.longest for part in parts if part is not None))
 
 
 def stack_problems(

@@ -118,6 +118,8 @@ class Block(nn.Module):
             return wiring(stream, [(part, states.get(name)) for name, part in self.sublayers.items()], context)
         norms = wiring.norm_calls(context)
         for number, (name, part) in enumerate(self.sublayers.items()):
+            if context.skips == name:
+                continue
             if context.memory_builder is not None:  # it may read the stream (models/retro.py)
                 context.memo[Block, "stream"] = stream
             x, stream = wiring.before(stream, number, norms[number])

@@ -66,7 +66,7 @@ class DecoderModel(ModelModule):
         self.decoder = Stack(config.decoder, config, Depth(0, count_layers(config.decoder), "decoder"))
         tied = self.embed.tokens.weight if config.embed.ties else None
         self.head = config.head.build(behind(config.decoder, config), config.vocab, tied)
-        config.init.apply(self, config.width)
+        config.init.start(self, config.width)
 
     def decode(self, target: Rows, record: WeightRecord | None = None, losses: list[Tensor] | None = None) -> Tensor:
         layout: TokenLayout = self.embed.layout(target)

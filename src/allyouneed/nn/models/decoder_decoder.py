@@ -104,7 +104,7 @@ class DecoderDecoderModel(ModelModule):
         self.second = Stack(config.second, config, depth)
         tied = self.embed.tokens.weight if config.embed.ties else None
         self.head = config.head.build(config, config.vocab, tied)
-        config.init.apply(self, config.width)
+        config.init.start(self, config.width)
 
     def run_stacks(
         self, x: Tensor, context: Context, states: list[dict[str, State]] | None = None, last: bool = False

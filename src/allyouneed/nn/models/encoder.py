@@ -25,6 +25,7 @@ from allyouneed.nn.models.base import (
     recorded_weights,
     request_weights,
     stack_problems,
+    text_limit,
 )
 from allyouneed.nn.models.stack import Stack, behind, stack_cost
 from allyouneed.nn.models.two_stream import advance_segment
@@ -50,7 +51,7 @@ class Encoder(Model):
 
     @property
     def limit(self) -> int | None:
-        return self.embed.limit
+        return text_limit(self.embed, self.encoder)
 
     def build(self) -> EncoderModel:
         return EncoderModel(self)
@@ -75,7 +76,7 @@ class EncoderModel(ModelModule):
         self.encoder = Stack(config.encoder, config, Depth(count_layers(config.encoder), 0, "encoder"))
         tied = self.embed.tokens.weight if config.embed.ties else None
         self.head = config.head.build(behind(config.encoder, config), config.vocab, tied)
-        config.init.apply(self, config.width)
+        config.init.start(self, config.width)
 
     def encode(self, given: Input, record: WeightRecord | None = None, losses: list[Tensor] | None = None) -> Memory:
         layout: TokenLayout = self.embed.layout(given)

@@ -9,6 +9,7 @@ from pydantic import Field, TypeAdapter, WrapValidator
 from torch import Tensor
 
 from allyouneed.nn.batch import Batch, Input, Rows
+from allyouneed.nn.common import least
 from allyouneed.nn.context import Context, Memory, TokenLayout, WeightRecord
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.embed.tokens import Embed, TokenEmbed
@@ -28,6 +29,7 @@ from allyouneed.nn.models.base import (
     recorded_weights,
     request_weights,
     stack_problems,
+    text_limit,
 )
 from allyouneed.nn.models.stack import Stack, stack_cost
 from allyouneed.nn.observe import rename
@@ -83,11 +85,12 @@ class EncoderDecoder(Model):
 
     @property
     def limit(self) -> int | None:
-        return self.embed.limit
+        return text_limit(self.embed, self.decoder)
 
     @property
     def source_limit(self) -> int | None:
-        return (self.source_embed or self.embed).limit
+        read = text_limit(self.source_embed or self.embed, self.encoder)
+        return least(read, *(layer.cross.longest for layer in self.decoder if layer.cross is not None))
 
     @property
     def generates(self) -> bool:
@@ -171,7 +174,7 @@ class EncoderDecoderModel(ModelModule):
         self.decoder = Stack(config.decoder, config, Depth(*depths, "decoder"))
         tied = self.embed.tokens.weight if config.embed.ties else None
         self.head = config.head.build(config, config.vocabs.target, tied)
-        config.init.apply(self, config.width)
+        config.init.start(self, config.width)
 
     def encode(self, source: Input, record: WeightRecord | None = None, losses: list[Tensor] | None = None) -> Memory:
         embed = self.embed if self.source_embed is None else self.source_embed

@@ -166,7 +166,7 @@ class TowerModule(nn.Module):
         super().__init__()
         self.encoder = config.encoder.build()
         self.resampler = config.resampler.build(common, config.encoder.width)
-        common.init.apply(self.resampler, common.width)
+        common.init.start(self.resampler, common.width)
         self.normalize = config.normalize
 
     def forward(self, values: Tensor) -> Tensor:

@@ -237,7 +237,7 @@ class RecurrentMemoryModel(ModelModule):
         self.decoder = Stack(config.decoder, config, Depth(0, count_layers(config.decoder), "decoder"))
         tied = self.embed.tokens.weight if config.embed.ties else None
         self.head = config.head.build(behind(config.decoder, config), config.vocab, tied)
-        config.init.apply(self, config.width)
+        config.init.start(self, config.width)
         with torch.no_grad():  # as large as token vectors (the authors' code)
             size: Tensor = self.embed.tokens.weight.std() * self.embed.scale
             self.memory = nn.Parameter(torch.randn(config.memory, config.width) * size)

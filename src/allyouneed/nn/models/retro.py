@@ -33,7 +33,7 @@ from allyouneed.nn.models.block import Block
 from allyouneed.nn.models.stack import Stack, stack_cost
 from allyouneed.nn.observe import rename
 from allyouneed.nn.positions.rotary import Rotary
-from allyouneed.nn.states.base import States
+from allyouneed.nn.states.base import State, States
 from allyouneed.nn.wiring.residual import PreNorm, Sandwich
 from allyouneed.nn.wiring.reversible import Reversible
 
@@ -176,7 +176,7 @@ class RetroModel(ModelModule):
         self.decoder = Stack(config.decoder, config, Depth(*depths, "decoder"))
         tied = self.embed.tokens.weight if config.embed.ties else None
         self.head = config.head.build(config, config.vocab, tied)
-        config.init.apply(self, config.width)
+        config.init.start(self, config.width)
 
     def encode(
         self,
@@ -203,7 +203,7 @@ class RetroModel(ModelModule):
         real = torch.arange(length, device=lengths.device) < found.lengths[..., None]  # (batch, chunks, count, length)
         hidden = hidden if self.widen is None else self.widen(hidden)
         memory = hidden.view(batch, chunks * count * length, -1)
-        return neighbour_memory(memory, real.flatten(1).long(), chunks, self.config.chunk)
+        return neighbour_memory(memory, real.flatten(1).long(), chunks, self.config.chunk, length)
 
     def decode(
         self,
@@ -216,7 +216,8 @@ class RetroModel(ModelModule):
         if layout.packed and memory is not None:
             raise ValueError("retrieval does not support packed rows; use one text per row")
         x, vectors = self._embed_text(target, layout)
-        given = {"memory": memory} if isinstance(memory, Retrieved) else {"memory_builder": memory}
+        given: dict[str, Any] = {"memory": memory} if isinstance(memory, Retrieved) else {"memory_builder": memory}
+        given |= {"skips": "cross"} if memory is None else {}
         hidden: Tensor = self.decoder(x, Context(layout, inputs=vectors, record=record, losses=losses, **given))
         return hidden
 
@@ -286,7 +287,8 @@ class RetroModel(ModelModule):
         Neighbours are retrieved first, since the last token of a chunk already attends to them.
         """
         if states.search is None and states.given is None:
-            return advance(self.embed, self.decoder, new, states, last)
+            run = self.decoder if states.memory is not None else self._plain
+            return advance(self.embed, run, new, states, last)
         chunks_done, found = self._retrieve(new, states)
         if not self.config.conditioned:
             if chunks_done:
@@ -309,6 +311,12 @@ class RetroModel(ModelModule):
             return states.memory
 
         return advance(embed, self.decoder, new, states, last, memory_builder=build_memory)
+
+    def _plain(self, x: Tensor, context: Context, states: list[dict[str, State]] | None = None) -> Tensor:
+        """The decoder without retrieval."""
+        context.skips = "cross"
+        hidden: Tensor = self.decoder(x, context, states)
+        return hidden
 
     def _retrieve(self, new: Rows, states: RetroStates) -> tuple[list[tuple[int, int]], Neighbours]:
         """(row, chunk) of the chunks that new tokens complete, and their neighbours, one chunk per row."""
@@ -374,7 +382,7 @@ class RetroStates(States):
             hidden[:, :known], real[:, :known] = (x.unflatten(1, (known, block)) for x in (old.hidden, old.real))
         at = torch.tensor(chunks_done, device=hidden.device).unbind(1)
         hidden[at], real[at] = found.hidden, found.real
-        self.memory = neighbour_memory(hidden.flatten(1, 2), real.flatten(1), chunks, self.chunk)
+        self.memory = neighbour_memory(hidden.flatten(1, 2), real.flatten(1), chunks, self.chunk, found.length)
         for layer in self.layers:
             for state in layer.values():
                 if isinstance(state, RetrievedKeyValues):

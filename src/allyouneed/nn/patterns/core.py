@@ -36,6 +36,10 @@ class TokenFields(NamedTuple):
     chosen: Tensor | None = None
     order: Tensor | None = None
 
+    def along(self, axis: int) -> TokenFields:
+        """Fields (time) that broadcast along this axis: 1 for queries, 0 for keys."""
+        return TokenFields(*(None if field is None else field.unsqueeze(axis) for field in self))  # type: ignore[arg-type]
+
 
 Allowed = Callable[[TokenFields, TokenFields], Tensor]
 

@@ -292,6 +292,8 @@ class ResiDual(Chained):
 
 
 class ResiDualEnd(nn.Module):
+    adds = True  # to a stream that is normalised already
+
     def __init__(self, config: ResiDual, common: Common) -> None:
         super().__init__()
         own = {} if config.final_eps is None else {"eps": config.final_eps}

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from allyouneed.kernels.cpu.abi import Kind
 from allyouneed.kernels.cpu.build import native_library, wait_for_build
 from allyouneed.nn.batch import Rows
+from allyouneed.nn.common import least
 from allyouneed.nn.context import Context, Memory, TokenLayout
 from allyouneed.nn.linear import int8 as quantized
 from allyouneed.nn.states.base import States
@@ -302,10 +303,6 @@ class CpuExecutor:
         ones = [1] * len(x)
         (logits,) = self.scores.run(PassInputs(len(x), 1, None, ones, ones), x=x.contiguous())
         return logits
-
-
-def least(*limits: int | None) -> int | None:
-    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def is_plain(rows: Rows) -> bool:

@@ -41,7 +41,7 @@ class TranslationLM(MaskedLM):
 
     def head(self, model: dict[str, Any], labels: Sequence[str] | None) -> Any:
         embed = model.get("embed")
-        if (embed.get("types") if isinstance(embed, dict) else None) is None:
+        if ((embed.get("types") if isinstance(embed, dict) else None) or 0) < 2:
             raise UserError("model.embed.types: translation-lm adds a vector for each language; set it to 2 or more")
         return super().head(model, labels)
 

@@ -231,7 +231,7 @@ def _check(recipe: Recipe, world: int) -> None:
         problems.append(
             f"parallel.tensor: {world} processes are not divisible by {degree}; start a multiple of {degree}"
         )
-    if recipe.batch.rows < world // degree:
+    if recipe.batch.rows is not None and recipe.batch.rows < world // degree:
         problems.append(
             f"batch.rows: {recipe.batch.rows} rows cannot be divided among {world} processes; it counts those of all "
             "processes"

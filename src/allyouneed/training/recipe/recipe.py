@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, Posi
 from pydantic_core import PydanticCustomError
 
 from allyouneed import plugins
-from allyouneed.config import Config, ConfigError, model_validator, override, parse, preset_tree, tree_of
+from allyouneed.config import Config, ConfigError, model_validator, override, preset_tree, tree_of
 from allyouneed.data.batches.context import BREAK
 from allyouneed.data.tokenizers.base import TokenizerConfig, Vocabularies
 from allyouneed.errors import UserError
@@ -23,6 +23,7 @@ from allyouneed.tasks.translation.translation import Translation
 from allyouneed.training.distributed.config import ParallelConfig
 from allyouneed.training.optim.optimiser import Adam, Optimiser
 from allyouneed.training.optim.schedule import Paper, Schedule
+from allyouneed.training.recipe.fit import check_input, fitted
 from allyouneed.training.recipe.sections import (
     SPLITS,
     BatchConfig,
@@ -44,6 +45,9 @@ def _find_start(value: Any) -> Any:
 
 # YAML parses a bare `on` as true; `blocks`: compile blocks, but capture no CUDA graph (cuda/capture.py)
 Switch = Annotated[Literal["auto", "on", "blocks", "off"], BeforeValidator(_parse_switch)]
+
+
+EMBEDS = ("embed", "source_embed")
 
 
 class Recipe(Config):
@@ -241,14 +245,10 @@ class Recipe(Config):
         tree = self.model_tree()
         if self.start is None or vocabularies is None:
             tree |= {"vocab": vocab}
+        check_input(self.task, tree)
         tree = self._with_separator(tree, vocabularies)
-        head = self.task.head(tree, labels)
-        completed = self.task.complete(tree if head is None else tree | {"head": head}, self.data.train)
-        model: Model = parse(Model, completed, "model")  # type: ignore[type-abstract]
+        model = fitted(self.task, tree, labels, self.data.train, self.max_tokens)
         kind = tree_of(model)["kind"]
-        if kind not in self.task.kinds:
-            wanted = " or ".join(self.task.kinds)
-            raise ConfigError([f"kind: {self.task_kind} trains a model of kind {wanted}, this is {kind}"], "model")
         if (kind == "retro") != (self.retrieval is not None):
             needs = "retro needs retrieval: a folder built by `allyouneed index`"
             raise ConfigError(
@@ -261,6 +261,9 @@ class Recipe(Config):
                 [
                     f"embed.positions: {positions} positions, but examples have up to {self.max_tokens} tokens; "
                     f"set data.max_tokens: {positions}, or raise the number of positions"
+                    if positions in (getattr(getattr(model, name, None), "limit", None) for name in EMBEDS)
+                    else f"its mixers read up to {positions} tokens (length), but examples have up to "
+                    f"{self.max_tokens}; set data.max_tokens: {positions}, or raise that length"
                 ],
                 "model",
             )

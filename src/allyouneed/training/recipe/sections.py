@@ -55,8 +55,8 @@ class RetrievalConfig(Config):
 class BatchConfig(Config):
     """A batch is `rows` packed rows of `row` target tokens (and `source_row` source tokens, by default as many)."""
 
-    rows: PositiveInt = 8
-    """Packed rows of a batch."""
+    rows: PositiveInt | None = None
+    """Packed rows of a batch; default: 8, or as few as give small data 50 updates an epoch."""
     row: Annotated[int, Field(ge=4)] = 512
     """Target tokens of a row."""
     source_row: PositiveInt | None = None

@@ -111,6 +111,10 @@ class Attention(AttendsByPattern, Mixer):
         width = self.head_width or max(1, common.width // self.heads)
         return Heads(self.heads, self.kv_heads or self.heads, width, self.pattern.causal)
 
+    @property
+    def longest(self) -> int | None:
+        return self.scores.longest
+
     def build(self, common: Common) -> SubLayer:
         return SelfAttention(self, common)
 

@@ -40,9 +40,11 @@ from allyouneed.nn.sublayer import Mixer, SubLayer
 
 @dataclass(frozen=True, eq=False)
 class Retrieved(Memory):
-    """Memory in blocks of equal size, one block per chunk: hidden (batch, chunks · block, width)."""
+    """Memory in blocks of equal size, one block per chunk: hidden (batch, chunks · block, width). The neighbours in a
+    block have `length` tokens each, padding included."""
 
     chunks: int = 0
+    length: int = 1
 
     @property
     def real(self) -> Tensor:
@@ -51,13 +53,15 @@ class Retrieved(Memory):
         return self.layout.segments
 
     def select(self, rows: Tensor) -> Retrieved:
-        return Retrieved(self.hidden.index_select(0, rows), self.layout.select(rows), chunks=self.chunks)
+        return Retrieved(
+            self.hidden.index_select(0, rows), self.layout.select(rows), chunks=self.chunks, length=self.length
+        )
 
 
-def neighbour_memory(hidden: Tensor, real: Tensor, chunks: int, chunk: int) -> Retrieved:
-    """Consecutive blocks, each positioned at the start of its chunk."""
+def neighbour_memory(hidden: Tensor, real: Tensor, chunks: int, chunk: int, length: int) -> Retrieved:
+    """Consecutive blocks of neighbours of this length, each positioned at the start of its chunk."""
     positions = (torch.arange(chunks, device=hidden.device) * chunk).repeat_interleave(hidden.shape[1] // chunks)
-    return Retrieved(hidden, TokenLayout(positions.expand(len(hidden), -1), real), chunks=chunks)
+    return Retrieved(hidden, TokenLayout(positions.expand(len(hidden), -1), real), chunks=chunks, length=length)
 
 
 class ChunkedCross(Mixer):
@@ -65,7 +69,8 @@ class ChunkedCross(Mixer):
     all tokens of all neighbours of the chunk.
 
     `null` adds a learned key and value that every token after the first complete chunk may attend to, also where
-    nothing was retrieved, as in the public code (RETRO-pytorch, `null_kv`)."""
+    nothing was retrieved for its chunk, as in the public code (RETRO-pytorch, `null_kv`). Without any retrieval the
+    layer is left out."""
 
     supports_cross: ClassVar[bool] = True
     supports_self: ClassVar[bool] = False
@@ -180,13 +185,11 @@ class ChunkedCrossAttention(CrossAttention):
         build, memory = context.memory_builder, context.memory
         if build is not None:
             memory = context.memoize(ChunkedCrossAttention, "memory", lambda: build(x, context, state))
-        if memory is None and self.null is None:  # nothing retrieved yet
+        if memory is None:  # nothing retrieved, or nothing yet
             return torch.zeros_like(x)
         q = self.split(self.q(x))
         q = self.scores.prepare(q if self.q_norm is None else self.q_norm(q, context))
         q = self.rotate(q, context.queries.positions, 0)
-        if memory is None:
-            return self.with_null(q, None, None, None, context)
         k, v = self.keys_and_values(memory, context, state)
         beams, repeated = len(q) // max(1, len(k)), memory
         if beams > 1:
@@ -211,30 +214,23 @@ class ChunkedCrossAttention(CrossAttention):
         out: Tensor = self.out(attended.transpose(1, 2).flatten(2))
         return out * has_keys[..., None].to(out.dtype)  # without keys the bias of `out` must not leak through
 
-    def with_null(
-        self, q: Tensor, k: Tensor | None, v: Tensor | None, memory: Memory | None, context: Context
-    ) -> Tensor:
+    def with_null(self, q: Tensor, k: Tensor, v: Tensor, memory: Memory, context: Context) -> Tensor:
         """Attention to the retrieved keys of the chunk and to the null key, with a dense mask."""
         assert self.null is not None
-        queries = context.queries
+        queries, before = context.queries, memory.layout.positions
         null_k, null_v = self.null.to(q.dtype).expand(len(q), -1, -1, -1, -1).unbind(1)
         allowed = (last_complete_chunk(self.chunk, queries) >= 0)[:, None, :, None]  # (batch or 1, 1, time, 1)
-        places = torch.zeros(1, 1, dtype=torch.long, device=q.device)
-        seen = allowed
-        if k is not None and v is not None and memory is not None:
-            found = mask(self.chunk, queries, memory.layout)
-            rows = max(len(found), len(allowed))
-            seen = torch.cat((allowed.expand(rows, -1, -1, -1), found.expand(rows, -1, -1, -1)), -1)
-            null_k, null_v = torch.cat((null_k, k), 2), torch.cat((null_v, v), 2)
-            before = memory.layout.positions
-            places = torch.cat((places.expand(len(before), -1), before), 1)
-            request = None if context.record is None else context.record.get(self)
-            if request is not None:  # of the retrieved keys; what is missing to 1 goes to the null key
-                args = (q, null_k, seen, queries.positions, places, self.score_mod())
-                weights = attention_weights(*args)[..., 1:]
-                request.weights.append(weights if request.heads is None else weights[:, list(request.heads)])
+        found = mask(self.chunk, queries, memory.layout)
+        rows = max(len(found), len(allowed))
+        seen = torch.cat((allowed.expand(rows, -1, -1, -1), found.expand(rows, -1, -1, -1)), -1)
+        keys, values = torch.cat((null_k, k), 2), torch.cat((null_v, v), 2)
+        places = torch.cat((torch.zeros_like(before[:, :1]), before), 1)
+        request = None if context.record is None else context.record.get(self)
+        if request is not None:  # of the retrieved keys; what is missing to 1 goes to the null key
+            weights = attention_weights(q, keys, seen, queries.positions, places, self.score_mod())[..., 1:]
+            request.weights.append(weights if request.heads is None else weights[:, list(request.heads)])
         attend = DenseAttention(seen, queries.positions, places)
-        attended = attend(q, null_k, null_v, self.dropout if self.training else 0.0, self.score_mod())
+        attended = attend(q, keys, values, self.dropout if self.training else 0.0, self.score_mod())
         out: Tensor = self.out(attended.transpose(1, 2).flatten(2))
         return out * allowed[:, 0].to(out.dtype)
 
@@ -254,8 +250,8 @@ class ChunkedCrossAttention(CrossAttention):
         """Keys and values of the memory from `start` on."""
         k, v = self.source(memory.hidden[:, start:], context)
         positions = memory.layout.positions
-        if isinstance(memory, Retrieved):  # those of the chunk; a neighbour has two chunks' tokens
-            positions = positions + torch.arange(positions.shape[1], device=positions.device) % (2 * self.chunk)
+        if isinstance(memory, Retrieved):  # those of the chunk
+            positions = positions + torch.arange(positions.shape[1], device=positions.device) % memory.length
         return self.rotate(k, positions[:, start:], 1), v
 
     def record_weights(self, q: Tensor, k: Tensor, context: Context, memory: Memory, score_mod: ScoreMod) -> None:

@@ -74,6 +74,10 @@ class Linformer(Mixer):
     def one_per_stack(self) -> Hashable:
         return ("linformer", self.length, self.rank) if self.sharing == "layerwise" else None
 
+    @property
+    def longest(self) -> int:
+        return self.length
+
     def build(self, common: Common) -> SubLayer:
         return LinformerModule(self, common)
 

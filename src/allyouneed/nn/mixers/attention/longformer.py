@@ -20,7 +20,7 @@ from allyouneed.nn.mixers.attention.attention import Attention, SelfAttention, S
 from allyouneed.nn.observe import observe, show
 from allyouneed.nn.ops.attention.dense import attention_weights, dense_mask
 from allyouneed.nn.ops.attention.select import select_attention
-from allyouneed.nn.patterns.core import Full, Pattern
+from allyouneed.nn.patterns.core import Full, Pattern, TokenFields
 from allyouneed.nn.patterns.marked import Chosen
 from allyouneed.nn.patterns.sparse import Dilated
 from allyouneed.nn.states.base import State
@@ -53,6 +53,9 @@ class Longformer(Mixer):
 
     def leak(self) -> str:
         return "the longformer window covers both sides; use attention with pattern 'causal & window(n)'"
+
+    def visible(self, tokens: TokenFields) -> Tensor:
+        return self.attention.visible(tokens)
 
     @property
     def pattern(self) -> Pattern:

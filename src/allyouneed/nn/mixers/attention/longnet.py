@@ -38,7 +38,7 @@ from allyouneed.nn.ops.attention.dilated import DilatedAttention, DilatedSegment
 from allyouneed.nn.ops.attention.flex import FLEX_BLOCK, Flex, can_flex
 from allyouneed.nn.ops.attention.packed import attend_packed
 from allyouneed.nn.ops.attention.select import BLOCK, MIN_BLOCK_SPARSE_SCORES, flex
-from allyouneed.nn.patterns.core import Causal, Full, Pattern
+from allyouneed.nn.patterns.core import Causal, Full, Pattern, TokenFields
 from allyouneed.nn.patterns.sparse import BlockDiagonal, SegmentDilated
 from allyouneed.nn.positions.relative import NoRelative, Relative
 from allyouneed.nn.sublayer import Mixer, SubLayer
@@ -77,6 +77,11 @@ class LongNet(Mixer):
 
     def leak(self) -> str | None:
         return None if self.causal else "tokens attend to their whole segment; set sees: past"
+
+    def visible(self, tokens: TokenFields) -> Tensor:
+        query, key = tokens.along(1), tokens.along(0)
+        branches = {branch for head in range(self.heads) for branch in self.branches(head)}
+        return torch.stack([branch.allowed(query, key) for branch in branches]).any(0)
 
     @property
     def attention(self) -> Attention:

@@ -26,6 +26,11 @@ class Scores(Part, slot="scores"):
     @abstractmethod
     def build(self, heads: Heads, common: Common) -> ScoresModule: ...
 
+    @property
+    def longest(self) -> int | None:
+        """Positions that it has weights for; None: any number."""
+        return None
+
     def cost(self, heads: Heads, common: Common, keys: float) -> Cost:
         """The cost of one query over `keys` keys."""
         return Cost(flops=2 * heads.inner * keys)
@@ -141,6 +146,10 @@ class Location(Scores):
     kind: Literal["location"] = "location"
     length: Annotated[int, Field(gt=0)]
     """Positions that get a score; longer sources are an error."""
+
+    @property
+    def longest(self) -> int:
+        return self.length
 
     def build(self, heads: Heads, common: Common) -> ScoresModule:
         return LocationModule(heads, self.length)

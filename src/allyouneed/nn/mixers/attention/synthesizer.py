@@ -81,6 +81,10 @@ class Synthesizer(AttendsByPattern, Mixer):
     def sizes(self, common: Common) -> Heads:
         return self.attention.sizes(common)
 
+    @property
+    def longest(self) -> int:
+        return self.length
+
     def build(self, common: Common) -> SubLayer:
         return SynthesizerModule(self, common)
 

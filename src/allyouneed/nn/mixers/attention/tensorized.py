@@ -48,6 +48,10 @@ class Tensorized(AttendsByPattern, Mixer):
     pattern: Pattern = Full()
     """Which tokens each query is combined with, as text: `causal`."""
 
+    @property
+    def longest(self) -> int:
+        return self.length
+
     def build(self, common: Common) -> SubLayer:
         return TensorizedModule(self, common)
 
