@@ -16,6 +16,7 @@ from allyouneed import plugins
 from allyouneed.config import Config, iter_parts, parse, tree_of
 from allyouneed.data.files.mapped import MappedFile, release_pages
 from allyouneed.data.language_detection import LanguageDetector
+from allyouneed.data.shortlist import Shortlist
 from allyouneed.data.tokenizers.base import Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.files import sha256, write_folder
@@ -36,6 +37,7 @@ WEIGHTS = "model.safetensors"
 UNUSED = "unused.safetensors"  # weights of an imported model that ours does not use, kept for export
 ORIGINALS = "original"
 LANGUAGES = "languages.json"
+SHORTLIST = "shortlist.safetensors"
 CARD = "README.md"
 MAX_LAYERS = 1024  # a config may declare this many layers with fewer tensors: layers may share weights
 MAX_TOKENS = 1 << 31
@@ -111,6 +113,7 @@ class Folder:
     detector: LanguageDetector | None = None  # language detector, for multilingual models
     together: int | None = None  # most tokens of a line that is translated whole; None: the translator's default
     confidence: Confidence | None = None  # how probable it is that a translation is acceptable
+    shortlist: Shortlist | None = None  # the tokens that the translation of a source may have
 
     def __post_init__(self) -> None:
         if self.vocabularies is not None:
@@ -137,6 +140,8 @@ class Folder:
                 self.vocabularies.save(folder)
             if self.detector is not None:
                 self.detector.save(folder / LANGUAGES)
+            if self.shortlist is not None:
+                self.shortlist.save(folder / SHORTLIST)
             for name, content in self.originals.items():
                 (folder / ORIGINALS).mkdir(exist_ok=True)
                 (folder / ORIGINALS / name).write_bytes(content)
@@ -228,6 +233,7 @@ class Folder:
             None
             if about.get("confidence") is None
             else parse(Confidence, about["confidence"], f"{path / 'config.json'}: confidence"),
+            Shortlist.load(path / SHORTLIST, config.vocabs) if SHORTLIST in about["sha256"] else None,
         )
 
 

@@ -138,6 +138,18 @@ def write_marian(folder: Path, arrays: dict[str, Any], settings: dict[str, Any],
     return path
 
 
+def write_shortlist(path: Path, lists: list[list[int]], first: int) -> Path:
+    """Marian's binary shortlist: `first` tokens that are always allowed, and a list for each source token."""
+    offsets = np.cumsum([0, *map(len, lists)]).astype("<u8").tobytes()
+    ids = np.array([token for some in lists for token in some], "<u4").tobytes()
+    body = struct.pack("<4Q", first, max(map(len, lists)), len(lists) + 1, sum(map(len, lists))) + offsets + ids
+    found = 0  # words of 64 bits, combined as Boost does
+    for word in struct.unpack(f"<{len(body) // 8}Q", body[: len(body) // 8 * 8]):
+        found ^= (word + 0x9E3779B9 + (found << 6) + (found >> 2)) % 2**64
+    path.write_bytes(struct.pack("<2Q", 0xF11A48D5013417F5, found) + body)
+    return path
+
+
 def write_vocabulary(folder: Path, names: list[str]) -> None:
     """Marian's YAML: a token that YAML would read as something else is quoted."""
     quoted = [f'"{name}"' if name in ('"', ",", "#", "-", "a") else name for name in names]

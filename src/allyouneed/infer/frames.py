@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from allyouneed.data.shortlist import Shortlist
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.infer.decoding.base import Hypothesis
 from allyouneed.infer.decoding.options import Decoding
@@ -57,11 +58,11 @@ def forbidden_tokens(target: Tokenizer) -> list[int]:
     return [target.pad, target.bos, *target.languages.values()]
 
 
-def sequence_engine(model: Any, vocabularies: Vocabularies, limit: int | None, kind: type[E] = Engine) -> E:  # type: ignore[assignment]
+def sequence_engine(model: Any, vocabularies: Vocabularies, limit: int | None, kind: type[E] = Engine, shortlist: Shortlist | None = None) -> E:  # type: ignore[assignment]
     """The engine of a model that reads a source and generates a target."""
     source, target = vocabularies.source, vocabularies.target
     template = target.template
-    return kind(
+    engine = kind(
         model,
         target.opening[0] if target.opening else target.bos,
         target.eos,
@@ -71,6 +72,8 @@ def sequence_engine(model: Any, vocabularies: Vocabularies, limit: int | None, k
         ends=template.stops,
         ended=template.ended,
     )
+    engine.runner.shortlist = shortlist
+    return engine
 
 
 def draft_engine(predictor: Any) -> Engine:

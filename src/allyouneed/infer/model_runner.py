@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from allyouneed.data.shortlist import Shortlist
 from allyouneed.infer.decoding.base import DecodingSpec
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.prefill import EncodedMedium, encode_media, fill_slots, prefill, start
@@ -48,6 +49,7 @@ class ModelRunner:
         self.limit, self.budget = limit, budget
         self.bidirectional_prompt, self.exact = bidirectional_prompt, exact
         self.retrieve: Callable[..., Any] | None = None  # finds neighbours for a retrieval model
+        self.shortlist: Shortlist | None = None  # of a translation model
 
     @property
     def captures(self) -> bool:

@@ -50,7 +50,8 @@ class Request(NamedTuple):
     `stop`: ends the text, besides the end token. `listener` gets each token as it is decoded; those of a beam search
     at its end. The `client` that has received least is admitted first; of its requests the one with the highest
     `priority`, then the oldest. `observer`: records the steps of a beam search. `media`: images and sounds in the
-    prompt, in order; the tokens at their slots are not read."""
+    prompt, in order; the tokens at their slots are not read. `allowed`: the only tokens it may generate;
+    default: what the model's shortlist allows, or all."""
 
     prompt: Sequence[int]
     limit: int
@@ -62,6 +63,7 @@ class Request(NamedTuple):
     client: str = ""
     observer: BeamObserver | None = None
     media: tuple[Medium, ...] = ()
+    allowed: Sequence[int] | Tensor | None = None
 
     @property
     def prefix_key(self) -> Sequence[int]:

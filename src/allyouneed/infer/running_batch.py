@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from allyouneed.infer.decoding.allowed import Columns, find_columns
 from allyouneed.infer.decoding.base import DecodingSpec, RequestState, Search
 from allyouneed.infer.decoding.beam import BeamSearch
 from allyouneed.infer.decoding.sample import IndependentSearch
@@ -54,6 +55,7 @@ class RunningBatch:
             begin = sum(map(len, self.rows))
             self.rows.append(list(range(begin, begin + len(search.requests))))
         (self.group,) = {search.group for search in self.searches}
+        self.columns: Columns | None = None
 
     def __len__(self) -> int:
         return sum(map(len, self.rows))
@@ -87,7 +89,11 @@ class RunningBatch:
 
     def append_tokens(self, last: Tensor) -> None:
         """Choose the next token of each row from these hidden states (rows, width); drop rows of finished requests."""
-        logits: Tensor = self.model.head(last).float()
+        columns, restricted = None, self.searches[0].restricted
+        if restricted or len(self.searches) > 1:
+            restricted = any([search.restricted for search in self.searches])
+            columns = self.find_columns() if restricted else None
+        logits: Tensor = (self.model.head if columns is None else columns.head)(last).float()
         tight = self.limit is not None and max(self.states.lengths) >= self.limit
         if self.searches[0].fresh and self.group > 1:
             self.states.repeat_rows(self.group)
@@ -96,10 +102,19 @@ class RunningBatch:
             expanded = self.rows
         orders: list[list[int] | None] = []
         for search, rows in zip(self.searches, self.rows, strict=True):
-            orders.append(search.step(logits if len(self.searches) == 1 else logits[rows], tight))
+            own = logits if len(self.searches) == 1 else logits[rows]
+            if restricted and search.restricted:
+                own = search.restrict(own, columns)
+            orders.append(search.step(own, tight, columns))
         self.rows = expanded
         if orders.count(None) < len(orders):
             self.reorder(orders)
+
+    def find_columns(self) -> Columns | None:
+        """Columns for the requests that are here now; new ones once half of the rows they were found for have left."""
+        if self.columns is None or 2 * len(self) <= self.columns.rows:
+            self.columns = find_columns(self.model, self.requests, self.states.device)
+        return self.columns
 
     def reorder(self, orders: Sequence[list[int] | None]) -> None:
         """Row i of a search continues its row `order[i]`; None: its rows stay. States move only when needed."""
@@ -140,7 +155,7 @@ class RunningBatch:
 
     def join(self, other: RunningBatch) -> None:
         """Take in the rows of a batch whose requests have their first token."""
-        begin = len(self.states.lengths)
+        begin, self.columns = len(self.states.lengths), None
         self.states.join(other.states)
         known = {search.batch_key: number for number, search in enumerate(self.searches)}
         for search, rows in zip(other.searches, other.rows, strict=True):

@@ -133,6 +133,9 @@ class Scheduler:
     def prepare(self, request: Request, spec: DecodingSpec | Decoding | None) -> RequestState:
         """A request that is valid and fits into this scheduler; else an error."""
         spec, request = self.validator.spec(spec), self.validator.request(request)
+        shortlist = self.engine.shortlist
+        if shortlist is not None and request.source and request.allowed is None and spec.decoding.shortlist:
+            request = request._replace(allowed=shortlist.allowed(request.source))
         streams = self.offline is None or request.listener is not None
         limit = self.engine.token_limit(request)
         state = RequestState(request, spec, limit, streams, failures=self.failures, number=next(self._numbers))

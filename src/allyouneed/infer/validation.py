@@ -8,6 +8,9 @@ from dataclasses import replace
 from operator import index
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from allyouneed.errors import UserError
 from allyouneed.infer.decoding.base import DecodingSpec
 from allyouneed.infer.decoding.options import MAX_TOKENS, Decoding
@@ -96,7 +99,16 @@ class RequestValidator:
             if not callable(given.stop):
                 raise UserError("stop: must be callable")
             _integer("stop.reach", getattr(given.stop, "reach", None), 1)
+        if given.allowed is not None:
+            return given._replace(prompt=prompt, source=source, allowed=self.check_allowed(given.allowed))
         return given._replace(prompt=prompt, source=source)
+
+    def check_allowed(self, given: Sequence[int] | Tensor) -> Tensor:
+        """These tokens, sorted."""
+        tokens = _tokens("allowed", given.tolist() if isinstance(given, Tensor) else given, self.target_size)
+        if set(tokens) <= set(self.engine.forbidden):
+            raise UserError("allowed: no token that may be generated; list at least one")
+        return torch.tensor(sorted(set(tokens)))
 
     def check_media(self, media: Sequence[Medium], length: int) -> None:
         """Refuse images and sounds that the model cannot read, or whose slots do not fit a prompt of this length."""

@@ -91,7 +91,7 @@ class Translator(GeneratingPredictor):
         return bool(self.folder.detector is not None or self.languages or self.source.foreign)
 
     def build_engine(self) -> Engine:
-        return sequence_engine(self.model, self.folder.tokenizers, self._limit)
+        return sequence_engine(self.model, self.folder.tokenizers, self._limit, shortlist=self.folder.shortlist)
 
     @property
     def draft_engine(self) -> Engine:

@@ -54,6 +54,8 @@ def _options(spec: DecodingSpec, requests: Sequence[Request]) -> str | None:
     beams = spec.decoding.method == "beam" and spec.decoding.beam > 1
     if beams and any(request.observer is not None for request in requests):
         return "every candidate of the beams is recorded"
+    if any(request.allowed is not None for request in requests):
+        return "each request has its own tokens to choose from"
     return None
 
 

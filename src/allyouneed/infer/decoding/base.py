@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from allyouneed.errors import UserError
+from allyouneed.infer.decoding.allowed import Columns, allowed_mask
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.decoding.penalties import Penalties
 from allyouneed.infer.decoding.repetition import MIN_LOOP_TOKENS, find_loop, is_check_due
@@ -101,7 +102,7 @@ class DecodingSpec:
     @cached_property
     def batch_key(self) -> DecodingSpec:
         """Equal for specs whose requests can share a search: all but options that each request has for itself."""
-        own = {"seed": 0, "stop": (), "max_length": None, "extra": 0}
+        own = {"seed": 0, "stop": (), "max_length": None, "extra": 0, "shortlist": True}
         return replace(self, decoding=self.decoding.model_copy(update=own))
 
     @property
@@ -224,9 +225,17 @@ class Search(ABC):
     def rows_per_request(options: Decoding) -> int: ...
 
     @abstractmethod
-    def step(self, logits: Tensor, compact: bool = False) -> list[int] | None:
-        """Choose the next token by logits (rows, vocab). Row i continues row `order[i]`; None: no row moves.
+    def step(self, logits: Tensor, compact: bool = False, columns: Columns | None = None) -> list[int] | None:
+        """Choose the next token by logits (rows, vocab), or those of `columns`. Row i continues row `order[i]`; None:
+        no row moves.
         `compact`: drop rows that are done at once, for the model has no positions left for them."""
+
+    def restrict(self, logits: Tensor, columns: Columns | None) -> Tensor:
+        """Set logits (rows, vocab), or those of `columns`, to -inf for tokens that a request does not allow."""
+        if self.mask is None or self.mask[0] is not columns:
+            self.mask = columns, allowed_mask(self.requests, logits.shape[1], columns, self.device)
+        mask, rows = self.mask[1], len(logits) // len(self.requests)
+        return logits.add_(mask if rows == 1 else mask.repeat_interleave(rows, 0))
 
     def join(self, other: Self) -> None:
         """Append the rows of another search with the same `batch_key`."""
@@ -261,13 +270,15 @@ class Search(ABC):
         """Limits and first steps (requests,) of the requests that are here now."""
         limits = list[int]()
         self.stop_reach = 0  # tokens that stop conditions read
-        self.observed = self.streams = False
+        self.observed = self.streams = self.restricted = False
+        self.mask: tuple[Columns | None, Tensor] | None = None
         for state in self.requests:
             limits.append(state.limit)
             if state.request.stop is not None:
                 self.stop_reach = max(self.stop_reach, state.request.stop.reach)
             self.observed = self.observed or state.request.observer is not None
             self.streams = self.streams or state.streams
+            self.restricted = self.restricted or state.request.allowed is not None
         self.limits = torch.tensor(limits, dtype=torch.long, device=self.device)
         self.first_steps = torch.tensor(self.started, dtype=torch.long, device=self.device)
         self.starts = set(self.started)

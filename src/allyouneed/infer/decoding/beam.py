@@ -8,6 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from allyouneed.infer.decoding.allowed import Columns
 from allyouneed.infer.decoding.base import DecodingSpec, RequestState, Search, make_hypothesis, matches_stop
 from allyouneed.infer.decoding.beam_record import BeamCandidate, Fate
 from allyouneed.infer.decoding.options import Decoding
@@ -45,7 +46,8 @@ class BeamSearch(Search):
         self.scores = self.scores[list(indices)]
         return order
 
-    def step(self, logits: Tensor, compact: bool = False) -> list[int] | None:
+    def step(self, logits: Tensor, compact: bool = False, columns: Columns | None = None) -> list[int] | None:
+        logits = logits if columns is None else columns.spread(logits)
         beams, lengths = self.group, self.lengths
         looping = self.close_loops()
         found = self.candidates(self.begin_step(logits), lengths)

@@ -74,7 +74,7 @@ class DecodedRequest:
 
     def continue_each(self, starts: Sequence[Sequence[int]], count: int) -> list[tuple[list[int], list[float]]]:
         """At most `count` tokens that continue each start of an answer greedily, and their log-probabilities."""
-        greedy = Decoding(method="greedy", loops=None)
+        greedy = Decoding(method="greedy", loops=None, shortlist=self.spec.decoding.shortlist)
         spec = replace(self.spec, decoding=greedy, draft=None)
         requests = [
             self.request._replace(prompt=[*self.request.prompt, *start], limit=count, stop=None, listener=None)
@@ -185,7 +185,7 @@ def forced_steps(
     """`keep(step, logits)` of every step of the engine while it decodes exactly these tokens, and of the one after
     them. `logits`: (vocab,) float32, on the CPU."""
     processor = _ForcedTokens(list(tokens), keep)
-    options = Decoding(method="greedy", loops=None)
+    options = Decoding(method="greedy", loops=None, shortlist=spec.decoding.shortlist)
     plain = DecodingSpec(options, spec.eos, counted_prompt=spec.counted_prompt, logits_processor=processor)
     wanted = request._replace(limit=len(tokens) + 1, stop=None, listener=None, observer=None)
     with _set(None):

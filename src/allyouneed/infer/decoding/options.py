@@ -82,6 +82,8 @@ class Decoding(Config):
     unlimited: Annotated[Unlimited | None, BeforeValidator(_keys_or_all)] = None
     """Read sources of any length, attending to the nearest tokens (Unlimiformer): a number of keys, or its options;
     default: sources are at most as long as the model's limit."""
+    shortlist: bool = True
+    """Choose among the tokens that the model's shortlist allows for a source, if it has one; false: among all."""
     seed: Annotated[int, Field(ge=0, lt=1 << 64)] = 0
     """With a text's index in the request, it decides what is sampled."""
 

@@ -9,6 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from allyouneed.infer.decoding.allowed import Columns
 from allyouneed.infer.decoding.base import DecodingSpec, RequestState, Search, make_hypothesis, matches_stop
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.decoding.repetition import is_looping
@@ -59,13 +60,15 @@ class IndependentSearch(Search):
         if self.uniforms is not None and other.uniforms is not None:
             self.uniforms = concat_rows(self.uniforms, other.uniforms)
 
-    def step(self, logits: Tensor, compact: bool = False) -> list[int] | None:
+    def step(self, logits: Tensor, compact: bool = False, columns: Columns | None = None) -> list[int] | None:
+        if columns is not None and not self.is_greedy:
+            logits, columns = columns.spread(logits), None
         if self.fresh and self.group > 1:
             logits = logits.repeat_interleave(self.group, 0)
             if self.penalties is not None:
                 self.penalties.repeat_rows(self.group)
         self.fresh = False
-        tokens, log_probs = self.choose(self.begin_step(logits), self.short())
+        tokens, log_probs = self.choose(self.begin_step(logits), self.short(), columns)
         if self.spec.force_eos:
             tokens, log_probs = force_eos_at_limit(tokens, log_probs, self.lengths, self.limits, self.spec.eos)
         self.append(tokens, log_probs)
@@ -102,10 +105,21 @@ class IndependentSearch(Search):
         self.finished |= ended
         return True
 
-    def choose(self, logits: Tensor, short: Short) -> tuple[Tensor, Tensor]:
-        """Tokens and their log-probabilities (rows,), before penalties, bans and filters."""
+    @property
+    def is_greedy(self) -> bool:
+        """Whether its tokens are the likeliest as the model says."""
+        return self.uniforms is None and self.penalties is None and self.spec.logits_processor is None
+
+    def choose(self, logits: Tensor, short: Short, columns: Columns | None = None) -> tuple[Tensor, Tensor]:
+        """Tokens and their log-probabilities (rows,), before penalties, bans and filters. `columns`: those of the
+        logits, if the search `is_greedy`."""
         if self.uniforms is None and self.penalties is None and short != "some":
-            return greedy_tokens(logits, self.rules.banned if short == "none" else self.rules.banned_while_short)
+            banned = self.rules.banned if short == "none" else self.rules.banned_while_short
+            if columns is None:
+                return greedy_tokens(logits, banned)
+            found, log_probs = greedy_tokens(logits, columns.find(banned))
+            return columns.tokens[found], log_probs
+        logits = logits if columns is None else columns.spread(logits)
         lengths = self.lengths
         allowed = logits if self.penalties is None else self.penalties.apply(logits)
         allowed = self.rules.ban_tokens(allowed, lengths, short)

@@ -53,7 +53,7 @@ class Seq2Seq(GeneratingPredictor):
     """
 
     def build_engine(self) -> Engine:
-        return sequence_engine(self.model, self.folder.tokenizers, self.limit)
+        return sequence_engine(self.model, self.folder.tokenizers, self.limit, shortlist=self.folder.shortlist)
 
     @property
     def draft_engine(self) -> Engine:

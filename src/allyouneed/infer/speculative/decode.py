@@ -15,6 +15,7 @@ from math import isnan
 import torch
 from torch import Tensor
 
+from allyouneed.infer.decoding.allowed import allowed_mask
 from allyouneed.infer.decoding.base import RequestState, make_hypothesis, matches_stop
 from allyouneed.infer.decoding.repetition import is_looping
 from allyouneed.infer.decoding.rules import NonFiniteError, choose_tokens
@@ -141,6 +142,9 @@ class SpeculativeDecoder:
         """Verify drafts by logits (positions, vocab): for each active row one position per draft token, and one
         more."""
         active = [(row, draft) for row, draft in zip(self.rows, drafts, strict=True) if not row.finished]
+        if any(row.state.request.allowed is not None for row, _ in active):
+            states = [row.state for row, draft in active for _ in range(len(draft.tokens) + 1)]
+            logits = logits + allowed_mask(states, logits.shape[1], None, logits.device)
         lengths = [row.generated + n for row, draft in active for n in range(len(draft.tokens) + 1)]
         histories: list[list[int]] = []
         if self.rules.needs_history:

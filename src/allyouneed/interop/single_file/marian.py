@@ -30,6 +30,7 @@ from allyouneed.interop.hf.checkpoint import plain_tensors
 from allyouneed.interop.hf.config_reader import ConfigReader, Tree, strict_config
 from allyouneed.interop.hf.weight_table import Family
 from allyouneed.interop.malformed import malformed
+from allyouneed.interop.single_file import marian_shortlist
 from allyouneed.interop.single_file.marian_archive import FLOATS, Int8Array, model_settings, read_arrays
 from allyouneed.interop.tokenizers import subword_files, vocab_files
 from allyouneed.interop.tokenizers.sentencepiece import SentencePieceModel
@@ -94,6 +95,12 @@ def read(path: Path, tokenizer: Path | None = None) -> Folder:
         folder.directions = [(pair[1], pair[2])]
     if unlike:
         notes.append(f"{path}: several scales for one product, so it finds its own: {', '.join(unlike)}")
+    if (listed := shortlist_file(path)) is not None:
+        rows = sizes.source if "encoder_Wemb" in weights else start
+        shared = sides is not None and sides[0] is sides[1]
+        folder.shortlist = marian_shortlist.read(listed, (rows, start), shared)
+    elif decoder_config(path).get("shortlist"):
+        notes.append(f"{path}: every token may be chosen: its shortlist is not a binary one (lex.….bin) beside it")
     folder.path, folder.notes = path, notes
     folder.origin = {"format": "marian", "settings": {key: value for key, value in settings.items() if value}}
     return folder
@@ -337,8 +344,8 @@ def read_vocabularies(path: Path, settings: Mapping[str, Any]) -> tuple[dict[str
         found = _by_side(found)
     if not found:
         return None
-    sides = [read_vocabulary(file_in(folder, name)) for name in (found[0], found[-1])]
-    return sides[0], sides[1]
+    source = read_vocabulary(file_in(folder, found[0]))
+    return source, source if found[-1] == found[0] else read_vocabulary(file_in(folder, found[-1]))
 
 
 def decoder_config(path: Path) -> Mapping[str, Any]:
@@ -366,6 +373,19 @@ def decoding_options(path: Path) -> dict[str, Any]:
         if isinstance(power, int | float) and 0 <= power <= 10:
             found |= {"penalty": "power", "length_penalty": float(power)}
     return found
+
+
+def shortlist_file(path: Path) -> Path | None:
+    """The binary shortlist that the config names, or, without a config, the one beside the model."""
+    folder, config = path.parent, decoder_config(path)
+    named = config.get("shortlist")
+    name = named[0] if isinstance(named, list) and named else named
+    if name is None and not config:
+        name = next(iter(sorted(file.name for file in folder.glob("lex.*.bin") if file.is_file())), None)
+    if not isinstance(name, str):
+        return None
+    name = Path(name).name
+    return file_in(folder, name) if has_file(folder, name) and name.endswith(".bin") else None
 
 
 def _by_side(names: list[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from copy import copy
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -122,6 +123,26 @@ class VocabularyHeadModule(HeadModule):
         if self.maxout is not None:
             x = self.maxout(x).unflatten(-1, (-1, 2)).amax(-1)  # (…, maxout)
         return x if self.scale == 1.0 else x * self.scale
+
+    @property
+    def narrows(self) -> bool:
+        """Whether it has parts (`narrowed`)."""
+        return not self.reads_source and (self.product is None or hasattr(self.product, "narrowed"))
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.weight) if self.product is None else int(self.product.out_features)  # type: ignore[arg-type]
+
+    def narrowed(self, tokens: Tensor) -> VocabularyHeadModule:
+        """The part that computes the logits of these tokens (n,) alone, for inference."""
+        found = copy(self)
+        found._parameters, found._modules = dict(self._parameters), dict(self._modules)
+        if self.product is not None:
+            found.product = self.product.narrowed(tokens)  # type: ignore[operator]
+            return found
+        found.weight = nn.Parameter(self.weight.detach().index_select(0, tokens), requires_grad=False)
+        found.bias = None if self.bias is None else nn.Parameter(self.bias.detach()[tokens], requires_grad=False)
+        return found
 
     def set_product(self, product: nn.Module) -> None:
         """Replace weight and bias by this module."""

@@ -77,6 +77,11 @@ class Int8Linear(nn.Module):
     def weight(self) -> Tensor:
         return self.codes * self.step[:, None]
 
+    def narrowed(self, outputs: Tensor) -> Int8Linear:
+        """The map to these outputs (n,) alone."""
+        bias = None if self.bias is None else self.bias[outputs]
+        return Int8Linear(Int8Weight(self.codes.index_select(0, outputs), self.step[outputs]), bias, self.input_scale)
+
     @property
     def _has_kernel(self) -> bool:
         # without VNNI, sums of pairs of products would overflow where all 255 levels are used

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import add
@@ -303,6 +304,24 @@ class CpuExecutor:
         ones = [1] * len(x)
         (logits,) = self.scores.run(PassInputs(len(x), 1, None, ones, ones), x=x.contiguous())
         return logits
+
+    def narrow_head(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
+        """`head` for the logits of these tokens (n,) alone, in the same bits."""
+        part = self.model.head.narrowed(tokens)
+        if self.scores is None:
+            return lambda x: part(x.to(self.dtype))
+        code = Instructions()
+        code.outputs.append(lower(part, code.register(self.width), code, None))
+        program = NativeProgram(code, self.scores.library, arena_for(self.scores.library, code))
+
+        def head(x: Tensor) -> Tensor:
+            if x.dtype is not torch.float32 or not len(x):
+                return part(x)
+            ones = [1] * len(x)
+            (logits,) = program.run(PassInputs(len(x), 1, None, ones, ones), x=x.contiguous())
+            return logits
+
+        return head
 
 
 def is_plain(rows: Rows) -> bool:

@@ -30,7 +30,7 @@ def force_phrases(
     phrases: Sequence[Mapping[str, int]],
 ) -> list[list[Hypothesis]]:
     """`generate_targets`, with each target containing its phrases, as often as given."""
-    decoding = frame.without_forced(decoding)
+    decoding = frame.without_forced(decoding).model_copy(update={"shortlist": False})  # a phrase may have any token
     spec, given = engine.runner.spec(decoding, len(frame.forced)), list[tuple[Request, DecodingSpec]]()
     for source, key, some in zip(sources, keys, phrases, strict=True):
         request = Request(frame.begin, decoding.limit(len(source)), key, source)
