@@ -58,7 +58,13 @@ def forbidden_tokens(target: Tokenizer) -> list[int]:
     return [target.pad, target.bos, *target.languages.values()]
 
 
-def sequence_engine(model: Any, vocabularies: Vocabularies, limit: int | None, kind: type[E] = Engine, shortlist: Shortlist | None = None) -> E:  # type: ignore[assignment]
+def sequence_engine(
+    model: Any,
+    vocabularies: Vocabularies,
+    limit: int | None,
+    kind: type[E] = Engine,  # type: ignore[assignment]
+    shortlist: Shortlist | None = None,
+) -> E:
     """The engine of a model that reads a source and generates a target."""
     source, target = vocabularies.source, vocabularies.target
     template = target.template

@@ -136,9 +136,7 @@ def test_rows_join_and_leave(bias: bool) -> None:
         assert state.answer is not None
         plain = request._replace(allowed=None if request.allowed is None else list(map(int, request.allowed)))
         expected = (
-            engine.decode([plain], decoding)[0]
-            if plain.allowed is None
-            else by_definition(engine, plain, decoding)
+            engine.decode([plain], decoding)[0] if plain.allowed is None else by_definition(engine, plain, decoding)
         )
         assert_equal(state.answer, expected)
 

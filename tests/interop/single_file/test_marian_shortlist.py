@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from random import Random
 
-import numpy as np
 import pytest
 import sentencepiece
 import torch
@@ -15,6 +13,8 @@ from safetensors.torch import load_file, save_file
 
 import allyouneed as ayn
 import translation_files as files
+from allyouneed.apps.serve.engine.text_models import text_model
+from allyouneed.apps.serve.sampling import SamplingFields
 from allyouneed.cli import main
 from allyouneed.data.shortlist import Shortlist
 from allyouneed.errors import UserError
@@ -72,7 +72,7 @@ def test_the_tokens_of_a_source_are_marians(student: Path) -> None:
         source = [*folder.tokenizers.source.encode(text), folder.tokenizers.source.eos]
         found = folder.shortlist.allowed(source).tolist()
         assert found == expected_tokens(student, source) and len(found) % 8 == 0
-        assert len(found) < folder.tokenizers.target.size - 8
+        assert len(found) < folder.shortlist.size
     sizes, file = (folder.shortlist.size,) * 2, student / LIST
     apart = marian_shortlist.read(file, sizes, shared=False)
     assert apart.allowed([7, 9]).tolist() == expected_tokens(student, [7, 9], shared=False)
@@ -93,7 +93,7 @@ def test_students_translate_with_their_shortlist_also_after_import(student: Path
     found = model.translate(texts, max_length=12)
     free = model.translate(texts, max_length=12, shortlist=False)
     assert found != free
-    tokens = model.tokenizers.source if hasattr(model, "tokenizers") else model.folder.tokenizers.source
+    tokens = model.folder.tokenizers.source
     for text in texts:
         source = [*tokens.encode(text), tokens.eos]
         ((answer,),) = model.engine.generate([source], Decoding(method="greedy", max_length=12))
@@ -117,17 +117,21 @@ def test_students_translate_with_their_shortlist_also_after_import(student: Path
     assert ayn.load(tmp_path / "ours").translate(texts, max_length=12) == free
 
 
-def test_a_server_uses_it(student: Path) -> None:
-    from allyouneed.apps.serve.engine.loop import EngineLoop
-
-    model = ayn.load(student)
-    expected = model.translate(files.TEXTS[:5], max_length=12)
-    loop = EngineLoop(model.engine)
-    model.engine.shared = loop.decode
-    try:
-        assert model.translate(files.TEXTS[:5], max_length=12) == expected
-    finally:
-        loop.stop()
+def test_a_server_batches_continuously_with_it(student: Path) -> None:
+    """The requests of a server, which join one after the other."""
+    model, texts = ayn.load(student), files.TEXTS[:5]
+    served, fields = text_model(model), SamplingFields()
+    assert served is not None
+    scheduler, states = model.engine.scheduler(), []
+    for text in texts:
+        request = served.encode(text, fields, 12)
+        states.append(scheduler.submit(request._replace(sample_key=(0,)), served.spec(request, fields)))
+        scheduler.step()
+        scheduler.step()
+    scheduler.run()
+    found = [served.clean(model.folder.tokenizers.target.decode(state.hypotheses[0].tokens)) for state in states]
+    assert found == model.translate(texts, max_length=12, protect=False)
+    assert found != model.translate(texts, max_length=12, protect=False, shortlist=False)
 
 
 def damage(raw: bytes, at: int, value: int) -> bytes:
@@ -163,8 +167,7 @@ def test_damaged_and_hostile_files_are_one_message(student: Path) -> None:
         with pytest.raises(UserError, match=told) as refused:
             load(student)
         assert str(file) in str(refused.value)
-    wide = (*damage(damage(raw, 56, (1 << 63) - 1), 64, 1 << 63),)
-    file.write_bytes(bytes(wide))  # differences of such offsets overflow
+    file.write_bytes(damage(damage(raw, 56, (1 << 63) - 1), 64, 1 << 63))  # differences of such offsets overflow
     with pytest.raises(UserError, match="do not follow"):
         load(student)
     files.write_shortlist(file, [[1]] * 500, FIRST)

@@ -22,9 +22,7 @@ class Columns:
     """The tokens (n,) that one of these requests allows, with a `head` that computes their logits alone. It serves any
     of the requests, however many are left."""
 
-    def __init__(
-        self, narrow: NarrowHead, requests: Sequence[RequestState], vocab: int, device: torch.device
-    ) -> None:
+    def __init__(self, narrow: NarrowHead, requests: Sequence[RequestState], vocab: int, device: torch.device) -> None:
         used = torch.zeros(vocab, dtype=torch.bool)
         for state in requests:
             used[state.request.allowed] = True
@@ -58,7 +56,9 @@ def find_columns(model: Any, requests: Sequence[RequestState], device: torch.dev
 def allowed_mask(requests: Sequence[RequestState], vocab: int, columns: Columns | None, device: torch.device) -> Tensor:
     """(requests, vocab), or (requests, n) for columns: 0 for tokens that a request allows, else -inf."""
     mask = torch.zeros(len(requests), vocab if columns is None else len(columns.tokens))
-    sets = {row: state.request.allowed for row, state in enumerate(requests) if state.request.allowed is not None}
+    sets = {
+        row: torch.as_tensor(one) for row, state in enumerate(requests) if (one := state.request.allowed) is not None
+    }
     rows, tokens = torch.tensor(list(sets)), torch.cat(list(sets.values()))
     mask[rows] = -torch.inf
     rows = rows.repeat_interleave(torch.tensor([len(some) for some in sets.values()]))
