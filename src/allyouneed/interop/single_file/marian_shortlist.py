@@ -1,4 +1,4 @@
-"""Marian's binary shortlist, `lex.….s2t.bin` (src/data/shortlist.cpp of browsermt/marian-dev): a header, offsets, ids."""
+"""Marian's binary shortlist, `lex.….s2t.bin` (src/data/shortlist.cpp of browsermt/marian-dev)."""
 
 from __future__ import annotations
 
