@@ -228,8 +228,7 @@ class Search(ABC):
     @abstractmethod
     def step(self, logits: Tensor, compact: bool = False, columns: Columns | None = None) -> list[int] | None:
         """Choose the next token by logits (rows, vocab), or those of `columns`. Row i continues row `order[i]`; None:
-        no row moves.
-        `compact`: drop rows that are done at once, for the model has no positions left for them."""
+        no row moves. `compact`: drop rows that are done at once, for the model has no positions left for them."""
 
     def restrict(self, logits: Tensor, columns: Columns | None) -> Tensor:
         """Set logits (rows, vocab), or those of `columns`, to -inf for tokens that a request does not allow."""
