@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from pydantic import ConfigDict, Field, StrictInt, StrictStr
@@ -16,7 +16,6 @@ from allyouneed import plugins
 from allyouneed.config import Config, iter_parts, parse, tree_of
 from allyouneed.data.files.mapped import MappedFile, release_pages
 from allyouneed.data.language_detection import LanguageDetector
-from allyouneed.data.shortlist import Shortlist
 from allyouneed.data.tokenizers.base import Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.files import sha256, write_folder
@@ -31,6 +30,9 @@ from allyouneed.nn.models.weights import (
     named_tensors,
 )
 from allyouneed.tasks.translation.confidence import Confidence
+
+if TYPE_CHECKING:
+    from allyouneed.data.shortlist import Shortlist
 
 FORMAT = 1
 WEIGHTS = "model.safetensors"
@@ -195,6 +197,11 @@ class Folder:
         if problems:
             raise UserError("\n".join(problems))
         config = parse(Model, about["model"], f"{path / 'config.json'}: model")  # type: ignore[type-abstract]
+        shortlist = None
+        if SHORTLIST in about["sha256"]:
+            from allyouneed.data.shortlist import Shortlist
+
+            shortlist = Shortlist.load(path / SHORTLIST, config.vocabs)
         vocabularies = None if about["tokenizer_hash"] is None else Vocabularies.load(path)
         if vocabularies is not None:
             if vocabularies.hash != about["tokenizer_hash"]:
@@ -233,7 +240,7 @@ class Folder:
             None
             if about.get("confidence") is None
             else parse(Confidence, about["confidence"], f"{path / 'config.json'}: confidence"),
-            Shortlist.load(path / SHORTLIST, config.vocabs) if SHORTLIST in about["sha256"] else None,
+            shortlist,
         )
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from allyouneed.data.shortlist import Shortlist
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.infer.decoding.base import Hypothesis
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.decoding.repetition import has_repeats
 from allyouneed.infer.engine import Engine
+
+if TYPE_CHECKING:
+    from allyouneed.data.shortlist import Shortlist
 
 E = TypeVar("E", bound=Engine)
 

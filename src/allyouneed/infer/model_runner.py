@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from allyouneed.data.shortlist import Shortlist
 from allyouneed.infer.decoding.base import DecodingSpec
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.prefill import EncodedMedium, encode_media, fill_slots, prefill, start
@@ -17,6 +16,9 @@ from allyouneed.infer.request import Request
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.states.base import States
 from allyouneed.runtime.cpu.executor import cpu_executor
+
+if TYPE_CHECKING:
+    from allyouneed.data.shortlist import Shortlist
 
 
 class ModelRunner:

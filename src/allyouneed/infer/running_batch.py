@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from allyouneed.infer.decoding.allowed import Columns, find_columns
 from allyouneed.infer.decoding.base import DecodingSpec, RequestState, Search
 from allyouneed.infer.decoding.beam import BeamSearch
 from allyouneed.infer.decoding.sample import IndependentSearch
 from allyouneed.infer.prefill import DecodableModel
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.states.base import States
+
+if TYPE_CHECKING:
+    from allyouneed.infer.decoding.allowed import Columns
 
 
 class ActiveBatch(Protocol):
@@ -113,6 +115,8 @@ class RunningBatch:
     def find_columns(self) -> Columns | None:
         """Columns for the requests that are here now; new ones once half of the rows they were found for have left."""
         if self.columns is None or 2 * len(self) <= self.columns.rows:
+            from allyouneed.infer.decoding.allowed import find_columns
+
             self.columns = find_columns(self.model, self.requests, self.states.device)
         return self.columns
 

@@ -12,19 +12,21 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import add
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from allyouneed.errors import UserError
-from allyouneed.infer.decoding.allowed import Columns, allowed_mask
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.decoding.penalties import Penalties
 from allyouneed.infer.decoding.repetition import MIN_LOOP_TOKENS, find_loop, is_check_due
 from allyouneed.infer.decoding.rules import NonFiniteError, Short, TokenRules, find_short
 from allyouneed.infer.request import Request
 from allyouneed.nn.states.base import concat_rows
+
+if TYPE_CHECKING:
+    from allyouneed.infer.decoding.allowed import Columns
 
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
 
@@ -233,6 +235,8 @@ class Search(ABC):
     def restrict(self, logits: Tensor, columns: Columns | None) -> Tensor:
         """Set logits (rows, vocab), or those of `columns`, to -inf for tokens that a request does not allow."""
         if self.mask is None or self.mask[0] is not columns:
+            from allyouneed.infer.decoding.allowed import allowed_mask
+
             self.mask = columns, allowed_mask(self.requests, logits.shape[1], columns, self.device)
         mask, rows = self.mask[1], len(logits) // len(self.requests)
         return logits.add_(mask if rows == 1 else mask.repeat_interleave(rows, 0))

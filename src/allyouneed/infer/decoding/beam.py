@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
 
-from allyouneed.infer.decoding.allowed import Columns
 from allyouneed.infer.decoding.base import DecodingSpec, RequestState, Search, make_hypothesis, matches_stop
 from allyouneed.infer.decoding.beam_record import BeamCandidate, Fate
 from allyouneed.infer.decoding.options import Decoding
@@ -22,6 +21,9 @@ from allyouneed.infer.decoding.rules import (
     close_request,
 )
 from allyouneed.nn.states.base import concat_rows
+
+if TYPE_CHECKING:
+    from allyouneed.infer.decoding.allowed import Columns
 
 
 class BeamSearch(Search):

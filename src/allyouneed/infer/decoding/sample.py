@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isnan
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
 
-from allyouneed.infer.decoding.allowed import Columns
 from allyouneed.infer.decoding.base import DecodingSpec, RequestState, Search, make_hypothesis, matches_stop
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.decoding.repetition import is_looping
@@ -17,6 +16,9 @@ from allyouneed.infer.decoding.rules import NonFiniteError, Short, choose_tokens
 from allyouneed.infer.decoding.sampling import uniform_stream, uniforms_at
 from allyouneed.infer.decoding.topk import greedy_tokens, token_log_probs
 from allyouneed.nn.states.base import concat_rows
+
+if TYPE_CHECKING:
+    from allyouneed.infer.decoding.allowed import Columns
 
 DROP_SHARE = 8  # rows are dropped once one of this many is done, since dropping copies the states
 
