@@ -136,11 +136,12 @@ class ServedModel:
         at their longest, within a share of the free memory, and in any case enough for one. Cached prefixes have all
         that is free of it where the pool is allocated at once (on a GPU); elsewhere, where memory is taken as blocks
         are used, as many bytes as the weights, within a share of the free memory."""
-        engine, settings = (
-            self.predictor.engine if isinstance(self.predictor, GeneratingPredictor) else None,
-            self.settings,
-        )
-        if not isinstance(engine, Engine) or not settings.paged or not shares_prefixes(engine.runner):
+        settings, predictor = self.settings, self.predictor
+        if not settings.paged or not isinstance(predictor, GeneratingPredictor):
+            return None
+        engine = predictor.engine
+        whole = getattr(predictor, "writes_whole_targets", False)  # no scheduler decodes them
+        if whole or not isinstance(engine, Engine) or not shares_prefixes(engine.runner):
             return None
         block, free = block_bytes(engine.runner), available_memory(engine.device)
         longest = -(-self.max_model_len // BLOCK) + 2
