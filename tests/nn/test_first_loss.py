@@ -68,14 +68,16 @@ def test_token_vectors_under_larger_fixed_positions_are_reported() -> None:
     """Vectors of deviation 0.02 drown in sinusoids."""
     for positions, scale, init, told in (
         ("sinusoidal", "none", "gpt2", True),
+        ({"kind": "sinusoidal", "amplitude": 0.02}, "none", "gpt2", False),
         ("sinusoidal", "sqrt-width", "xavier", False),
-        ("learned", "none", "gpt2", False),
+        (POSITIONS["learned"], "none", "gpt2", False),
         ("none", "none", "gpt2", False),
     ):
-        tree = model_tree("decoder", "pre-norm", positions=POSITIONS[positions], scale=scale, tied=True)
+        tree = model_tree("decoder", "pre-norm", positions=positions, scale=scale, tied=True)
         found = drowned_tokens(parse(Model, tree | {"init": init}).build())  # type: ignore[type-abstract]
         assert (found is not None) == told
         assert not told or "deviation of 0.02 under fixed positions of 0.71" in str(found)
+        assert not told or "set embed.positions.amplitude: 0.02" in str(found)
 
 
 def with_init(tree: Any, **keys: Any) -> Any:

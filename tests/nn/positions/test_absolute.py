@@ -76,6 +76,12 @@ def test_offset_is_the_number_of_the_first_position():
     assert torch.equal(found(places), later(places + 3))
 
 
+def test_amplitude_is_a_factor_of_the_sinusoids():
+    places = torch.arange(9)[None]
+    small, usual = (Sinusoidal(amplitude=amplitude).build(8)(places) for amplitude in (0.02, 1.0))
+    assert torch.allclose(small, 0.02 * usual, atol=1e-9)
+
+
 def test_dot_products_grow_to_variance_head_width_and_scaling_brings_them_back():
     """3.2.1, footnote 4: components with mean 0 and variance 1 give q · k mean 0 and variance d_k.
 

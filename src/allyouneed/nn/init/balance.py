@@ -55,7 +55,7 @@ def drowned_tokens(model: Any) -> str | None:
         return None
     return (
         f"token vectors begin at a deviation of {size:.2g} under fixed positions of {fixed:.2g}, which slows learning; "
-        "use learned positions, rotary or alibi in the mixers, or embed.scale: sqrt-width with init: xavier"
+        f"set embed.positions.amplitude: {size:.2g}, or use learned positions, rotary or alibi in the mixers"
     )
 
 

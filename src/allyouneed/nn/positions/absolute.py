@@ -67,6 +67,8 @@ class Sinusoidal(Positions):
     """Let the last wavelength be exactly 2π·base (tensor2tensor, Whisper)."""
     offset: Annotated[int, Field(ge=0)] = 0
     """Number of the first position (fairseq: 2)."""
+    amplitude: Annotated[float, Field(gt=0)] = 1.0
+    """Factor of sines and cosines, which would drown token vectors that begin smaller (in GPT-2: 0.02)."""
 
     def build(self, width: int) -> nn.Module:
         return SinusoidalModule(self, width)
@@ -80,14 +82,14 @@ class SinusoidalModule(nn.Module):
     def __init__(self, config: Sinusoidal, width: int) -> None:
         super().__init__()
         self.width, self.base, self.interleaved = width, config.base, config.order == "interleaved"
-        self.offset = config.offset
+        self.offset, self.amplitude = config.offset, config.amplitude
         self.period = max(1, (width + 1) // 2 - 1) * 2 if config.closed else width
 
     def forward(self, positions: Tensor) -> Tensor:
         exponents = torch.arange(0, self.width, 2, dtype=torch.float64, device=positions.device) / self.period
         # (batch, time, width/2), exact for any position
         angles = (positions + self.offset)[..., None] * self.base**-exponents
-        pair = (angles.sin().float(), angles.cos().float())
+        pair = tuple((self.amplitude * wave).float() for wave in (angles.sin(), angles.cos()))
         if self.interleaved:
             return torch.stack(pair, -1).flatten(-2)[..., : self.width]
         return torch.cat(pair, -1)[..., : self.width]
