@@ -48,7 +48,8 @@ TINY = Sizes(width=32, heads=4, layers=2, hidden=48, vocab=99, rows=(1, 3), give
 # mixers of the registry that cannot decode alone (they see later tokens, or need a source)
 OTHERS = {"big-bird", "longformer", "linformer", "chunked-cross", "multi-step", "synchronous", "attentive-gru",
           "pooling", "spatial-mlp", "context-attention"}  # fmt: skip
-CONSTANT = ("retention", "gated-retention", "rwkv", "performer", "infini", "mamba", "mamba2", "lstm", "gru", "s4")
+CONSTANT = ("retention", "gated-retention", "rwkv", "performer", "infini", "mamba", "mamba2", "lstm", "gru", "s4",
+            "ssru")  # fmt: skip
 BOUNDED = ("synthesizer", "random-synthesizer", "tensorized")  # their weights hold a longest text: no long contexts
 UNEQUAL = {
     "mla": "rotary features of half a head, as in the paper; with a whole head it would have 1.02",
@@ -57,6 +58,7 @@ UNEQUAL = {
     "s4": "only a state as large as half of the width would add enough",
     "lstm": "four gates; its state has the width of the model",
     "gru": "three gates; its state has the width of the model",
+    "ssru": "two maps, without one of the output",
     "tensorized": "weights for each pair of positions",
     "separable-convolution": "one map",
     "random-synthesizer": "two maps, and a weight for each pair of positions",
@@ -100,7 +102,7 @@ def mixers(s: Sizes) -> dict[str, dict[str, Any]]:
         "gated-retention": narrow_keys,
         "mamba": {"hidden": s.filled(4 / (3 + (2 * rank + 55) / s.width))},  # 55: of states, filter, A, D and biases
         "mamba2": {"heads": s.filled((4 - 2 * keys / s.width) / 3) // s.head, "head_width": s.head, "state": keys},
-        "rwkv": {}, "lstm": {}, "gru": {}, "s4": {}, "identity": {},
+        "rwkv": {}, "lstm": {}, "gru": {}, "s4": {}, "ssru": {}, "identity": {},
     }  # fmt: skip
     found = {name: {"kind": name} | keys for name, keys in found.items()}
     attention, shared = found["attention"], max(1, s.heads // 3)

@@ -148,7 +148,7 @@ def test_recurrent_networks_are_quantized_except_in_older_folders(tmp_path: Path
     model = parse(Model, tree).build().eval()  # type: ignore[type-abstract]
     batch = Batch(Rows.of([[1, 2, 3, 4], [5, 6]]))
     logits = model.logits(batch)  # type: ignore[operator]
-    older = to_int8(copy.deepcopy(model), floats=named_tensors(model))
+    older = to_int8(copy.deepcopy(model), stored=named_tensors(model))
     for name, part, kind in (("old", older, torch.nn.LSTM), ("new", to_int8(model), Int8RNN)):
         Folder(part, None).save(tmp_path / name)
         again: Any = Folder.load(tmp_path / name).model

@@ -302,8 +302,9 @@ ABBREVIATIONS = {
 
 def amount(value: Decimal, there: str, wanted: str = "") -> Callable[[str], tuple[bool, bool]]:
     """The translation has this value once, in digits and words, and no other number; `wanted`: as in `quantity`."""
-    factors = {form.casefold(): factor for factor, forms in MAGNITUDES[there].items() for form in forms.split()}
-    pattern = re.compile("|".join(sorted(map(re.escape, factors), key=len, reverse=True)))
+    sizes = [*MAGNITUDES[there].items(), *ABBREVIATIONS[there].items()]
+    factors = {form.casefold(): factor for factor, forms in sizes for form in forms.split()}
+    pattern = re.compile(f"(?:{'|'.join(sorted(map(re.escape, factors), key=len, reverse=True))})(?![a-zà-ÿ])")
 
     def judge(text: str) -> tuple[bool, bool]:
         text = plain(text)

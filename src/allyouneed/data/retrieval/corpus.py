@@ -21,7 +21,7 @@ from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.errors.extras import missing
 from allyouneed.files import sha256, write_folder
-from allyouneed.files.reading import file_in, has_file, read_json
+from allyouneed.files.reading import file_in, has_file, parse_json, read_bytes
 
 FORMAT = 1
 ARRAYS = ("tokens", "bounds", "begins", "documents", "names")
@@ -124,7 +124,7 @@ class ChunkIndex:
         if not has_file(path, "meta.json"):
             raise UserError(f"{path}: not an index (no meta.json); build one with `allyouneed index`")
         try:
-            meta = read_json(path, "meta.json")
+            meta = parse_json(read_bytes(path, "meta.json"))
             if meta["format"] != FORMAT:
                 raise UserError(f"{path}: index format {meta['format']}, expected {FORMAT}; build it again")
             wrong = [name for name, sum_ in meta["sha256"].items() if _damaged(path, name, sum_)]

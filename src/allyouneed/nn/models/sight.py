@@ -38,10 +38,11 @@ def tokens_seen(model: Any, pool: Pool, length: int) -> int:
     """How many tokens of a text of this length the pooled vector of a model with one stack depends on."""
     if pool == "mean":  # every token sees itself
         return length
-    position = torch.arange(length)
-    first = position == 0 if getattr(model.embed, "chosen", "none") == "first" else None
-    tokens = TokenFields(position, torch.ones_like(position), chosen=first)
-    return int(seen_by(getattr(model, model.kind), tokens, 0 if pool == "first" else length - 1).sum())
+    with torch.device("cpu"):  # also where a model is built on another one, or on none (meta)
+        position = torch.arange(length)
+        first = position == 0 if getattr(model.embed, "chosen", "none") == "first" else None
+        tokens = TokenFields(position, torch.ones_like(position), chosen=first)
+        return int(seen_by(getattr(model, model.kind), tokens, 0 if pool == "first" else length - 1).sum())
 
 
 def seeing_pool(model: Any, wanted: Sequence[Pool], length: int) -> Pool:

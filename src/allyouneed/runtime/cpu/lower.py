@@ -4,6 +4,7 @@ lower_linear_attention.py, lower_mixers.py, lower_recurrent.py, lower_state_spac
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -268,8 +269,11 @@ def _embed(part: TokenEmbedModule, x: None, code: Instructions, state: None = No
     if not isinstance(positions, NoPositionsModule):
         table = len(code.tables)
         limit = part.limit
+        if any(weight.dtype is not torch.float32 for weight in positions.parameters()):
+            positions = copy.deepcopy(positions).float()  # so that a sum of its vectors is not rounded
+        made = positions
         code.tables.append(
-            lambda n: positions(torch.arange(n if limit is None else min(n, limit))[None])[0].float().contiguous()
+            lambda n: made(torch.arange(n if limit is None else min(n, limit))[None])[0].float().contiguous()
         )
     width, arguments = tokens.embedding_dim, {"vocab": tokens.num_embeddings, "positions": table, "scale": part.scale}
     if quantized:
