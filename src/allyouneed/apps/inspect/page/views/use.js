@@ -334,6 +334,7 @@ AYN.view("use", {
         } catch (error) {
           return AYN.clear(place, app.failure(error));
         }
+        if (!place.isConnected) return; // the text has changed meanwhile
       }
       return app.load(place, "use", params, (found, inner) => draw(app, found, inner, again));
     };
