@@ -200,7 +200,7 @@ def stopping(supervisor: Supervisor) -> Iterator[None]:
 def test_a_supervisor_whose_terminal_hangs_up_lets_its_workers_finish() -> None:
     """The kernel and the shell may both send SIGHUP; only a second one of the others ends the workers at once."""
     supervisor = Supervisor(ServerTask({}, Settings(port=0)), 1)
-    before = signal.getsignal(signal.SIGHUP)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which a background shell ignores
     with stop_signals_handled(supervisor._on_signal):
         signal.raise_signal(signal.SIGHUP)
         signal.raise_signal(signal.SIGHUP)
