@@ -170,7 +170,7 @@ def test_a_classifier_with_berts_pooler_is_a_bert(tmp_path: Path) -> None:
 def test_a_classifier_that_no_class_of_theirs_computes_is_refused(
     preset: str, changes: list[str], tmp_path: Path
 ) -> None:
-    """Of all families only XLM's has such a head, and XLM adds no vector for token types that it is not given."""
+    """Only XLM's has such a head, and XLM adds no vector for token types that it is not given."""
     folder = made("classification", preset, *changes)
     assert folder is not None
     with pytest.raises(UserError, match=r"head\.(hidden|pool): .*cannot be expressed") as refusal:

@@ -18,7 +18,7 @@ def choose_rows(
     recipe: Recipe, batches: Callable[[int], Batches], report: Callable[[str], None], least: int = 1
 ) -> int:
     """Rows of a batch: those of the recipe, or 8, fewer where the data would give few updates an epoch. `batches`: the
-    training batches with so many rows. `least`: a row for each process."""
+    training batches with that number of rows. `least`: a row for each process."""
     if recipe.batch.rows is not None:
         return recipe.batch.rows
     usual = batches(ROWS)

@@ -20,7 +20,7 @@ from toy_models import BOS, EOS, PAD, random_model
 
 
 def calls(engine: Engine, texts: int, tokens: int) -> int:
-    """Of Python, for one call of the engine whose graphs exist."""
+    """Python calls of one call of the engine whose graphs exist."""
     sources = [[5 + n % 20 + k for k in range(8 + n % 20)] + [EOS] for n in range(texts)]
     decoding = Decoding(method="greedy", min_length=tokens, max_length=tokens)
     for _ in range(3):
@@ -41,7 +41,7 @@ def calls(engine: Engine, texts: int, tokens: int) -> int:
 
 
 def test_a_request_and_a_step_cost_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a step: a run of eight is one launch, one wait and one look at the record."""
+    """Python calls of a step: a run of eight is one launch, one wait and one look at the record."""
     capture_on_cpu(monkeypatch, capture_nothing)
     engine = Engine(random_model(), BOS, EOS, PAD, budget=1 << 16)
     few, many, long = calls(engine, 64, 32), calls(engine, 256, 32), calls(engine, 64, 192)

@@ -51,7 +51,7 @@ INPUTS = {
 
 
 def shapes(model: Any, source: Rows, new: Rows) -> list[torch.Size] | None:
-    """Of the hidden states and the scores; None where a part that torch computes cannot do without tokens."""
+    """Hidden states and scores; None where a part that torch computes cannot do without tokens."""
     try:
         states = model.start(source if hasattr(model, "encoder") else len(source.tokens))
         hidden = model.advance(new, states)

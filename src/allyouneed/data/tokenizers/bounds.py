@@ -49,7 +49,7 @@ def parse_tokenizer(text: str, where: str) -> Any:
 
 
 def most_ids(tokens: int) -> int:
-    """Ids of so many tokens are below this: they may have gaps, but the library makes tables up to the largest."""
+    """The limit of ids for this number of tokens: gaps are allowed, but the library makes tables up to the largest."""
     return max(MAX_GAP, 2 * tokens)
 
 
