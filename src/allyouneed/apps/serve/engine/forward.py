@@ -115,7 +115,7 @@ class ForwardQueue:
 
 
 def check_finite(output: Any) -> None:
-    """Whether a tensor has no NaN, which base64 would hide in an embedding; JSON of other outputs cannot hold one."""
+    """Refuse a tensor with NaN, which base64 would hide in an embedding; JSON of other outputs cannot hold one."""
     isfinite = getattr(output, "isfinite", None)
     if isfinite is not None and not bool(isfinite().all()):
         from allyouneed.infer.decoding.rules import NonFiniteError
