@@ -213,6 +213,17 @@ def test_merged_maps_with_several_input_scales_round_each_token_by_itself(tmp_pa
     assert any("encoder.blocks.0.sublayers.mixer.qkv" in note for note in folder.notes)
 
 
+def test_a_matrix_of_floats_among_those_in_int8_keeps_its_values(tmp_path: Path) -> None:
+    """Queries, keys and values are one map of ours."""
+    arrays = files.marian_arrays(20, RECURRENT)
+    quantized = files.quantize_as_intgemm(arrays, INPUTS)
+    quantized["encoder_l1_self_Wk"] = arrays["encoder_l1_self_Wk"]
+    folder = load(files.write_marian(tmp_path / "model", quantized, RECURRENT, "bin"))
+    found = folder.model.get_submodule("encoder.blocks.0.sublayers.mixer.qkv").weight[files.WIDTH : 2 * files.WIDTH]
+    wanted = torch.from_numpy(arrays["encoder_l1_self_Wk"]).T
+    assert torch.allclose(found, wanted, rtol=0, atol=float(wanted.abs().max()) / 127)  # type: ignore[arg-type]
+
+
 def test_scales_that_are_none_are_refused(tmp_path: Path) -> None:
     arrays = files.quantize_as_intgemm(files.marian_arrays(20, RECURRENT), INPUTS)
     for name, wrong in (("Wemb", 0.0), ("encoder_l1_ffn_W1", float("nan")), ("encoder_l1_ffn_W1", float("inf"))):

@@ -186,8 +186,11 @@ def to_int8_as_stored(
     steps = spread({name: 1 / array.scale for name, array in quantized.items()})
     known: dict[int, Int8Weight] = {}
     for name, weight in model.named_parameters(remove_duplicate=False):
-        if name in steps and bool(steps[name].any()):
-            step = steps[name][:, 0].clone()  # 0: a row of zeros, which is not in the file
+        if name not in steps:
+            continue
+        step = steps[name][:, 0].clone()
+        # without a step: a row of zeros, which is not in the file, or one of floats, merged with those in int8
+        if bool(step.any()) and not bool(weight[step == 0].any()):
             codes = (weight.detach() / step.where(step > 0, 1.0)[:, None]).round_().to(torch.int8)
             known[id(weight)] = Int8Weight(codes, step)
     held = list(model.parameters())  # keeps ids unique
