@@ -14,6 +14,7 @@ import transformers
 import allyouneed as ayn
 from allyouneed.errors import UserError
 from allyouneed.infer.evaluate import evaluate
+from allyouneed.interop.load import about
 from allyouneed.training import load_recipe, train
 from tokenizer_files import LINES, ROBERTA, byte_pairs, marian, said, sentence_pieces, words
 
@@ -396,3 +397,13 @@ def test_tasks_without_example_files_explain_the_alternative(tmp_path: Path) -> 
     (tmp_path / "pairs.tsv").write_text("a\tb\n")
     with pytest.raises(UserError, match=r"seq2seq cannot be scored on a file of examples.* --hypotheses"):
         evaluate(case.ours, tmp_path / "pairs.tsv")
+
+
+def test_an_opus_model_knows_the_direction_that_its_tokenizer_names(tmp_path: Path) -> None:
+    opus(tmp_path)
+    settings = tmp_path / "tokenizer_config.json"
+    named = {"source_lang": "eng", "target_lang": "deu"}
+    settings.write_text(json.dumps(named))
+    assert ayn.load(tmp_path).folder.directions == about(tmp_path)["directions"] == [("en", "de")]
+    settings.write_text(json.dumps(named | {"target_lang": "ROMANCE"}))  # a group, chosen by tokens
+    assert ayn.load(tmp_path).folder.directions == about(tmp_path)["directions"] == []

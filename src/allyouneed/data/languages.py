@@ -137,6 +137,12 @@ def parse_name(name: str) -> LanguageName:
     return LanguageName(parts[0] if parts else plain, tuple(parts[1:]))
 
 
+def iso_code(name: str) -> str | None:
+    """The ISO 639-1 code of a language, by any of its names; None where it has none."""
+    code = parse_name(name).language
+    return code if code in _codes().values() else None
+
+
 def find(name: str, known: Iterable[str]) -> list[str]:
     """The model's codes that a name can mean, best matches only: one if it is unambiguous."""
     codes = list(known)

@@ -129,7 +129,8 @@ def about(path: Path | str) -> dict[str, Any]:
 def _about_loaded(folder: Folder) -> dict[str, Any]:
     """What our config.json would contain, of a file whose config only its weights tell."""
     model: Any = folder.model.config
-    return {"model": tree_of(model), "task": folder.task, "labels": folder.labels, "origin": folder.origin}
+    found = {"model": tree_of(model), "task": folder.task, "labels": folder.labels, "origin": folder.origin}
+    return found | {"directions": folder.directions, "max_tokens": folder.max_tokens}
 
 
 def vocabularies(path: Path | str) -> Vocabularies:

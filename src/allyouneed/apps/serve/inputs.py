@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 async def embedding_model(registry: ModelRegistry, name: str | None) -> str | None:
     """The model of this name; else the default model if it was made to embed, else the first one that was, else the
     default model."""
-    return await registry.first(embeds) if name is None else name
+    found = [] if name is not None else await registry.suiting(embeds)
+    return found[0].name if found else name
 
 
 async def ranking_model(registry: ModelRegistry, name: str | None) -> str | None:

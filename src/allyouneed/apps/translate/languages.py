@@ -29,6 +29,13 @@ class LanguageFrames:
     def resolve(self, to: str | None, from_: str | None) -> tuple[str | None, str | None]:
         """The model's codes for language names in any form. Unknown ones are refused before anything is translated."""
         detector = self.routes.detector
+        if not self.languages and len(self.folder.directions) == 1:  # no token chooses it
+            ((here, there),) = self.folder.directions
+            if to is not None:
+                resolve(to, [there], "target language")
+            if from_ is not None and here is not None:
+                resolve(from_, [here], "source language")
+            return None, None
         if to is not None and self.languages:
             to = resolve(to, self.languages, "target language", self.written_languages)
         if detector is not None:

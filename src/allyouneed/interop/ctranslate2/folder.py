@@ -57,14 +57,13 @@ def load(
     ours, task = _ours(about), task_of(about, config)
     if reader.variables.spec == WHISPER and "start" not in task:
         task |= speech_task(about, reader, vocabs)
-    directions = [(pair[0], pair[1]) for pair in ours.get("directions", [])]
     limit = config.limit
     return Folder(
         model,
         vocabs,
         task,
         max_tokens=ours.get("max_tokens") or limit or DEFAULT_LENGTH,
-        directions=directions,
+        directions=ours.get("directions", []),
         card=read_card(path),
         path=path,
         origin={"format": "ctranslate2", "settings": about},
@@ -81,6 +80,7 @@ def about(path: Path) -> dict[str, Any]:
         "task": task_of(settings, config),
         "labels": [],
         "origin": {"format": "ctranslate2", "settings": settings},
+        "directions": _ours(settings).get("directions", []),
     }
 
 
@@ -167,7 +167,7 @@ def _ours(settings: Mapping[str, Any]) -> dict[str, Any]:
     )
     kept: dict[str, Any] = {
         "task": found.get("task"),
-        "directions": pairs if good else [],
+        "directions": [tuple(pair) for pair in pairs] if good else [],
         "tokenizer": found.get("tokenizer"),
     }
     return kept | ({"max_tokens": length} if type(length) is int and 0 < length < 1 << 31 else {})

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from allyouneed.config import tree_of
+from allyouneed.data.languages import iso_code
 from allyouneed.data.tokenizers.base import Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.files.reading import MAX_JSON_BYTES, file_in, read_json
@@ -114,6 +115,7 @@ def load(
         {"kind": kind} | options,
         decoding,
         max_tokens=_max_tokens(model_path, config, config_of(model), modules),
+        directions=_directions(model_path, family),
         labels=labels_of(config, config_of(model)) if kind in LABELLED else [],
         card=read_card(path),
         path=path,
@@ -135,7 +137,8 @@ def about(path: Path | str) -> dict[str, Any]:
         labels = labels_of(config, model) if kind in LABELLED else []
     tree = tree_of(model) | ({} if head is None else {"head": head})
     origin = {"family": family.name, "config": config}
-    return {"model": tree, "task": {"kind": kind}, "labels": labels, "origin": origin}
+    found = {"model": tree, "task": {"kind": kind}, "labels": labels, "origin": origin}
+    return found | {"directions": _directions(checkpoint.path, family)}
 
 
 def task_and_head(
@@ -239,6 +242,17 @@ def read_originals(path: Path) -> dict[str, bytes]:
 def _architecture(config: Mapping[str, Any]) -> str:
     names = config.get("architectures")
     return str(names[0]) if isinstance(names, list) and names else ""
+
+
+def _directions(path: Path, family: Family) -> list[tuple[str | None, str]]:
+    """The direction of a Marian model, if its tokenizer names two languages and has no token for one (`>>fra<<`)."""
+    if family.name != "marian":
+        return []
+    names = read_json(path, "tokenizer_config.json", needed=False)
+    here, there = (iso_code(str(names.get(f"{side}_lang"))) for side in ("source", "target"))
+    if here is None or there is None or any(name.startswith(">>") for name in read_json(path, "vocab.json", False)):
+        return []
+    return [(here, there)]
 
 
 def _max_tokens(path: Path, config: Mapping[str, Any], model: Model, modules: SentenceModules | None) -> int:

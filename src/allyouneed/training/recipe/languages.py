@@ -33,17 +33,19 @@ def with_model_codes(start: Path, files: Sequence[Files]) -> tuple[Files, ...]:
 
 def language_problems(start: Path, splits: Mapping[str, Iterable[Files]]) -> list[str]:
     """One line per invalid entry, by its path in the recipe."""
-    directions = about(start).get("directions") or []
     entries = [
         (f"data.{split}[{number}] ({join_paths(entry.path or entry.source)})", entry)
         for split, files in splits.items()
         for number, entry in enumerate(files)
         if isinstance(entry, PairFiles)
     ]
-    if not directions and all(entry.to is None for _, entry in entries):
+    if not entries:
         return []
     tokenizer = vocabularies(start).source
     known = sorted(tokenizer.languages)
+    directions = (about(start).get("directions") or []) if known else []  # otherwise no token chooses one
+    if not directions and all(entry.to is None for _, entry in entries):
+        return []
     sources = any(here is not None for here, _ in directions)  # trained on pairs with a source language
     found = []
     for where, entry in entries:

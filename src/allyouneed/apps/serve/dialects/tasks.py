@@ -107,7 +107,7 @@ async def _translate(request: Request, body: TaskRequest, limits: Limits) -> Res
     format = choice(body.format, "format", FORMATS, "text")
     texts = [one_text(text, "inputs") for text in body.texts()]
     job = service.Job(texts, source, target, body.top or 1, format, glossary=glossary)
-    async with service.translator(request, body.model) as model:
+    async with service.translator(request, job, body.model) as model:
         found = await service.translate(model, job, request.state.client, limits)
         results = [
             {

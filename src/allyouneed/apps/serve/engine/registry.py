@@ -39,6 +39,7 @@ class Entry:
     used: int = 0
     last_used: float = 0.0
     facts: dict[str, Any] | None = None
+    offer: Any = None  # of a translator: its languages (apps/translate/offers.py)
 
     def end_use(self) -> None:
         self.used -= 1
@@ -96,12 +97,10 @@ class ModelRegistry:
             )
         return found
 
-    async def first(self, suits: Callable[[str], bool]) -> str | None:
-        """The name of the default model if its task suits, else of the first one whose task does."""
-        for entry in sorted(self.entries.values(), key=lambda one: one.name != self.default):
-            if suits((await self.facts(entry))["task"]):
-                return entry.name
-        return None
+    async def suiting(self, suits: Callable[[str], bool]) -> list[Entry]:
+        """The models whose task suits, the default model first."""
+        ordered = sorted(self.entries.values(), key=lambda one: one.name != self.default)
+        return [entry for entry in ordered if suits((await self.facts(entry))["task"])]
 
     @asynccontextmanager
     async def use(self, name: str | None) -> AsyncIterator[ServedModel]:

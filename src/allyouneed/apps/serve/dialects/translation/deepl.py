@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -63,11 +64,11 @@ async def translate(request: Request) -> Response:
     options = markup_options(found)
     context = one_text(found.get("context") or "", "context").strip()
     glossary = await terms.read_glossary(request, found, source, target, "source_lang")
-    async with service.translator(request) as model:
+    job = service.Job(texts, source, target, glossary=glossary, context=context, **options)
+    async with service.translator(request, job) as model:
         if context and not service.reads_context(model):
             note_ignored("context")
-            context = ""
-        job = service.Job(texts, source, target, glossary=glossary, context=context, **options)
+            job = replace(job, context="")
         results = await service.translate(model, job, request.state.client, request.app.state.settings.limits)
         return json_response(
             {
@@ -85,12 +86,12 @@ async def translate(request: Request) -> Response:
 
 @router.get("/languages")
 async def languages(request: Request) -> Response:
-    found = await read_fields(request, ("type", "auth_key"))
-    kind = choice(found.get("type"), "type", ("source", "target"), "source")
-    async with service.translator(request) as model:
-        codes = service.languages(model)[kind == "target"]
-        more: dict[str, Any] = {"supports_formality": False} if kind == "target" else {}
-        return json_response([{"language": code.upper(), "name": english_name(code), **more} for code in codes])
+    given = await read_fields(request, ("type", "auth_key"))
+    kind = choice(given.get("type"), "type", ("source", "target"), "source")
+    found = await service.languages(request)
+    codes = sorted({*found} if kind == "source" else {code for targets in found.values() for code in targets})
+    more: dict[str, Any] = {"supports_formality": False} if kind == "target" else {}
+    return json_response([{"language": code.upper(), "name": english_name(code), **more} for code in codes])
 
 
 @router.get("/usage")

@@ -53,9 +53,9 @@ def _created(content: Any) -> Response:
 
 @router.get("/v2/glossary-language-pairs")
 async def glossary_languages(request: Request) -> Response:
-    async with service.translator(request) as model:
-        sources, targets = (dict.fromkeys(map(base_language, some)) for some in service.languages(model))
-    pairs = [{"source_lang": here, "target_lang": there} for here in sources for there in targets if here != there]
+    found = await service.languages(request)
+    both = {(base_language(here), base_language(there)): None for here, into in found.items() for there in into}
+    pairs = [{"source_lang": here, "target_lang": there} for here, there in both if here != there]
     return json_response({"supported_languages": pairs})
 
 
@@ -172,8 +172,10 @@ async def _dictionaries(request: Request, found: Mapping[str, Any]) -> list[Dict
 async def _dictionary(request: Request, found: Mapping[str, Any]) -> Dictionary:
     source, target = word(found.get("source_lang"), "source_lang"), word(found.get("target_lang"), "target_lang")
     assert source is not None and target is not None
-    async with service.translator(request) as model:
-        pair = [_language(name, known) for name, known in zip((source, target), service.languages(model), strict=True)]
+    languages = await service.languages(request)
+    here = _language(source, [*languages])
+    into = {code for name, codes in languages.items() if base_language(name) == here for code in codes}
+    pair = [here, _language(target, sorted(into))]
     if pair[0] == pair[1]:
         raise ApiError("source_lang and target_lang are the same language", param="target_lang")
     format = choice(found.get("entries_format"), "entries_format", ("tsv", "csv"), "tsv")

@@ -37,15 +37,15 @@ async def translate(request: Request) -> Response:
     unfit = [name for name, value in found.items() if value is not None and name in every]
     if wrong := [name for name in unfit if name not in (*dialect.known, *KEYS)]:
         raise ApiError(f"{wrong[0]}: not together with {dialect.key}", param=wrong[0])
-    async with service.translator(request) as model:
-        return await dialect.answer(request, model, found)
+    return await dialect.answer(request, found)
 
 
-async def _run(request: Request, model: Any, job: service.Job) -> list[service.Translated]:
-    return await service.translate(model, job, request.state.client, request.app.state.settings.limits)
+async def _run(request: Request, job: service.Job) -> list[service.Translated]:
+    async with service.translator(request, job) as model:
+        return await service.translate(model, job, request.state.client, request.app.state.settings.limits)
 
 
-async def _libre(request: Request, model: Any, found: dict[str, Any]) -> Response:
+async def _libre(request: Request, found: dict[str, Any]) -> Response:
     texts = text_list(found.get("q"), "q")
     source, target = _code(found, "source"), _code(found, "target")
     format = choice(found.get("format"), "format", ("text", "html"), "text")
@@ -53,11 +53,12 @@ async def _libre(request: Request, model: Any, found: dict[str, Any]) -> Respons
     others = whole_number(found.get("alternatives") or 0, "alternatives", most)
     glossary = await terms.read_glossary(request, found, source, target, "source")
     job = service.Job(texts, source, target, others + 1, format, glossary=glossary)
-    results = await _run(request, model, job)
+    results = await _run(request, job)
     many = isinstance(found["q"], list)
     answer: dict[str, Any] = {"translatedText": [one.text for one in results] if many else results[0].text}
     if job.from_ is None:
-        sure = await asyncio.to_thread(lambda: [service.detect(model, one.words)[1] for one in results])
+        detector = await service.detector(request)
+        sure = await asyncio.to_thread(lambda: [service.detect(detector, one.words)[1] for one in results])
         detected = [{"language": one.source, "confidence": odds} for one, odds in zip(results, sure, strict=True)]
         answer["detectedLanguage"] = detected if many else detected[0]
     if others:
@@ -65,10 +66,10 @@ async def _libre(request: Request, model: Any, found: dict[str, Any]) -> Respons
     return json_response(answer)
 
 
-async def _deeplx(request: Request, model: Any, found: dict[str, Any]) -> Response:
+async def _deeplx(request: Request, found: dict[str, Any]) -> Response:
     (text,) = text_list(found["text"], "text")[:1]
     source, target, job = await _marked_job(request, found, [text])
-    (result,) = await _run(request, model, job)
+    (result,) = await _run(request, job)
     return json_response(
         {
             "code": 200,
@@ -82,9 +83,9 @@ async def _deeplx(request: Request, model: Any, found: dict[str, Any]) -> Respon
     )
 
 
-async def _immersive(request: Request, model: Any, found: dict[str, Any]) -> Response:
+async def _immersive(request: Request, found: dict[str, Any]) -> Response:
     source, _, job = await _marked_job(request, found, text_list(found["text_list"], "text_list"))
-    results = await _run(request, model, job)
+    results = await _run(request, job)
     return json_response(
         {"translations": [{"detected_source_lang": one.source or source or "", "text": one.text} for one in results]}
     )
@@ -100,7 +101,7 @@ async def _marked_job(
     return source, target, service.Job(texts, source, target, glossary=glossary, **options)
 
 
-async def _apertium(request: Request, model: Any, found: dict[str, Any]) -> Response:
+async def _apertium(request: Request, found: dict[str, Any]) -> Response:
     pair = word(found["langpair"], "langpair") or ""
     source, given, target = pair.partition("|")
     if not given or not target:
@@ -108,7 +109,7 @@ async def _apertium(request: Request, model: Any, found: dict[str, Any]) -> Resp
     format = choice(found.get("format"), "format", ("txt", "text", "html"), "txt")
     texts = text_list(found.get("q"), "q")[:1]
     job = service.Job(texts, source, target, format="html" if format == "html" else "text")
-    (result,) = await _run(request, model, job)
+    (result,) = await _run(request, job)
     return json_response(
         {"responseData": {"translatedText": result.text}, "responseDetails": None, "responseStatus": 200}
     )
@@ -119,7 +120,7 @@ class Dialect(NamedTuple):
 
     key: str
     known: tuple[str, ...]
-    answer: Callable[[Request, Any, dict[str, Any]], Awaitable[Response]]
+    answer: Callable[[Request, dict[str, Any]], Awaitable[Response]]
 
 
 LIBRE = Dialect("q", ("q", "source", "target", "format", "alternatives", *terms.FIELDS), _libre)
@@ -135,23 +136,21 @@ DIALECTS = (
 @router.post("/detect")
 async def detect(request: Request) -> Response:
     found = await read_fields(request, ("q", *KEYS))
-    async with service.translator(request) as model:
-        texts = text_list(found.get("q"), "q")
-        service.check_sizes(service.Job(texts, None, None), request.app.state.settings.limits)
-        language, confidence = await asyncio.to_thread(lambda: service.detect(model, "\n".join(texts)))
-        return json_response([] if language is None else [{"language": language, "confidence": confidence}])
+    texts = text_list(found.get("q"), "q")
+    service.check_sizes(service.Job(texts, None, None), request.app.state.settings.limits)
+    detector = await service.detector(request)
+    language, confidence = await asyncio.to_thread(lambda: service.detect(detector, "\n".join(texts)))
+    return json_response([] if language is None else [{"language": language, "confidence": confidence}])
 
 
 @router.get("/languages")
 async def languages(request: Request) -> Response:
-    async with service.translator(request) as model:
-        sources, targets = service.languages(model)
-        return json_response(
-            [
-                {"code": code, "name": english_name(code), "targets": [one for one in targets if one != code]}
-                for code in sources
-            ]
-        )
+    return json_response(
+        [
+            {"code": code, "name": english_name(code), "targets": [one for one in targets if one != code]}
+            for code, targets in (await service.languages(request)).items()
+        ]
+    )
 
 
 def _code(found: dict[str, Any], name: str, needed: bool = True) -> str | None:

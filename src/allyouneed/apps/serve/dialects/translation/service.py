@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import Request
 
+from allyouneed.apps.serve.engine.registry import Entry, ModelRegistry, failures_of_the_server
 from allyouneed.apps.serve.errors import ApiError, over_limit
 from allyouneed.apps.serve.settings import Limits
 from allyouneed.data.languages import find
@@ -18,9 +20,12 @@ from allyouneed.infer.predictors.registry import translates
 if TYPE_CHECKING:
     from allyouneed.apps.serve.engine.served_model import ServedModel
     from allyouneed.apps.translate.glossary import Glossary
+    from allyouneed.apps.translate.offers import Offer
     from allyouneed.apps.translate.translator import Translator
+    from allyouneed.data.language_detection import LanguageDetector
 
 AUTO = ("", "auto")
+SAMPLE = 4000  # characters by which the language of a request is told
 
 
 @dataclass(frozen=True)
@@ -58,18 +63,60 @@ class Translated:
 
 
 @asynccontextmanager
-async def translator(request: Request, name: str | None = None) -> AsyncIterator[ServedModel]:
-    """The model of this name; else the default model if it translates, else the first one that does."""
+async def translator(request: Request, job: Job, name: str | None = None) -> AsyncIterator[ServedModel]:
+    """The model of this name; else the first one of the right languages, the default model before others."""
     registry = request.app.state.registry
     if name is not None:
         async with registry.use(name) as model:
             model.offering("translate_full", "translate")
             yield model
         return
-    if (found := await registry.first(translates)) is None:
-        raise ApiError("none of the models of this server translates", 404, code="no_translator")
-    async with registry.use(found) as model:
+    entries = await _translators(registry)
+    number = 0
+    if len(entries) > 1:
+        from allyouneed.apps.translate.offers import choose
+
+        offers, text = await _offers(registry), "\n".join(job.texts)[:SAMPLE]
+        number = await asyncio.to_thread(lambda: choose(offers, job.from_, job.target, text))
+    async with registry.use(entries[number].name) as model:
         yield model
+
+
+async def _translators(registry: ModelRegistry) -> list[Entry]:
+    found = await registry.suiting(translates)
+    if not found:
+        raise ApiError("none of the models of this server translates", 404, code="no_translator")
+    return found
+
+
+async def _offers(registry: ModelRegistry) -> list[Offer]:
+    """The languages of each translator, the default model first."""
+    from allyouneed.apps.translate.offers import Offer
+
+    def read(entry: Entry) -> Offer:
+        with failures_of_the_server(entry):
+            return Offer.read(entry.path) if entry.model is None else Offer.of_folder(entry.model.predictor.folder)
+
+    entries = await _translators(registry)
+    for entry in entries:
+        if entry.offer is None:
+            entry.offer = await asyncio.to_thread(read, entry)
+    return [entry.offer for entry in entries]
+
+
+async def detector(request: Request) -> LanguageDetector | None:
+    """That of the first translator which has one."""
+    offers = await _offers(request.app.state.registry)
+    return next((one.detector for one in offers if one.detector is not None), None)
+
+
+async def languages(request: Request) -> dict[str, list[str]]:
+    """The languages that are translated, and into which each is."""
+    found: dict[str, set[str]] = {}
+    for one in await _offers(request.app.state.registry):
+        for source in one.sources:
+            found.setdefault(source, set()).update(one.targets)
+    return {source: sorted(targets) for source, targets in sorted(found.items())}
 
 
 def check_sizes(job: Job, limits: Limits) -> None:
@@ -90,8 +137,10 @@ def _translate(predictor: Translator, job: Job) -> list[Translated]:
     """In a thread: reading and writing documents is work of its own; what is decoded joins the engine loop."""
     from allyouneed.apps.translate.documents.translate import same_form
 
-    # a model with one direction has no languages to choose from
-    to, from_ = (job.target, job.from_) if predictor.languages else (None, None)
+    # nothing can be chosen, or refused, where nothing names the languages of a model
+    named = predictor.languages or predictor.routes.directions
+    to, from_ = (job.target, job.from_) if named else (None, None)
+    only = predictor.routes.directions[0][0] if len(predictor.routes.directions) == 1 else None
     options: dict[str, Any] = {"sentences": job.sentences}
     options |= {"context": job.context} if job.context else {}
     options |= {"method": "beam", "beam": max(job.count, 4), "best": job.count} if job.count > 1 else {}
@@ -100,7 +149,7 @@ def _translate(predictor: Translator, job: Job) -> list[Translated]:
         found = [
             Translated(
                 one.text,
-                one.route[0] if one.route else from_,
+                one.route[0] if one.route else from_ or only,
                 one.source,
                 [other.text for other in one.candidates[1:]],
                 one.notes,
@@ -120,9 +169,8 @@ def _translate(predictor: Translator, job: Job) -> list[Translated]:
     return found
 
 
-def detect(model: ServedModel, text: str) -> tuple[str | None, float]:
+def detect(detector: LanguageDetector | None, text: str) -> tuple[str | None, float]:
     """The language of a text, and how certain that is, from 0 to 100."""
-    detector = model.predictor.routes.detector  # type: ignore[attr-defined]
     if detector is None:
         return None, 0.0
     language, nats = detector.detect_odds(text)
@@ -132,11 +180,3 @@ def detect(model: ServedModel, text: str) -> tuple[str | None, float]:
 def reads_context(model: ServedModel) -> bool:
     """Whether the model was trained with the sentences before a sentence."""
     return getattr(model.predictor, "context", None) is not None
-
-
-def languages(model: ServedModel) -> tuple[list[str], list[str]]:
-    """Source and target languages."""
-    predictor: Translator = model.predictor  # type: ignore[assignment]
-    sources = {here for here, _ in predictor.routes.directions if here is not None}
-    converted = set(predictor.written_languages) - set(predictor.languages)  # traditional Chinese
-    return sorted((sources or set(predictor.languages)) | converted), predictor.written_languages
