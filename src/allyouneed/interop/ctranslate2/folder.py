@@ -167,7 +167,7 @@ def _ours(settings: Mapping[str, Any]) -> dict[str, Any]:
     )
     kept: dict[str, Any] = {
         "task": found.get("task"),
-        "directions": [tuple(pair) for pair in pairs] if good else [],
+        "directions": [tuple(pair) for pair in pairs or []] if good else [],
         "tokenizer": found.get("tokenizer"),
     }
     return kept | ({"max_tokens": length} if type(length) is int and 0 < length < 1 << 31 else {})
