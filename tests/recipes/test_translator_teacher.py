@@ -158,6 +158,18 @@ def test_packed_files_come_back_in_any_order(tmp_path: Path) -> None:
         assert gzip.decompress((tmp_path / "back" / name).read_bytes()).decode() == text
 
 
+def test_a_sample_has_the_beginning_of_every_file_and_back_translations(tmp_path: Path) -> None:
+    import pack
+
+    (tmp_path / "out").mkdir()
+    for name in ("en-de.words.tsv.gz", "en-de.general.tsv.gz"):
+        (tmp_path / name).write_bytes(gzip.compress(b"a\tb\n" * 9))
+    pack.sample(tmp_path, tmp_path / "out", lines=3)
+    found = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.gz")}
+    assert found == {"en-de.words.tsv.gz", "en-de.general.tsv.gz", "en-de.back/0.tsv.gz"}
+    assert gzip.decompress((tmp_path / "out/en-de.back/0.tsv.gz").read_bytes()) == b"a\tb\n" * 3
+
+
 def test_no_training_pair_has_a_sentence_of_a_test_set_on_either_side(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
