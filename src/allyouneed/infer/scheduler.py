@@ -27,7 +27,7 @@ from allyouneed.errors import UserError
 from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.model_runner import ModelRunner
-from allyouneed.infer.prefill import PrefillBatch, prefill_key, share_rows
+from allyouneed.infer.prefill import PrefillBatch, share_rows
 from allyouneed.infer.request import Request
 from allyouneed.infer.running_batch import ActiveBatch, RunningBatch
 from allyouneed.infer.scheduling.admission import FairQueue, LargestFirst, Postponement
@@ -98,6 +98,10 @@ class Scheduler:
 
             self.blocks = BlockManager(engine, pool)
             self.preemption = Preemption(self, self.blocks)
+        # calls a function; where blocks run out, frees some
+        self.with_blocks: Callable[..., None] = lambda act, _=None: act()
+        if self.preemption is not None:
+            self.with_blocks = self.preemption.run
         self.graphs: GraphRunnerCache | None = None
         if memory is None and not engine.exact:
             self.graphs = graphs or (new_graphs(engine) if pool is None else None)
@@ -137,9 +141,10 @@ class Scheduler:
         if shortlist is not None and request.source and request.allowed is None and spec.decoding.shortlist:
             request = request._replace(allowed=shortlist.allowed(request.source))
         streams = self.offline is None or request.listener is not None
-        limit = self.engine.token_limit(request)
+        limit, source = self.engine.token_limit(request), None if request.source is None else tuple(request.source)
         state = RequestState(request, spec, limit, streams, failures=self.failures, number=next(self._numbers))
-        if request.source is not None and not request.source:
+        state.inputs = tuple(request.prefix_key), source
+        if source == ():
             state.hypotheses, state.done = [Hypothesis([], 0.0, 0.0, [], True)], True
             return state
         self._check(state)
@@ -156,7 +161,7 @@ class Scheduler:
             raise UserError(f"the request needs {rows} rows (beam, best), the scheduler has {self.rows}; ask for fewer")
         if self.memory is not None and (needed := self._bytes([state])) > self.memory:
             raise UserError(f"the request needs {needed:,} bytes of state, the limit is {self.memory:,}; shorten it")
-        if self.blocks is not None and (needed := self.blocks.most(state)) > (most := self.blocks.pool.blocks):
+        if self.blocks is not None and (needed := self.blocks.measure(state)) > (most := self.blocks.pool.blocks):
             raise UserError(f"the request needs {needed} blocks of state, the pool has {most}; shorten it")
 
     def _bytes(self, states: Sequence[RequestState]) -> int:
@@ -229,7 +234,8 @@ class Scheduler:
 
     def _inference(self) -> ExitStack:
         refuse_after_fork()
-        self._refuse_inside_step()
+        if self.is_stepping:
+            self._refuse_inside_step()
         model, stack = self.engine.model, ExitStack()
         if model.training:  # only then: it visits every module
             model.eval()
@@ -239,7 +245,7 @@ class Scheduler:
 
     def _refuse_inside_step(self) -> None:
         """Refuse what a listener, a stop condition or a logits processor must not do: the batches are half changed."""
-        caller: FrameType | None = sys._getframe(1) if self.is_stepping else None
+        caller: FrameType | None = sys._getframe(1)
         while caller is not None:
             if caller.f_code is Scheduler._step.__code__ and caller.f_locals["self"] is self:
                 raise UserError(
@@ -254,7 +260,8 @@ class Scheduler:
         self.is_stepping = True
         try:
             if self.offline is None:
-                self._admit()
+                if self.arrivals or self.fair.waiting or self.preempted:
+                    self._admit()
             elif not self.running:
                 self._admit_batch(self.offline)
             for batch in list(self.running):
@@ -282,6 +289,10 @@ class Scheduler:
             self.with_blocks(batch.step, batch)
         except Exception as error:
             self.drop(batch, error)
+        self.end(batch)
+
+    def end(self, batch: ActiveBatch) -> None:
+        """Remove a batch whose requests have all left."""
         if batch in self.running and not batch.active:
             batch.close()
             self.running.remove(batch)
@@ -299,7 +310,7 @@ class Scheduler:
         for state in self.active:
             if state.done and state.streams and state.spec.rows > 1:
                 self._stream_best(state)
-            if state not in here and self.blocks is not None:
+            if state.reserved and state not in here and self.blocks is not None:
                 self.blocks.release(state)
         self.active = [state for state in self.active if state in here]
 
@@ -311,14 +322,15 @@ class Scheduler:
     def _held(self) -> set[RequestState]:
         """Requests in any batch."""
         here = set[RequestState]() if self.slots is None else set(self.slots.requests)
-        batches: list[ActiveBatch | PrefillBatch] = [*self.running, *self.preempted, *self.prefilling]
+        batches: list[ActiveBatch | PrefillBatch] = [*self.running, *self.preempted, *self.prefill.batches]
         for batch in batches:
             here.update(batch.requests)
         return here
 
     def close(self) -> None:
         """Abandon everything: unfinished requests are cancelled, blocks go back to the pool, slots are free again."""
-        self._refuse_inside_step()
+        if self.is_stepping:
+            self._refuse_inside_step()
         waiting = [*self.arrivals, *self.fair, *([] if self.offline is None else self.offline.waiting)]
         for state in [*waiting, *self.active]:
             state.cancel()
@@ -376,7 +388,7 @@ class Scheduler:
             for state in failed:
                 self.blocks.forget_prefix(state)
             held = [batch.states for batch in [*self.running, *self.preempted] if isinstance(batch, RunningBatch)]
-            self.blocks.recount([*held, *(batch.states for batch in self.prefilling)], self.active)
+            self.blocks.recount([*held, *(batch.states for batch in self.prefill.batches)], self.active)
         for state in failed:
             if state.error is not None and (self.offline is not None or not isinstance(state.error, Exception)):
                 raise state.error
@@ -409,10 +421,9 @@ class Scheduler:
         if self.preempted and self.preemption is not None:
             self.preemption.resume()
         if self.arrivals:
+            if not queue.waiting:
+                self.postponement.end()
             queue.add(self.arrivals, self.active)
-        if not queue.waiting:
-            self.postponement.end()
-            return
         taken: list[RequestState] = []
         rows, tokens, free, slots = sum([state.spec.rows for state in self.active]), 0, 0, self.slots
         if slots and slots.batches and self.postponement.applies(queue, slots.rows_in_use, self.rows - rows):
@@ -423,12 +434,12 @@ class Scheduler:
         while (state := queue.peek(self.steps)) is not None:
             if self.preempted and self.urgency(self.preempted[0].requests[0]) < self.urgency(state):
                 break
-            size, key = len(state.request.source or state.request.prompt), prefill_key(state)
+            size, key = len(state.request.source or state.request.prompt), state.inputs
             unread = 0 if key in known else len(state.request.prompt)
             rows, tokens = rows + state.spec.rows, tokens + (0 if key in known else size)
             full = rows > self.rows or (self.memory is not None and self._bytes([*self.active, state]) > self.memory)
             if blocks is not None:
-                free -= blocks.constant(state) + blocks.soon(state, unread)
+                free -= state.unpaged + blocks.soon(state, unread)
                 full = full or (free < 0 and bool(self.active))
             if full or (taken and key not in known and tokens > self.budget):
                 break
@@ -436,7 +447,7 @@ class Scheduler:
             self.active.append(state)
             state.admitted = True
             queue.pop(state, size + state.limit)
-            if blocks is not None:
+            if state.unpaged and blocks is not None:
                 blocks.reserve(state)
             taken.append(state)
         if taken:
@@ -458,22 +469,11 @@ class Scheduler:
     def urgency(self, state: RequestState) -> tuple[int, int, int]:
         return self.fair.urgency(state, self.steps)
 
-    @property
-    def prefilling(self) -> list[PrefillBatch]:
-        """Prompts that are being read."""
-        return self.prefill.batches
-
-    # --- blocks ------------------------------------------------------------------------------------------------------
-
-    def with_blocks(self, act: Callable[[], None], batch: ActiveBatch | None = None) -> None:
-        """Call `act`; where blocks run out, free some."""
-        act() if self.preemption is None else self.preemption.run(act, batch)
-
     def waste(self) -> float:
         """The share of the blocks in use that holds nothing."""
         assert self.blocks is not None
         running = [batch.states for batch in self.running if isinstance(batch, RunningBatch)]
-        return self.blocks.waste(running + [batch.states for batch in self.prefilling])
+        return self.blocks.waste(running + [batch.states for batch in self.prefill.batches])
 
     # --- running batches ---------------------------------------------------------------------------------------------
 

@@ -141,7 +141,9 @@ class RequestState:
     admitted: bool = False  # by a scheduler: no longer waiting
     number: int = 0  # order of arrival at the scheduler
     arrived: int = 0  # scheduler step in which it arrived
-    reserved: list[int] = field(default_factory=list)  # pool blocks reserved for states that are not paged
+    inputs: tuple[tuple[int, ...], tuple[int, ...] | None] = ((), None)  # prompt and source; equal ones are read once
+    unpaged: int = 0  # pool blocks that its states that are not paged count as
+    reserved: list[int] = field(default_factory=list)  # those blocks, while it is decoded
     on_end: Callable[[RequestState], None] | None = None
     submitted: float = 0.0
     first_token: float = 0.0
@@ -213,8 +215,7 @@ class Search(ABC):
         self.penalties: Penalties | None = None
         if spec.decoding.has_penalties:
             self.penalties = Penalties(spec.decoding, [state.request.prompt for state in requests])
-        self.group = self.rows_per_request(spec.decoding)
-        self.requests, self.fresh = list(requests), True
+        self.group, self.requests, self.fresh = spec.rows, list(requests), True
         self.mask: tuple[Columns | None, Tensor] | None = None  # of `restrict`, for these requests
         self.steps, self.started = 0, [0] * len(requests)  # a request has generated steps - started tokens
         rows, width = len(requests) * self.group, min(WIDTH, max([state.limit for state in requests]))
@@ -222,10 +223,6 @@ class Search(ABC):
         self.log_probs = torch.empty(rows, width, device=device)  # of each of them
         self.last_tokens = torch.empty(0, dtype=torch.long, device=device)  # (rows,)
         self._update()
-
-    @staticmethod
-    @abstractmethod
-    def rows_per_request(options: Decoding) -> int: ...
 
     @abstractmethod
     def step(self, logits: Tensor, compact: bool = False, columns: Columns | None = None) -> list[int] | None:
@@ -303,12 +300,6 @@ class Search(ABC):
         """Whether the token being chosen may be the last of some request."""
         return self.steps + 1 >= self.first_limit
 
-    def short(self) -> Short:
-        """Which requests have too few tokens to end."""
-        if self.rules.min_tokens <= 0:
-            return "none"
-        return find_short((self.steps - started for started in self.starts), self.rules.min_tokens)
-
     def keep_requests(self, indices: Sequence[int]) -> list[int]:
         """Drop all other requests; the rows that stay, by their old index."""
         order = [index * self.group + line for index in indices for line in range(self.group)]
@@ -331,15 +322,20 @@ class Search(ABC):
         self.requests, self.started = [self.requests[n] for n in indices], [self.started[n] for n in indices]
         self._update()
 
-    def begin_step(self, logits: Tensor) -> Tensor:
-        """Make room for the next token; the logits as the specification's processor changes them."""
+    def begin_step(self, logits: Tensor) -> tuple[Tensor, Short]:
+        """Make room for the next token. The logits as the specification's processor changes them, and which requests
+        have too few tokens to end."""
         width = self.tokens.shape[1]
         if self.steps - self.oldest >= width < self.longest:
             self.widen(min(2 * width, self.longest))
+        least: int = self.rules.min_tokens
+        short: Short = "none"
+        if least > 0:
+            short = find_short([self.steps - started for started in self.starts], least)
         if self.spec.logits_processor is None:
-            return logits
+            return logits, short
         tokens = self.tokens[: len(logits), : self.steps]
-        return process_logits(self.spec.logits_processor, logits, tokens, self.requests)
+        return process_logits(self.spec.logits_processor, logits, tokens, self.requests), short
 
     def append(self, tokens: Tensor, log_probs: Tensor) -> None:
         """One token per row; both (rows,)."""
@@ -360,7 +356,7 @@ class Search(ABC):
 
     def due_for_loop_check(self) -> list[int]:
         """Indices of requests to check for loops now (repetition.py)."""
-        if self.options.loops is None or self.steps < MIN_LOOP_TOKENS:
+        if self.steps < MIN_LOOP_TOKENS:
             return []
         return [index for index in range(len(self.requests)) if is_check_due(self.length(index), self.options)]
 

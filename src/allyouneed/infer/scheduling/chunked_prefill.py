@@ -4,16 +4,15 @@ captured graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from allyouneed.infer.decoding.base import DecodingSpec, RequestState
 from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.prefill import PrefillBatch, share_rows
-from allyouneed.infer.running_batch import ActiveBatch, RunningBatch
+from allyouneed.infer.running_batch import RunningBatch
 from allyouneed.nn.states.base import States
 from allyouneed.nn.states.paged import PagedStates
 
@@ -21,23 +20,9 @@ if TYPE_CHECKING:
     from allyouneed.infer.block_manager import BlockManager
     from allyouneed.infer.cuda_graph.paged_prefill import PagedPrefill
     from allyouneed.infer.cuda_graph.scheduler_slots import SchedulerSlots
+    from allyouneed.infer.scheduler import Scheduler
 
 ReadPrompt = tuple[int, RequestState]  # a request whose prompt has been read, and its row in the prefill batch
-
-
-class RunningBatches(Protocol):
-    """The scheduler, as far as prefill uses it."""
-
-    budget: int  # tokens read in one step
-    running: list[ActiveBatch]
-
-    def join(self, batch: RunningBatch) -> None: ...
-
-    def with_blocks(self, act: Callable[[], None]) -> None: ...
-
-    def fail(self, requests: Iterable[RequestState], error: Exception) -> None: ...
-
-    def fail_unheld(self, requests: list[RequestState], error: Exception) -> None: ...
 
 
 class ChunkedPrefill:
@@ -46,7 +31,7 @@ class ChunkedPrefill:
 
     def __init__(
         self,
-        scheduler: RunningBatches,
+        scheduler: Scheduler,
         engine: ModelRunner,
         whole: bool = False,
         blocks: BlockManager | None = None,
@@ -101,13 +86,15 @@ class ChunkedPrefill:
         if last is None:  # captured graphs cannot read this batch
             last = engine.prefill_chunk(batch.states, chunks, batch.model, batch.media)
         batch.read = [at + len(chunk) for at, chunk in zip(batch.read, chunks, strict=True)]
-        done, left = list[ReadPrompt](), list[int]()
+        left = list[int]()
+        done: dict[int, list[ReadPrompt]] = {}  # a running batch needs equally many rows for each request
         for n, row in enumerate(batch.rows):
             if batch.read[n] < len(prompts[n]):
                 left.append(n)
-            else:
-                done += [(n, state) for state in row]
-        for some in self._decoded_together(done):
+                continue
+            for state in row:  # in exact mode each runs alone
+                done.setdefault(len(done) if engine.exact else state.spec.rows, []).append((n, state))
+        for _, some in sorted(done.items()):
             try:
                 self._decode(batch, some, last)
             except Exception as error:
@@ -119,13 +106,6 @@ class ChunkedPrefill:
         here = {state for running in self.scheduler.running for state in running.requests}
         here |= set(self.slots.requests) if self.slots is not None else set()
         self.scheduler.fail([state for _, state in some if state not in here], error)
-
-    def _decoded_together(self, done: list[ReadPrompt]) -> list[list[ReadPrompt]]:
-        """Groups that one running batch can hold: requests with equally many rows; in exact mode each runs alone."""
-        if self.engine.exact or len(done) == 1:
-            return [[one] for one in done]
-        counts = sorted({state.spec.rows for _, state in done})
-        return [[one for one in done if one[1].spec.rows == rows] for rows in counts]
 
     def _decode(self, batch: PrefillBatch, some: list[ReadPrompt], last: Tensor) -> None:
         """Decode the first token of these requests, whose prompts have been read, and let them join the others."""
@@ -145,7 +125,9 @@ class ChunkedPrefill:
             if id(spec) not in kinds:
                 kinds[id(spec)] = spec.batch_key
             groups.setdefault(kinds[id(spec)], []).append(one)
-        for kind in [kind for kind in groups if kind.draft is not None]:
+        for kind in list(groups):
+            if kind.draft is None:
+                continue
             from allyouneed.infer.speculative.decode import SpeculativeDecoder
 
             drafted = groups.pop(kind)
@@ -169,5 +151,5 @@ class ChunkedPrefill:
     def _take(self, batch: PrefillBatch, rows: list[int], last: Tensor) -> tuple[States, Tensor]:
         """States and last hidden states of these rows, one for each request: the batch's own if they are all of it and
         no other request needs them, else copies."""
-        batch.handed_over = rows == list(range(len(batch.requests)))
+        batch.handed_over = rows == list(range(sum(map(len, batch.rows))))
         return (batch.states, last) if batch.handed_over else (batch.states.copy_rows(rows), last[rows])

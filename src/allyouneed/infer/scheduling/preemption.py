@@ -3,42 +3,25 @@ cached prefixes evicted, then the least urgent request swapped out; it resumes w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from allyouneed.infer.block_manager import BlockManager
 from allyouneed.infer.decoding.base import RequestState
-from allyouneed.infer.prefill import PrefillBatch
 from allyouneed.infer.running_batch import ActiveBatch, RunningBatch
 from allyouneed.nn.states.paged import PagedStates, PoolFullError
 
-
-class SchedulerProtocol(Protocol):
-    """The scheduler, as far as preemption uses it."""
-
-    running: list[ActiveBatch]
-    preempted: list[RunningBatch]
-    preemptions: int
-
-    @property
-    def prefilling(self) -> list[PrefillBatch]: ...
-
-    def urgency(self, state: RequestState) -> tuple[int, int, int]: ...
-
-    def join(self, batch: RunningBatch) -> None: ...
-
-    def drop(self, batch: ActiveBatch, error: Exception) -> None: ...
-
-    def fail(self, requests: Iterable[RequestState], error: Exception) -> None: ...
+if TYPE_CHECKING:
+    from allyouneed.infer.scheduler import Scheduler
 
 
 class Preemption:
-    def __init__(self, scheduler: SchedulerProtocol, blocks: BlockManager) -> None:
+    def __init__(self, scheduler: Scheduler, blocks: BlockManager) -> None:
         self.scheduler, self.blocks = scheduler, blocks
 
     def run(self, act: Callable[[], None], batch: ActiveBatch | None = None) -> None:
         """Call `act`, and free blocks while there are too few for it. `batch`: stop once that batch has left."""
-        while batch is None or (batch in self.scheduler.running and batch.active):
+        while batch is None or batch in self.scheduler.running:
             try:
                 act()
                 return
@@ -54,6 +37,7 @@ class Preemption:
             before = len(batch)
             try:
                 batch.drop_finished()
+                scheduler.end(batch)
             except Exception as error:
                 scheduler.drop(batch, error)
             if len(batch) < before or batch not in scheduler.running:
@@ -61,7 +45,9 @@ class Preemption:
         if self.blocks.prefixes.evict():
             return True
         running = [(state, batch) for batch in batches for state in batch.requests]
-        if not running or len(running) + len(scheduler.prefilling) < 2:  # prefills were admitted with blocks enough
+        if (
+            not running or len(running) + len(scheduler.prefill.batches) < 2
+        ):  # prefills were admitted with blocks enough
             return False
         state, batch = max(running, key=lambda both: scheduler.urgency(both[0]))
         try:
@@ -74,6 +60,7 @@ class Preemption:
         alone = batch.split(state)
         assert isinstance(alone.states, PagedStates)
         alone.states.swap_out()
+        self.scheduler.end(batch)
         self.scheduler.preempted.append(alone)
         self.blocks.release(state)
         self.scheduler.preemptions += 1
@@ -95,5 +82,5 @@ class Preemption:
     def _swap_in(self, batch: RunningBatch) -> bool:
         states, scheduler = batch.states, self.scheduler
         assert isinstance(states, PagedStates)
-        nothing_else = not scheduler.running and not scheduler.prefilling
+        nothing_else = not scheduler.running and not scheduler.prefill.batches
         return self.blocks.resume(batch.requests[0], states, len(batch), force=nothing_else)
