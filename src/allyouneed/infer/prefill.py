@@ -126,8 +126,9 @@ class PrefillBatch:
         self.media = [self.media[row] for row in rows] if self.media else []
 
     def drop_cancelled(self) -> None:
+        if not any([state.cancelled for row in self.rows for state in row]):
+            return
         left = [[state for state in row if not state.cancelled] for row in self.rows]
-        if left != self.rows:
-            kept = [number for number, row in enumerate(left) if row]
-            self.keep(kept)
-            self.rows = [left[number] for number in kept]
+        kept = [number for number, row in enumerate(left) if row]
+        self.keep(kept)
+        self.rows = [left[number] for number in kept]

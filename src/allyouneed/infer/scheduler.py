@@ -19,6 +19,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import count
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ from allyouneed.infer.scheduling.admission import FairQueue, LargestFirst, Postp
 from allyouneed.infer.scheduling.chunked_prefill import ChunkedPrefill
 from allyouneed.infer.validation import RequestValidator
 from allyouneed.nn.states.paged import BlockPool
-from allyouneed.runtime.process import inference, refuse_after_fork
+from allyouneed.runtime.process import evaluation_mode, inference
 
 if TYPE_CHECKING:
     from allyouneed.infer.block_manager import BlockManager
@@ -143,7 +144,7 @@ class Scheduler:
         streams = self.offline is None or request.listener is not None
         limit, source = self.engine.token_limit(request), None if request.source is None else tuple(request.source)
         state = RequestState(request, spec, limit, streams, failures=self.failures, number=next(self._numbers))
-        state.inputs = tuple(request.prefix_key), source
+        state.inputs = tuple(request.prompt_with_media() if request.media else request.prompt), source
         if source == ():
             state.hypotheses, state.done = [Hypothesis([], 0.0, 0.0, [], True)], True
             return state
@@ -233,13 +234,11 @@ class Scheduler:
             self._step()
 
     def _inference(self) -> ExitStack:
-        refuse_after_fork()
         if self.is_stepping:
             self._refuse_inside_step()
         model, stack = self.engine.model, ExitStack()
-        if model.training:  # only then: it visits every module
-            model.eval()
-            stack.callback(model.train)
+        if model.training:
+            stack.enter_context(evaluation_mode(model))
         stack.enter_context(inference())
         return stack
 
@@ -422,9 +421,9 @@ class Scheduler:
             self.preemption.resume()
         if self.arrivals:
             if not queue.waiting:
-                self.postponement.end()
+                self.postponement.steps = 0
             queue.add(self.arrivals, self.active)
-        taken: list[RequestState] = []
+        taken, urgency = list[RequestState](), partial(queue.urgency, step=self.steps)
         rows, tokens, free, slots = sum([state.spec.rows for state in self.active]), 0, 0, self.slots
         if slots and slots.batches and self.postponement.applies(queue, slots.rows_in_use, self.rows - rows):
             return
@@ -432,7 +431,7 @@ class Scheduler:
             free = blocks.free(one for batch in self.prefill.batches for one in batch.unread_tokens())
         known: set[Any] = set()  # what is read once for several of them
         while (state := queue.peek(self.steps)) is not None:
-            if self.preempted and self.urgency(self.preempted[0].requests[0]) < self.urgency(state):
+            if self.preempted and urgency(self.preempted[0].requests[0]) < urgency(state):
                 break
             size, key = len(state.request.source or state.request.prompt), state.inputs
             unread = 0 if key in known else len(state.request.prompt)
@@ -451,7 +450,7 @@ class Scheduler:
                 blocks.reserve(state)
             taken.append(state)
         if taken:
-            self.postponement.end()
+            self.postponement.steps = 0
         if taken and self.slots is not None and blocks is None:
             given, taken = taken, []
             try:
@@ -465,9 +464,6 @@ class Scheduler:
         """Fail the requests that no batch has taken over."""
         here = self._held()
         self.fail([state for state in requests if state not in here], error)
-
-    def urgency(self, state: RequestState) -> tuple[int, int, int]:
-        return self.fair.urgency(state, self.steps)
 
     def waste(self) -> float:
         """The share of the blocks in use that holds nothing."""

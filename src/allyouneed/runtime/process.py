@@ -191,11 +191,27 @@ def short_switch_interval() -> Iterator[None]:
 
 
 @contextmanager
+def evaluation_mode(model: Any) -> Iterator[None]:
+    """Inside, the model runs without dropout. Switching visits every module, so it is done for one that trains only."""
+    refuse_after_fork()
+    if not model.training:
+        yield
+        return
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train()
+
+
+@contextmanager
 def inference() -> Iterator[None]:
     """torch.inference_mode, without cuDNN's attention while any thread is inside: it is planned anew, for 35 ms, for
     each number of keys that it has not seen, and every text has others. Other kernels of torch need no plan."""
     import torch
 
+    if ModelProcess.pid != os.getpid():
+        refuse_after_fork()
     global _inference_users, _has_cudnn_attention
     with _inference_lock:
         if _inference_users == 0:

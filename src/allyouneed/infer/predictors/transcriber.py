@@ -34,7 +34,7 @@ from allyouneed.metrics.words import character_error_rate, word_error_rate
 from allyouneed.nn.batch import Batch, Rows, Signal
 from allyouneed.nn.context import Memory
 from allyouneed.nn.states.base import States
-from allyouneed.runtime.process import inference, refuse_after_fork
+from allyouneed.runtime.process import evaluation_mode, inference, refuse_after_fork
 
 if TYPE_CHECKING:
     from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
@@ -159,20 +159,15 @@ class Transcriber(Predictor):
             if isinstance(sound, str | Path) and not Path(sound).is_file():
                 raise UserError(f"{sound}: no such sound file")
         found: list[Transcript] = []
-        was_training: bool = self.model.training
-        self.model.eval()
-        try:
-            for begin in range(0, len(sounds), BATCH):
-                some = sounds[begin : begin + BATCH]
-                tracks = [self.track(begin + n, sound, language) for n, sound in enumerate(some)]
-                while active := [track for track in tracks if track.at < track.total]:
-                    with inference():
-                        self.decode_window(active, task, timestamps, options)
-                    if on_progress is not None:
-                        on_progress(begin + sum(min(1.0, t.at / t.total) for t in tracks), len(sounds))
-                found += [self.transcript(track) for track in tracks]
-        finally:
-            self.model.train(was_training)
+        for begin in range(0, len(sounds), BATCH):
+            some = sounds[begin : begin + BATCH]
+            tracks = [self.track(begin + n, sound, language) for n, sound in enumerate(some)]
+            while active := [track for track in tracks if track.at < track.total]:
+                with evaluation_mode(self.model), inference():
+                    self.decode_window(active, task, timestamps, options)
+                if on_progress is not None:
+                    on_progress(begin + sum(min(1.0, t.at / t.total) for t in tracks), len(sounds))
+            found += [self.transcript(track) for track in tracks]
         return found
 
     def detect(self, sounds: Sequence[SoundLike]) -> list[dict[str, float]]:

@@ -13,6 +13,7 @@ from allyouneed.infer.decoding.base import DecodingSpec, RequestState
 from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.prefill import PrefillBatch, share_rows
 from allyouneed.infer.running_batch import RunningBatch
+from allyouneed.infer.scheduling import SchedulerProtocol
 from allyouneed.nn.states.base import States
 from allyouneed.nn.states.paged import PagedStates
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from allyouneed.infer.block_manager import BlockManager
     from allyouneed.infer.cuda_graph.paged_prefill import PagedPrefill
     from allyouneed.infer.cuda_graph.scheduler_slots import SchedulerSlots
-    from allyouneed.infer.scheduler import Scheduler
 
 ReadPrompt = tuple[int, RequestState]  # a request whose prompt has been read, and its row in the prefill batch
 
@@ -31,7 +31,7 @@ class ChunkedPrefill:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: SchedulerProtocol,
         engine: ModelRunner,
         whole: bool = False,
         blocks: BlockManager | None = None,

@@ -4,19 +4,16 @@ cached prefixes evicted, then the least urgent request swapped out; it resumes w
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from allyouneed.infer.block_manager import BlockManager
 from allyouneed.infer.decoding.base import RequestState
 from allyouneed.infer.running_batch import ActiveBatch, RunningBatch
+from allyouneed.infer.scheduling import SchedulerProtocol
 from allyouneed.nn.states.paged import PagedStates, PoolFullError
-
-if TYPE_CHECKING:
-    from allyouneed.infer.scheduler import Scheduler
 
 
 class Preemption:
-    def __init__(self, scheduler: Scheduler, blocks: BlockManager) -> None:
+    def __init__(self, scheduler: SchedulerProtocol, blocks: BlockManager) -> None:
         self.scheduler, self.blocks = scheduler, blocks
 
     def run(self, act: Callable[[], None], batch: ActiveBatch | None = None) -> None:
@@ -49,7 +46,7 @@ class Preemption:
             not running or len(running) + len(scheduler.prefill.batches) < 2
         ):  # prefills were admitted with blocks enough
             return False
-        state, batch = max(running, key=lambda both: scheduler.urgency(both[0]))
+        state, batch = max(running, key=lambda both: scheduler.fair.urgency(both[0], scheduler.steps))
         try:
             self._preempt(state, batch)
         except Exception as error:
@@ -69,7 +66,7 @@ class Preemption:
         """Resume preempted requests, the most urgent first, as far as there are blocks."""
         scheduler = self.scheduler
         left = [batch for batch in scheduler.preempted if not batch.requests[0].cancelled]
-        scheduler.preempted = sorted(left, key=lambda batch: scheduler.urgency(batch.requests[0]))
+        scheduler.preempted = sorted(left, key=lambda batch: scheduler.fair.urgency(batch.requests[0], scheduler.steps))
         while scheduler.preempted:
             try:
                 if not self._swap_in(scheduler.preempted[0]):
