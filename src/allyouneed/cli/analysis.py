@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from allyouneed.cli.loading import predictor_with
 from allyouneed.cli.messages import warnings_as_notes
 from allyouneed.cli.options import (
@@ -21,6 +19,7 @@ from allyouneed.cli.options import (
     ModelOption,
     TextFileOptions,
     TopOption,
+    argument,
     option,
 )
 from allyouneed.cli.text.streams import atomic_file, json_text, progress
@@ -48,10 +47,7 @@ def _pair_up(texts: list[Any], found: list[Any]) -> list[TextResult]:
 
 
 def fill_mask(
-    texts: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="TEXT", help="texts with <mask>; default: standard input"),
-    ] = None,
+    texts: Annotated[list[str] | None, argument("TEXT", "texts with <mask>; default: standard input")] = None,
     *,
     model: ModelOption,
     top: Annotated[int, option(min=1, show_default=True, help="number of tokens to show per mask")] = 5,
@@ -90,8 +86,7 @@ def fill_mask(
 
 def classify(
     texts: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="TEXT", help="texts, or pairs of texts separated by a tab; default: standard input"),
+        list[str] | None, argument("TEXT", "texts, or pairs of texts separated by a tab; default: standard input")
     ] = None,
     *,
     model: ModelOption,
@@ -121,9 +116,7 @@ def classify(
 
 
 def tag(
-    texts: Annotated[
-        list[str] | None, typer.Argument(metavar="TEXT", help="sentences; default: standard input")
-    ] = None,
+    texts: Annotated[list[str] | None, argument("TEXT", "sentences; default: standard input")] = None,
     *,
     model: ModelOption,
     as_json: JsonOption = False,
@@ -163,7 +156,7 @@ class EmbedFileOptions(TextFileOptions):
 
 
 def embed(
-    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="texts; default: standard input")] = None,
+    texts: Annotated[list[str] | None, argument("TEXT", "texts; default: standard input")] = None,
     *,
     model: ModelOption,
     compute: ComputeOptions,
@@ -202,8 +195,7 @@ def _save_array(command: TextCommand[TextResult], source: InputSource, files: Fi
 
 def similarity(
     texts: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="TEXT", help="two texts; default: pairs separated by a tab, from standard input"),
+        list[str] | None, argument("TEXT", "two texts; default: pairs separated by a tab, from standard input")
     ] = None,
     *,
     model: ModelOption,
@@ -250,8 +242,7 @@ def similarity(
 
 def score(
     texts: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="TEXT", help="a prompt and its answers; default: pairs separated by a tab, from stdin"),
+        list[str] | None, argument("TEXT", "a prompt and its answers; default: pairs separated by a tab, from stdin")
     ] = None,
     *,
     model: ModelOption,
@@ -285,8 +276,7 @@ def score(
 
 def predict_click(
     texts: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="ROW", help="JSON objects, or a log (CSV, TSV, JSONL); default: JSON from stdin"),
+        list[str] | None, argument("ROW", "JSON objects, or a log (CSV, TSV, JSONL); default: JSON from stdin")
     ] = None,
     *,
     model: ModelOption,

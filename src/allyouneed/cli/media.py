@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from allyouneed.cli.loading import predictor_with
 from allyouneed.cli.options import (
     FILES,
@@ -18,6 +16,7 @@ from allyouneed.cli.options import (
     ModelOption,
     PathFileOptions,
     TopOption,
+    argument,
     option,
 )
 from allyouneed.cli.text.shards import files_below
@@ -30,8 +29,7 @@ from allyouneed.errors.extras import is_installed, missing, require
 SOUND_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".m4a", ".opus", ".aiff")  # of the files of a folder
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
 ImagesArgument = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="IMAGE", help="image files, or a folder or list of them; default: standard input"),
+    list[str] | None, argument("IMAGE", "image files, or a folder or list of them; default: standard input")
 ]
 
 
@@ -67,8 +65,7 @@ def _check_formats(sounds: list[str] | None, input_: Path | None) -> None:
 
 def transcribe(
     sounds: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="SOUND", help="sound files, or a folder or list of them; default: standard input"),
+        list[str] | None, argument("SOUND", "sound files, or a folder or list of them; default: standard input")
     ] = None,
     *,
     model: ModelOption,

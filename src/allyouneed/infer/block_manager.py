@@ -147,11 +147,6 @@ class BlockManager:
                 self.prefixes.keep(state.inputs[0], blocks)
             self.pool.release(blocks)
 
-    def forget_prefix(self, state: RequestState) -> None:
-        """Nothing of a failed request stays cached; `recount` follows."""
-        if self.shares_prefixes:
-            self.prefixes.drop(state.inputs[0])
-
     def waste(self, running: Iterable[States]) -> float:
         """The share of the blocks in use by these states that holds nothing."""
         size = self.pool.size

@@ -170,6 +170,7 @@ class RunningBatch:
                 self.rows.append(here)
 
     def close(self) -> None:
-        """Abandon the requests and release what the states hold."""
-        self.states.close()
+        """Abandon the requests and release what the states hold; without requests, they hold nothing."""
+        if self.searches:
+            self.states.close()
         self.searches, self.rows = [], []

@@ -18,7 +18,6 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from functools import partial
 from itertools import count
 from types import FrameType
@@ -177,8 +176,8 @@ class Scheduler:
     def warm_up(self, requests: Iterable[tuple[Request, DecodingSpec | Decoding | None]] = ()) -> None:
         """Prepare for the first request: capture the usual prefills, and decode these requests, which leave no trace
         but captured graphs and compiled kernels."""
-        with self._inference():
-            if self.prefill.captured is not None:
+        if self.prefill.captured is not None:
+            with inference(self.engine.model):
                 self.prefill.captured.warm_up(self.budget)
         if self.graphs is not None:
             self.graphs.capture_now()
@@ -206,9 +205,9 @@ class Scheduler:
     def run(self, on_step: Callable[[], None] | None = None) -> None:
         """Step until every request is finished. A failed one has its `error`; offline, where all belong to one call,
         the first is raised."""
-        with self._inference():
+        with evaluation_mode(self.engine.model):
             while not self.idle:
-                self._step()
+                self.step()
                 if on_step is not None:
                     on_step()
 
@@ -230,65 +229,52 @@ class Scheduler:
                 self.step()
 
     def step(self) -> None:
-        with self._inference():
-            self._step()
-
-    def _inference(self) -> ExitStack:
         if self.is_stepping:
             self._refuse_inside_step()
-        model, stack = self.engine.model, ExitStack()
-        if model.training:
-            stack.enter_context(evaluation_mode(model))
-        stack.enter_context(inference())
-        return stack
+        with inference(self.engine.model):
+            if self.is_stepping:  # the last step was interrupted, and so was cleaning up after it
+                self._abandon(KeyboardInterrupt())
+            self.is_stepping = True
+            try:
+                if self.offline is None:
+                    if self.arrivals or self.fair.waiting or self.preempted:
+                        self._admit()
+                elif not self.running:
+                    self._admit_batch(self.offline)
+                for batch in list(self.running):
+                    try:
+                        self.with_blocks(batch.step, batch)
+                    except Exception as error:
+                        self.drop(batch, error)
+                    self.end(batch)
+                if self.prefill.batches:
+                    self.prefill.step()
+                if self.slots is not None and self.slots.batches:
+                    self.slots.step(self.fail)  # after the prefill: the run it launches includes the new requests
+                if self.blocks is not None:
+                    self.blocks.end_step()
+                self.steps += 1
+                if self.active:
+                    self._settle()
+                self.is_stepping = False
+            except BaseException as error:
+                had_requests = bool(self.active)
+                self._abandon(error)
+                if not isinstance(error, Exception) or not had_requests:
+                    raise
+            if self.failures:
+                self._after_failures()
 
     def _refuse_inside_step(self) -> None:
         """Refuse what a listener, a stop condition or a logits processor must not do: the batches are half changed."""
-        caller: FrameType | None = sys._getframe(1)
+        caller: FrameType | None = sys._getframe(2)
         while caller is not None:
-            if caller.f_code is Scheduler._step.__code__ and caller.f_locals["self"] is self:
+            if caller.f_code is Scheduler.step.__code__ and caller.f_locals["self"] is self:
                 raise UserError(
                     "a listener, a stop condition or a logits processor has called step, run, stream or close of the "
                     "scheduler that is calling it; let it return first (it may submit and cancel requests)"
                 )
             caller = caller.f_back
-
-    def _step(self) -> None:
-        if self.is_stepping:  # the last step was interrupted, and so was cleaning up after it
-            self._abandon(KeyboardInterrupt())
-        self.is_stepping = True
-        try:
-            if self.offline is None:
-                if self.arrivals or self.fair.waiting or self.preempted:
-                    self._admit()
-            elif not self.running:
-                self._admit_batch(self.offline)
-            for batch in list(self.running):
-                self._step_batch(batch)
-            if self.prefill.batches:
-                self.prefill.step()
-            if self.slots is not None and self.slots.batches:
-                self.slots.step(self.fail)  # after the prefill: the run it launches includes the new requests
-            if self.blocks is not None:
-                self.blocks.end_step()
-            self.steps += 1
-            if self.active:
-                self._settle()
-            self.is_stepping = False
-        except BaseException as error:
-            had_requests = bool(self.active)
-            self._abandon(error)
-            if not isinstance(error, Exception) or not had_requests:
-                raise
-        if self.failures:
-            self._after_failures()
-
-    def _step_batch(self, batch: ActiveBatch) -> None:
-        try:
-            self.with_blocks(batch.step, batch)
-        except Exception as error:
-            self.drop(batch, error)
-        self.end(batch)
 
     def end(self, batch: ActiveBatch) -> None:
         """Remove a batch whose requests have all left."""
@@ -384,8 +370,8 @@ class Scheduler:
         failed = list(self.failures)
         self.failures.clear()
         if self.blocks is not None:
-            for state in failed:
-                self.blocks.forget_prefix(state)
+            for state in failed if self.blocks.shares_prefixes else ():  # nothing of them stays cached
+                self.blocks.prefixes.drop(state.inputs[0])
             held = [batch.states for batch in [*self.running, *self.preempted] if isinstance(batch, RunningBatch)]
             self.blocks.recount([*held, *(batch.states for batch in self.prefill.batches)], self.active)
         for state in failed:
@@ -479,11 +465,8 @@ class Scheduler:
             if isinstance(other, RunningBatch) and other.can_join(batch):
                 try:
                     other.join(batch)
-                except Exception as error:
-                    self._drop_both(batch, other, error)
+                except Exception as error:  # neither can be used any more
+                    self.fail(batch.requests, error)
+                    self.drop(other, error)
                 return
         self.running.append(batch)
-
-    def _drop_both(self, batch: RunningBatch, other: RunningBatch, error: Exception) -> None:
-        self.fail(batch.requests, error)
-        self.drop(other, error)

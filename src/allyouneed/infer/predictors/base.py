@@ -26,7 +26,7 @@ from allyouneed.interop.load import check_device
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.models.precision import stored_as
 from allyouneed.nn.models.weights import cast_weights, named_tensors
-from allyouneed.runtime.process import evaluation_mode, inference
+from allyouneed.runtime.process import inference
 
 if TYPE_CHECKING:
     from allyouneed.data.batches.packing import Items
@@ -225,10 +225,9 @@ def run_in_batches(model: Any, lengths: Sequence[int], answer: Callable[[list[in
     """Call `answer` on groups of similar length, without dropout and gradients; results in input order."""
     add_tokens(sum(lengths))
     found: dict[int, T] = {}
-    with evaluation_mode(model):
+    with inference(model):
         for batch in group_by_length(lengths):
-            with inference():
-                found.update(zip(batch, answer(batch), strict=True))
+            found.update(zip(batch, answer(batch), strict=True))
     return [found[n] for n in range(len(lengths))]
 
 

@@ -62,14 +62,14 @@ class ChunkedPrefill:
         """Read a chunk of every unread prompt; all chunks together are no larger than the budget."""
         share = max(1, self.scheduler.budget // len(self.batches))
         for batch in list(self.batches):
-            requests = batch.requests
+            rows = batch.rows
             try:
                 batch.drop_cancelled()
                 if batch.rows:
                     self.scheduler.with_blocks(partial(self._read_chunk, batch, max(1, share // len(batch.rows))))
             except Exception as error:  # its requests that no running batch has taken over have failed
                 self.batches.remove(batch)
-                self.scheduler.fail_unheld(requests, error)
+                self.scheduler.fail_unheld([state for row in rows for state in row], error)
         self.batches = [batch for batch in self.batches if batch.rows]
 
     def _read_chunk(self, batch: PrefillBatch, size: int) -> None:
@@ -118,30 +118,32 @@ class ChunkedPrefill:
             return
         if self.blocks is not None:
             self.blocks.keep_prefixes(batch.states, some)
-        groups: dict[DecodingSpec, list[ReadPrompt]] = {}
+        groups: dict[DecodingSpec, tuple[list[int], list[RequestState]]] = {}
         kinds: dict[int, DecodingSpec] = {}  # by identity: requests of one call share their specification
-        for one in some:
-            spec = one[1].spec
-            if id(spec) not in kinds:
-                kinds[id(spec)] = spec.batch_key
-            groups.setdefault(kinds[id(spec)], []).append(one)
+        for row, state in some:
+            if id(state.spec) not in kinds:
+                kinds[id(state.spec)] = state.spec.batch_key
+            rows, requests = groups.setdefault(kinds[id(state.spec)], ([], []))
+            rows.append(row)
+            requests.append(state)
         for kind in list(groups):
             if kind.draft is None:
                 continue
             from allyouneed.infer.speculative.decode import SpeculativeDecoder
 
-            drafted = groups.pop(kind)
-            requests = [state for _, state in drafted]
+            rows, requests = groups.pop(kind)
             try:
-                taken = self._take(batch, [row for row, _ in drafted], last)
-                speculation = SpeculativeDecoder(batch.model, *taken, requests)
+                speculation = SpeculativeDecoder(batch.model, *self._take(batch, rows, last), requests)
                 if speculation.active:
                     self.scheduler.running.append(speculation)
             except Exception as error:
                 self.scheduler.fail(requests, error)
         if groups:
-            states, last = self._take(batch, [row for some in groups.values() for row, _ in some], last)
-            chosen = [(kind, [state for _, state in some]) for kind, some in groups.items()]
+            taken, chosen = list[int](), list[tuple[DecodingSpec, list[RequestState]]]()
+            for kind, (rows, requests) in groups.items():
+                taken += rows
+                chosen.append((kind, requests))
+            states, last = self._take(batch, taken, last)
             running = RunningBatch(batch.model, states, chosen, self.engine.limit)
             running.append_tokens(last)
             if running.active:

@@ -14,7 +14,7 @@ from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine, Forward, Progress
 from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
-from allyouneed.runtime.process import evaluation_mode, inference
+from allyouneed.runtime.process import inference
 
 BUDGET = 8192  # source tokens of a batch times hypotheses of each source, padding included
 
@@ -66,7 +66,7 @@ class TargetEngine(Engine):
         """Decodes sources without dropout and gradients. A server may call it with those of several requests."""
 
         def run(sources: list[Any]) -> list[list[Hypothesis]]:
-            with evaluation_mode(self.model), inference():
+            with inference(self.model):
                 return self.targets(sources, spec)
 
         return run

@@ -109,9 +109,18 @@ class EngineLoop:
     ) -> list[list[RequestState] | Exception]:
         """`submit` for each of these requests, which have arrived together: their states, or why one is refused. The
         loop's thread waits for this one only once, and not while requests are prepared."""
-        now = time.monotonic()
-        prepared = [self._prepare(wanted, exact, on_end, now) for wanted, exact, on_end in requests]
-        found, tokens = list[list[RequestState] | Exception](), 0
+        now, tokens = time.monotonic(), 0
+        found, prepared = list[list[RequestState] | Exception](), list[list[RequestState] | Exception]()
+        for wanted, exact, on_end in requests:
+            mine = list[RequestState]()
+            try:
+                scheduler = self._scheduler(exact)
+                for request, spec in wanted:
+                    mine.append(state := scheduler.prepare(request, spec))
+                    state.submitted, state.on_end = now, on_end
+                prepared.append(mine)
+            except Exception as error:
+                prepared.append(error)
         with self.changed:
             for states, (_, exact, _) in zip(prepared, requests, strict=True):
                 if states and not isinstance(states, Exception):
@@ -128,19 +137,6 @@ class EngineLoop:
             self.changed.notify()
         self.counters.prompt_tokens.inc(tokens)
         return found
-
-    def _prepare(
-        self, wanted: Sequence[Wanted], exact: bool, on_end: OnEnd | None, now: float
-    ) -> list[RequestState] | Exception:
-        states = list[RequestState]()
-        try:
-            scheduler = self._scheduler(exact)
-            for request, spec in wanted:
-                states.append(state := scheduler.prepare(request, spec))
-                state.submitted, state.on_end = now, on_end
-        except Exception as error:
-            return error
-        return states
 
     def decode(
         self, requests: Sequence[Request], spec: DecodingSpec, on_progress: Progress | None = None
@@ -379,7 +375,9 @@ class EngineLoop:
     def _count(self, states: Sequence[RequestState], now: float) -> None:
         counters, generated, reasons = self.counters, 0, Counter[str]()
         for state in states:
-            tokens = sum([len(found.tokens) for found in state.hypotheses]) if state.done else len(state.tokens)
+            tokens = 0 if state.done else len(state.tokens)
+            for hypothesis in state.hypotheses if state.done else ():
+                tokens += len(hypothesis.tokens)
             generated += tokens
             ended = "stop" if state.done and state.hypotheses[0].finished else "length"
             reasons["error" if state.error else ended if state.done else "abort"] += 1
