@@ -24,7 +24,16 @@ from allyouneed.cli.options import (
 )
 from allyouneed.cli.text.streams import atomic_file, json_text, progress
 from allyouneed.cli.text.text_input import InputSource, check_not_input, file_arguments, open_input
-from allyouneed.cli.text_commands import TextCommand, one_line, ranked_lines, results, run, write_results
+from allyouneed.cli.text_commands import (
+    Paired,
+    TextCommand,
+    one_line,
+    paired,
+    ranked_lines,
+    results,
+    run,
+    write_results,
+)
 from allyouneed.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,18 +41,6 @@ if TYPE_CHECKING:
     from allyouneed.infer.predictors.tagger import TaggedSentence
 
 TABLES = (".csv", ".tsv")  # files with a header
-
-
-@dataclass(frozen=True)
-class TextResult:
-    """An input and its prediction."""
-
-    text: Any
-    found: Any
-
-
-def _pair_up(texts: list[Any], found: list[Any]) -> list[TextResult]:
-    return [TextResult(text, one) for text, one in zip(texts, found, strict=True)]
 
 
 def fill_mask(
@@ -63,25 +60,25 @@ def fill_mask(
     texts, files = file_arguments(texts, files)
     filler = predictor_with(model, compute, ("fill_mask", "fill"), "fill masks")
 
-    def plain(one: TextResult) -> str:
+    def plain(one: Paired) -> str:
         rows = [f"{f.score:.4f}\t{one_line(f.token)}\t{one_line(f.text)}\n" for mask in one.found for f in mask]
         return "".join(rows) + "\n"
 
-    masks: TextCommand[TextResult] = TextCommand(
-        "filling",
-        lambda texts, first: _pair_up(texts, filler.fill_mask(texts, top)),
-        plain,
-        lambda one: {"text": one.text, "masks": [[asdict(filling) for filling in mask] for mask in one.found]},
-        blanks=False,
-    )
-    gaps: TextCommand[TextResult] = TextCommand(  # span corruption: gaps of any length, one result
-        "filling",
-        lambda texts, first: _pair_up(texts, filler.fill(texts)),
-        lambda one: one_line(one.found) + "\n",
-        lambda one: {"text": one.text, "filled": one.found},
-        blanks=False,
-    )
-    run(masks if hasattr(filler, "fill_mask") else gaps, texts, files, as_json)
+    if hasattr(filler, "fill_mask"):
+        command = paired(
+            "filling",
+            lambda texts: filler.fill_mask(texts, top),
+            plain,
+            lambda one: {"text": one.given, "masks": [[asdict(filling) for filling in mask] for mask in one.found]},
+        )
+    else:  # span corruption: gaps of any length, one result
+        command = paired(
+            "filling",
+            lambda texts: filler.fill(texts),
+            lambda one: one_line(one.found) + "\n",
+            lambda one: {"text": one.given, "filled": one.found},
+        )
+    run(command, texts, files, as_json)
 
 
 def classify(
@@ -130,21 +127,18 @@ def tag(
     texts, files = file_arguments(texts, files)
     tagger = predictor_with(model, compute, "tag_full", "tag words")
 
-    def tree(one: TextResult) -> dict[str, Any]:
+    def tree(one: Paired) -> dict[str, Any]:
         tags: TaggedSentence = one.found
         spans = [
             {"kind": span.kind, "begin": span.begin, "end": span.end, "words": tags.words[span.begin : span.end]}
             for span in tags.places
         ]
-        return {"text": one.text, "words": tags.words, "tags": tags.tags, "spans": spans}
+        return {"text": one.given, "words": tags.words, "tags": tags.tags, "spans": spans}
 
-    def plain(one: TextResult) -> str:
+    def plain(one: Paired) -> str:
         return "".join(f"{word}\t{label}\n" for word, label in zip(one.found.words, one.found.tags, strict=True)) + "\n"
 
-    command = TextCommand(
-        "tagging", lambda texts, first: _pair_up(texts, tagger.tag_full(texts)), plain, tree, blanks=False
-    )
-    run(command, texts, files, as_json)
+    run(paired("tagging", lambda texts: tagger.tag_full(texts), plain, tree), texts, files, as_json)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,11 +160,12 @@ def embed(
     texts, files = file_arguments(texts, files)
     embedder = predictor_with(model, compute, "embed", "embed texts", task="similarity")
     nothing = embedder.embed([])
-    command: TextCommand[TextResult] = TextCommand(
+    command = paired(
         "embedding",
-        lambda texts, first: _pair_up(texts, embedder.embed(texts).tolist()),
-        lambda one: json_text({"text": one.text, "vector": one.found}),
-        lambda one: {"text": one.text, "vector": one.found},
+        lambda texts: embedder.embed(texts).tolist(),
+        lambda one: json_text({"text": one.given, "vector": one.found}),
+        lambda one: {"text": one.given, "vector": one.found},
+        blanks=True,
         pack=lambda one: array("f", one.found).tobytes(),
         width=nothing.shape[1],
     )
@@ -181,7 +176,7 @@ def embed(
     _save_array(command, open_input(texts, files), files, nothing)
 
 
-def _save_array(command: TextCommand[TextResult], source: InputSource, files: FileOptions, nothing: Any) -> None:
+def _save_array(command: TextCommand[Paired], source: InputSource, files: FileOptions, nothing: Any) -> None:
     """Save vectors of an unknown number of texts: all are held in memory."""
     import numpy as np
 
@@ -217,17 +212,12 @@ def similarity(
         texts = ["\t".join(text.replace("\t", " ") for text in texts)]
     embedder = predictor_with(model, compute, "similarity", "compare texts", task="similarity")
 
-    def predict(texts: list[Any], first: int) -> list[TextResult]:
-        pairs = texts if query is None else [(query, text) for text in texts]
-        return _pair_up(texts, embedder.similarity(pairs))
-
-    command: TextCommand[TextResult] = TextCommand(
+    command = paired(
         "comparing",
-        predict,
-        lambda one: f"{one.found:.4f}" + ("\n" if query is None else f"\t{one.text}\n"),
-        lambda one: {"texts": list(one.text) if query is None else [query, one.text], "similarity": one.found},
+        lambda texts: embedder.similarity(texts if query is None else [(query, text) for text in texts]),
+        lambda one: f"{one.found:.4f}" + ("\n" if query is None else f"\t{one.given}\n"),
+        lambda one: {"texts": list(one.given) if query is None else [query, one.given], "similarity": one.found},
         parse=_two if query is None else str,
-        blanks=False,
     )
     if top is None:
         run(command, texts, files, as_json)
@@ -237,7 +227,7 @@ def similarity(
     found = (one for _, one in results(command, source) if one is not None)
     with warnings_as_notes():
         best = heapq.nlargest(top, found, key=lambda one: one.found)
-    write_results(command, ((one.text, one) for one in best), files.output, as_json, force=files.force)
+    write_results(command, ((one.given, one) for one in best), files.output, as_json, force=files.force)
 
 
 def score(
@@ -259,17 +249,12 @@ def score(
         texts = [f"{prompt}\t{answer}" for answer in answers]
     scorer = predictor_with(model, compute, "score", "score answers")
 
-    def predict(pairs: list[Any], first: int) -> list[TextResult]:
-        prompts, answers = [prompt for prompt, _ in pairs], [answer for _, answer in pairs]
-        return _pair_up(pairs, scorer.score(prompts, answers))
-
-    command: TextCommand[TextResult] = TextCommand(
+    command = paired(
         "scoring",
-        predict,
+        lambda pairs: scorer.score([prompt for prompt, _ in pairs], [answer for _, answer in pairs]),
         lambda one: f"{one.found:.4f}\n",
-        lambda one: {"prompt": one.text[0], "answer": one.text[1], "score": one.found},
+        lambda one: {"prompt": one.given[0], "answer": one.given[1], "score": one.found},
         parse=_two,
-        blanks=False,
     )
     run(command, texts, files, as_json)
 
@@ -290,13 +275,12 @@ def predict_click(
     if files.input_ is not None and files.input_.suffix in TABLES:
         check_not_input(files.input_, files.output)
         texts, files = clicks.table_rows(files.input_), replace(files, input_=None)
-    command: TextCommand[TextResult] = TextCommand(
+    command = paired(
         "predicting",
-        lambda rows, first: _pair_up(rows, clicks.predict_click(rows)),
+        lambda rows: clicks.predict_click(rows),
         lambda one: f"{one.found:.4f}\n",
-        lambda one: {"row": one.text, "probability": one.found},
+        lambda one: {"row": one.given, "probability": one.found},
         parse=_object,
-        blanks=False,
     )
     run(command, texts, files, as_json)
 

@@ -88,7 +88,7 @@ class Metrics:
         prefixes that no request uses are not part of the usage: they are evicted when blocks are needed."""
         assert scheduler.blocks is not None
         pool, prefixes = scheduler.blocks.pool, scheduler.blocks.prefixes
-        used = pool.used - pool.evictable
+        used = pool.blocks - len(pool.free) - pool.evictable
         self.prefix_bytes.labels(model, "used").set(pool.evictable * scheduler.blocks.block_bytes)
         self.prefix_bytes.labels(model, "limit").set(pool.most_evictable * scheduler.blocks.block_bytes)
         for state, count in (("used", used), ("cached", pool.evictable), ("free", len(pool.free))):
