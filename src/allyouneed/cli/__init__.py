@@ -17,7 +17,7 @@ import typer
 from allyouneed import __version__
 from allyouneed.cli import completion
 from allyouneed.cli.commands import App, accept_plugins, accept_quiet, expand_groups, record_options
-from allyouneed.cli.options import EXCHANGE, LOOK, TRAIN, USE, PluginOption, QuietOption, SetOption, option
+from allyouneed.cli.options import EXCHANGE, LOOK, TRAIN, USE, PluginOption, QuietOption, SetOption, argument, option
 from allyouneed.errors import UserError, printable
 from allyouneed.infer.predictors.registry import commands
 from allyouneed.runtime.process import allow_open_files, use_passive_openmp
@@ -50,7 +50,7 @@ def _root(
 
 
 def train(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="a YAML file that describes the run")],
+    recipe: Annotated[Path, argument("RECIPE", "a YAML file that describes the run")],
     changes: SetOption = None,
     restart: Annotated[bool, option("--restart", help="start over even if the output folder holds a run")] = False,
     plugin: PluginOption = None,
@@ -67,12 +67,7 @@ def train(
 
 def describe(
     model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            autocompletion=completion.models,
-            help="a preset, a YAML file, a model folder or translator",
-        ),
+        str, argument("MODEL", "a preset, a YAML file, a model folder or translator", autocompletion=completion.models)
     ],
     changes: SetOption = None,
     length: Annotated[int, option(min=1, max=1 << 24, show_default=True, help="context length for the FLOPs")] = 1024,
