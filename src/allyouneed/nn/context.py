@@ -233,8 +233,7 @@ class ReplayedDecisions:
     def decide(self, make: Callable[[], T]) -> T:
         if self.next is None:
             self.decisions.append(make())
-            found: T = self.decisions[-1]
-            return found
+            return self.decisions[-1]
         self.next += 1
         found = self.decisions[self.next - 1]
         return found
@@ -271,8 +270,7 @@ class Context:
         key = owner, name
         if key not in self.memo:
             self.memo[key] = make()
-        found: T = self.memo[key]
-        return found
+        return self.memo[key]
 
     def call(self, part: Any, x: Any, state: Any = None) -> Any:
         """part(x). Stacks, blocks and wirings call every sub-layer, norm and end through here, so that a tracing

@@ -65,9 +65,9 @@ class Mixer(Part, slot="token mixer"):
     supports_self: ClassVar[bool] = True  # usable without an encoder
 
     @property
-    @abstractmethod
     def causal(self) -> bool:
-        """No token depends on a later one, so it can decode."""
+        """No token depends on a later one, so it can decode. A mixer that reads later tokens overrides it."""
+        return True
 
     def leak(self) -> str | None:
         """What makes it attend to later tokens, if known."""

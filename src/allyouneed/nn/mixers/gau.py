@@ -173,8 +173,7 @@ class GAUModule(_GatedModule):
         q, k, v = observe(self, "q", q), observe(self, "k", k), observe(self, "v", v)
         weights = observe(self, "weights", self.weights(q @ k.transpose(-1, -2), mask, n, positions, layout.positions))
         seen = observe(self, "heads", weights @ v)
-        mixed: Tensor = self.out(u * seen[:, 0])
-        return mixed
+        return self.out(u * seen[:, 0])
 
     def new_state(self) -> State:
         if (why := self.pattern.leak()) is not None:
@@ -207,8 +206,7 @@ class MixedChunkModule(_GatedModule):
         else:
             seen = self.mix(z, v, count, sums, unpacked.real)[0] if v.shape[1] else v
         seen = observe(self, "heads", seen[:, None])[:, 0]
-        mixed: Tensor = self.out(unpacked.scatter(u * seen, x))
-        return mixed
+        return self.out(unpacked.scatter(u * seen, x))
 
     def prepare(self, context: Context, rows: int) -> None:
         if (starts := unpack_rows(context, restarts=True).starts) is not None:

@@ -127,8 +127,7 @@ class SoftmaxConvolutionModule(SubLayer):
             seen = masked_convolution(x, self.taps_of(x), self.reach, mask)
         else:
             seen = self.convolve(x, *pad_sentences(x, context, self.reach))
-        mixed: Tensor = self.out(observe(self, "heads", seen))
-        return mixed
+        return self.out(observe(self, "heads", seen))
 
     def new_state(self) -> State | None:
         if self.reach[1]:
@@ -165,8 +164,7 @@ class DynamicModule(SoftmaxConvolutionModule):
         self.filters = common.linear.build(common.width, config.heads * config.size, False)
 
     def filters_of(self, x: Tensor) -> Tensor:
-        weights: Tensor = self.filters(x).unflatten(-1, (self.heads, self.size)).softmax(-1)
-        return weights
+        return self.filters(x).unflatten(-1, (self.heads, self.size)).softmax(-1)
 
     def taps_of(self, x: Tensor) -> Tensor:
         weights = self.dropout(self.filters_of(x))[:, :, :, None]  # (batch, time, heads, 1, size)

@@ -29,8 +29,7 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
 def circular_product(a: Tensor, b: Tensor, size: int, terms: int) -> Tensor:
     """y_t = Σ_s a_s b_{(t − s) mod size} for t below `terms`; a and b have at most `size` terms each, and may differ in
     the dimensions before, as in other products of torch."""
-    y: Tensor = _CircularProduct.apply(a, b, size, terms)
-    return y
+    return _CircularProduct.apply(a, b, size, terms)
 
 
 class _CircularProduct(torch.autograd.Function):
@@ -55,8 +54,7 @@ class _CircularProduct(torch.autograd.Function):
 
 def one_over(f: Tensor) -> Tensor:
     """1 / (1 − z f), of as many terms as f."""
-    found: Tensor = _OneOver.apply(f)
-    return found
+    return _OneOver.apply(f)
 
 
 class _OneOver(torch.autograd.Function):
@@ -91,8 +89,7 @@ class _OneOver(torch.autograd.Function):
 
 def powers(base: Tensor, count: int) -> Tensor:
     """baseⁱ for i below `count`: (…, count, n) of (…, n)."""
-    found: Tensor = _Powers.apply(base, count)
-    return found
+    return _Powers.apply(base, count)
 
 
 class _Powers(torch.autograd.Function):

@@ -46,8 +46,7 @@ class Arena:
 
 
 def is_packed(instruction: Any) -> bool:
-    packed: bool = instruction.kind == Kind.LINEAR and instruction.linear.format == Format.INT8
-    return packed
+    return instruction.kind == Kind.LINEAR and instruction.linear.format == Format.INT8
 
 
 def packed_bytes(linear: Any) -> int:

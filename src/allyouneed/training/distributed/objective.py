@@ -47,8 +47,7 @@ class _GatheredHead:
         self.model, self.run = model, model.run
 
     def head(self, *given: Any) -> Tensor:
-        vectors: Tensor = _AllGather.apply(self.model.head(*given))
-        return vectors
+        return _AllGather.apply(self.model.head(*given))
 
 
 class _AllGather(torch.autograd.Function):

@@ -336,8 +336,7 @@ class MultiHeadAttention(SoftmaxAttention):
         return self.project_out(seen if self.sub_norm is None else self.sub_norm(seen, context))
 
     def project_out(self, mixed: Tensor) -> Tensor:
-        out: Tensor = self.out(mixed)
-        return out
+        return self.out(mixed)
 
 
 class SelfAttention(MultiHeadAttention):

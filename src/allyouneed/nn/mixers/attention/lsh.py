@@ -143,8 +143,7 @@ class LSHAttention(SubLayer):
             mask = self.mask(buckets, seen_buckets, context.queries, keys)
             self.record_weights(q, k, mask, context)
             attended = sdpa(q, k, v, mask, dropout, scale=1.0)
-        mixed: Tensor = self.out(observe(self, "heads", attended).transpose(1, 2).flatten(2))
-        return mixed
+        return self.out(observe(self, "heads", attended).transpose(1, 2).flatten(2))
 
     def attend_prefix(self, q: Tensor, k: Tensor, v: Tensor, attended: Tensor, dropout: float) -> Tensor:
         """Replace the first `whole` outputs by full causal attention, for texts that begin in the first column."""

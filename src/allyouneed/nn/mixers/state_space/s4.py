@@ -142,8 +142,7 @@ class S4Module(SubLayer):
                 y = unpacked.scatter(y, x)
             y = observe(self, "heads", y + self.skip.to(dtype) * x.to(dtype))
         values, gates = self.out(nn.functional.gelu(y).to(x.dtype)).chunk(2, -1)
-        mixed: Tensor = values * gates.sigmoid()
-        return mixed
+        return values * gates.sigmoid()
 
     def run(self, x: Tensor, carry: Carry, real: Tensor | None, system: System) -> tuple[Tensor, Carry]:
         """SSM(u) of new tokens (batch, time, width), and the carry after each row's last real one."""

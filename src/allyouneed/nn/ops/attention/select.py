@@ -146,8 +146,7 @@ def _keep(key: tuple[Hashable, ...], make: Callable[[], P]) -> P:
         while len(_plans) >= MAX_PLANS:
             _plans.pop(next(iter(_plans)))
         _plans[key] = make()
-    found: P = _plans[key]
-    return found
+    return _plans[key]
 
 
 _plans: dict[Hashable, Any] = {}
