@@ -39,7 +39,6 @@ def _load(device: torch.device) -> None:
 
 
 def _load_triton(device: torch.device) -> None:
-    import triton.language
     from triton.compiler.compiler import make_backend
     from triton.runtime import driver
     from triton.runtime.cache import triton_key

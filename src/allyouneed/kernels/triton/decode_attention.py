@@ -341,7 +341,7 @@ def decode_attention(
         QUERIES=1 if group == 1 else max(16, triton.next_power_of_2(group)), EVERY=every, NEW=new is not None,
         TURNS=turns is not None, SHARES=cut.shares, TILE=cut.tile, PARTS=parts, BIAS=bias is not None,
         RING=ring[1], NEAR=near is not None, NEAR_VALUES=near_values is not None, QUERY_BIASES=content is not None,
-        LEAST=max(1, cut.least) if cut.shares > 1 else 1, WAIT=group == 1 or new is None, OVERLAP=overlap, num_warps=cut.warps,
-        num_stages=3 if group == 1 else 2, launch_pdl=overlap,
+        LEAST=cut.least if cut.shares > 1 else 1, WAIT=group == 1 or new is None, OVERLAP=overlap,
+        num_warps=cut.warps, num_stages=3 if group == 1 else 2, launch_pdl=overlap,
     )  # fmt: skip
     return out
