@@ -1,0 +1,3 @@
+from allyouneed.kernels.preload import wait_for_libraries
+
+wait_for_libraries()
