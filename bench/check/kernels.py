@@ -21,6 +21,7 @@ from bench.check.cross_entropy import entropies
 from bench.check.decoding import decoding
 from bench.check.deferred import deferred
 from bench.check.dilated import dilated
+from bench.check.distances import distances
 from bench.check.experts import experts
 from bench.check.gated import gated_units
 from bench.check.index_sums import index_sums
@@ -47,6 +48,7 @@ JOBS = {
     "performer": performers,
     "gated": gated_units,
     "index-sums": index_sums,
+    "distances": distances,
 }
 
 
