@@ -11,7 +11,7 @@ from allyouneed.nn.channels.moe import MoEModule
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.mixers.attention import attention, infini
-from allyouneed.nn.ops import linear_attention, retention, selective_scan, ssd, unpack, wkv
+from allyouneed.nn.ops import linear_attention, packed_convolution, retention, selective_scan, ssd, unpack, wkv
 from allyouneed.nn.ops.attention import by_distance
 from allyouneed.nn.ops.attention import select as attend
 from allyouneed.nn.positions.adaptive_span import AdaptiveSpanModule
@@ -49,7 +49,7 @@ def selected_attention(pattern, queries, keys, score_mod, static=False):
 
 # These train packed rows without a CUDA graph: cuDNN has no resets; weights for each pair of positions are those of one
 # sentence; LongNet is planned by FlexAttention on a GPU (test_longnet.py)
-WAITING = {"lstm", "gru", "s4", "linformer", "tensorized", "spatial-mlp", "longnet"}
+WAITING = {"lstm", "gru", "linformer", "tensorized", "spatial-mlp", "longnet"}
 WAITING_PARTS = (MoEModule, AdaptiveSpanModule)  # without a kernel; the span is read from the weights
 
 
@@ -68,6 +68,7 @@ def test_a_sentence_in_a_packed_row_gets_the_results_it_gets_alone(name, monkeyp
     for op in (retention, ssd, linear_attention):
         monkeypatch.setattr(op, "CHUNK", 4)
     monkeypatch.setattr(wkv, "SEGMENT", 4)
+    monkeypatch.setattr(packed_convolution, "BLOCK", 4)
     monkeypatch.setattr(selective_scan, "CACHED", 1)
     torch.manual_seed(0)
     module = (

@@ -172,3 +172,5 @@ def test_only_static_models_are_captured():
     assert capture._what_varies(plain.build()) is None
     assert "branches on data" in str(capture._what_varies(other.build()))
     assert "object" in str(capture._what_varies(object()))
+    transforms = parse(Model, MODEL | {"vocab": 9, "encoder": [SLEEPING | {"mixer": "s4"}]})  # type: ignore[type-abstract]
+    assert capture._what_varies(transforms.build()) is None  # captured, though not compiled

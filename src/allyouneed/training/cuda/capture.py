@@ -175,14 +175,14 @@ def _undone_on_error(optimiser: torch.optim.Optimizer) -> Iterator[None]:
 
 
 def _what_varies(model: Any) -> str | None:
-    """Why updates may not all run the same kernels; None: all blocks are traceable, and no memory is carried over."""
+    """Why updates may not all run the same kernels; None: all blocks can be captured, and no memory is carried over."""
     blocks = [module for module in model.modules() if isinstance(module, Block)] if isinstance(model, nn.Module) else []
     if not blocks:
         return f"{type(model).__name__} is no model of blocks without memory"
-    block = next((block for block in blocks if not block.traceable), None)
+    block = next((block for block in blocks if not block.capturable), None)
     if block is None:
         return None
-    part = next((part for part in block.sublayers.values() if not part.traceable), block.wiring)
+    part = next((part for part in block.sublayers.values() if not (part.traceable or part.capturable)), block.wiring)
     return f"{type(part).__name__} branches on data"
 
 
