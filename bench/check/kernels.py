@@ -16,6 +16,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[2]))  # for bench.*
 
 from bench.check.attention import packed_rows, performers, tiled_attentions
+from bench.check.banded import bands
 from bench.check.bias_gradients import slopes
 from bench.check.cross_entropy import entropies
 from bench.check.decoding import decoding
@@ -50,6 +51,7 @@ JOBS = {
     "gated": gated_units,
     "index-sums": index_sums,
     "distances": distances,
+    "banded": bands,
     "packed-convolution": packed_convolutions,
 }
 

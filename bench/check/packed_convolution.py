@@ -1,4 +1,4 @@
-"""Long filters over the sentences of packed rows, against their definition in double precision; a part of kernels.py."""
+"""Long filters over the sentences of packed rows, against their definition in double precision; part of kernels.py."""
 
 from __future__ import annotations
 

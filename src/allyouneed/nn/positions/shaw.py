@@ -65,7 +65,7 @@ class ShawModule(RelativeModule):
     def query_bias(self, q: Tensor, scale: float, causal: bool) -> tuple[Tensor, int, Tensor | None]:
         columns = self.distance + 1 if causal else 2 * self.distance + 1
         values = None if self.values_table is None else self.values_table.weight[:columns]
-        return q @ self.keys_table.weight[:columns].to(q.dtype).T * scale, self.distance, values
+        return (q * scale) @ self.keys_table.weight[:columns].to(q.dtype).T, self.distance, values
 
     def key_bias(self, k: Tensor, queries: Tensor, keys: Tensor, scale: float) -> Tensor:
         scores = k @ self.keys_table.weight.to(k.dtype).T * scale  # (batch, heads, keys, vectors)

@@ -106,7 +106,7 @@ class TransformerXLModule(RelativeModule):
         far = q.shape[2] - 1 if self.clamp is None else min(self.clamp, q.shape[2] - 1)
         behind = torch.arange(far, -1 if causal else -far - 1, -1, device=q.device)
         every = self.sinusoids(behind).to(self.biases.place.dtype)
-        return self.score_distances(self.query(q), every) * scale, far, None
+        return self.score_distances(self.query(q) * scale, every), far, None
 
     def score_one(self, query: Tensor, away: Tensor) -> Tensor:
         """Scores of one query per row (batch, heads, 1, head_width) for each key; the host looks up no range of
