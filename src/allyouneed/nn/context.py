@@ -64,10 +64,14 @@ class TokenLayout:
         """A number above all positions, if the host knows one."""
         return self.time if self.consecutive else None
 
-    def last_position(self) -> int:
-        """The highest of all tokens; -1 without tokens. Reads from the device."""
-        positions = self.real_positions
-        return int(positions.max()) if positions.numel() else -1
+    def longer_than(self, limit: int) -> int | None:
+        """Tokens up to the last position, if they are more than `limit`. Reads from the device, unless rows are known
+        to be no longer."""
+        positions, bound = self.real_positions, self.position_bound
+        if (bound is not None and bound <= limit) or not positions.numel():
+            return None
+        longest = int(positions.max()) + 1
+        return longest if longest > limit else None
 
     @classmethod
     def of(cls, rows: Rows) -> TokenLayout:

@@ -70,9 +70,10 @@ class _OneOver(torch.autograd.Function):
             size = fast_length(more)
             spectrum = torch.fft.rfft(found, size)
             whole = nn.functional.pad(-f[..., : more - 1], (1, size - more))
-            whole[..., 0] = 1
+            whole[..., 0].fill_(1)
             rest = torch.fft.irfft(torch.fft.rfft(whole, size) * spectrum, size)
-            rest[..., :known], rest[..., more:] = 0, 0
+            rest[..., :known].zero_()
+            rest[..., more:].zero_()
             wrong = torch.fft.irfft(torch.fft.rfft(rest, size) * spectrum, size)[..., known:more]
             found = torch.cat((found, wrong.neg_()), -1)
         ctx.save_for_backward(f, found)
@@ -96,7 +97,8 @@ class _Powers(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, base: Tensor, count: int) -> Tensor:
         found = base.new_empty(*base.shape[:-1], count, base.shape[-1])
-        found[..., :1, :], power, known = 1, base[..., None, :], 1
+        found[..., 0, :].fill_(1)  # an assignment would copy the number from the host
+        power, known = base[..., None, :], 1
         while known < count:
             more = min(known, count - known)
             found[..., known : known + more, :] = found[..., :more, :] * power

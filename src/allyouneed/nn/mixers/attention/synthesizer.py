@@ -219,7 +219,7 @@ class SynthesizerModule(SoftmaxAttention):
         return self.length
 
     def check(self, layout: TokenLayout) -> None:
-        if (longest := layout.last_position() + 1) > self.length:
+        if (longest := layout.longer_than(self.length)) is not None:
             text = f"sentence of {longest} tokens exceeds the synthesizer's length {self.length}"
             raise UserError(f"{text}; shorten it or increase the mixer's `length`")
 

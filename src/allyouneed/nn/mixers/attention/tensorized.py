@@ -119,7 +119,7 @@ class TensorizedModule(SubLayer):
         return self.out(pad(tensor, (0, more, 0, more)).flatten(2))
 
     def check(self, layout: TokenLayout) -> None:
-        if (longest := layout.last_position() + 1) > self.length:
+        if (longest := layout.longer_than(self.length)) is not None:
             text = f"sentence of {longest} tokens exceeds tensorized attention's length {self.length}"
             raise UserError(f"{text}; shorten it or increase the mixer's `length`")
 
