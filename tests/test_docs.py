@@ -155,6 +155,8 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 for entries in tree["data"].values():
                     for entry in entries if isinstance(entries, list) else [entries]:
                         _write_data(folder / (entry if isinstance(entry, str) else entry["path"]), tree.get("task"))
+    reviews = dict.fromkeys(labelled(60, random.Random(0)).replace("\t", ",").splitlines())
+    (folder / "reviews.csv").write_text("\n".join(["label,text", *reviews]), "utf-8")
     write_strangers(folder)
     (folder / "models").mkdir()
     first = next(words for words in commands(README) if words[:2] == ["allyouneed", "train"])
@@ -193,10 +195,16 @@ def run(words: list[str], folder: Path) -> None:
     """Run an `allyouneed` command in this process."""
     before = Path.cwd()
     os.chdir(folder)
+    written = words[words.index("-o") + 1] if words[1] == "init" else ""
     try:
-        main(words[1:])
+        main(words[1:] + (["--force"] if written else []))
     except SystemExit as ended:
         assert ended.code in (0, None), f"{shlex.join(words)}: exit code {ended.code}"
+        if written:
+            tree = {
+                key: value for key, value in yaml.safe_load(Path(written).read_text("utf-8")).items() if key != "epochs"
+            }
+            Path(written).write_text(yaml.safe_dump(override(tree, SMALL)), "utf-8")
     finally:
         os.chdir(before)
 
@@ -218,7 +226,14 @@ def parts() -> Iterator[None]:
 
 # --- code blocks --------------------------------------------------------------------------------------------
 
-MAKERS = ("train", "index", "import", "export", "quantize")  # what they write is used by later commands of a page
+MAKERS = (
+    "init",
+    "train",
+    "index",
+    "import",
+    "export",
+    "quantize",
+)  # what they write is used by later commands of a page
 
 
 @every_page

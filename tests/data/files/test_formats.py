@@ -214,7 +214,7 @@ def test_a_sheet_and_a_table_are_named(tmp_path: Path) -> None:
         database.execute("create table other (x)")
     with pytest.raises(UserError, match=r"2 tables \(other, reviews\); name one with 'table'"):
         labelled(tmp_path / "a.db")
-    with pytest.raises(UserError, match="no table 'review' .did you mean 'reviews'"):
+    with pytest.raises(UserError, match=r"no table 'review' .did you mean 'reviews'"):
         labelled(tmp_path / "a.db", table="review")
     assert labelled(tmp_path / "a.db", table="reviews") == ROWS
     query = "select text, label from reviews where label = 'HUM' order by id desc"
@@ -254,7 +254,7 @@ def test_a_named_encoding_is_read_and_an_unnamed_one_is_reported(tmp_path: Path,
     assert labelled(path, encoding=encoding) == expected
     assert encoding in fitting(path.read_bytes())
     if encoding == "utf-16":
-        with pytest.raises(UserError, match="this is UTF-16; .* set encoding: utf-16"):
+        with pytest.raises(UserError, match=r"this is UTF-16; .* set encoding: utf-16"):
             labelled(path)
         return
     found, report = read(LabelledFiles, path)
@@ -272,6 +272,10 @@ def test_a_wrong_encoding_is_reported_by_row_with_what_fits(tmp_path: Path) -> N
         labelled(path, encoding="gbk2")
     with pytest.raises(ConfigError, match="unknown encoding 'rot13'"):
         labelled(path, encoding="rot13")
+
+
+def test_valid_utf_8_is_nothing_else() -> None:
+    assert fitting("caf\x96 \ue000 été\n".encode() * 5) == ["utf-8"], "texts that were converted badly are still UTF-8"
 
 
 def test_a_single_damaged_line_does_not_change_what_fits(tmp_path: Path) -> None:

@@ -216,8 +216,9 @@ class Store:
 
 
 # keys of files that older versions do not know: without them, their fingerprints stay valid
-LATER_KEYS = ("header", "quotes", "bpe_dropout", "segmentations", "context", "document")
-LATER_KEYS += ("encoding", "separator", "table", "query")
+LATER_KEYS = frozenset(["header", "quotes", "bpe_dropout", "segmentations", "context", "document"]) | frozenset(
+    ["encoding", "separator", "table", "query", "portion"]
+)
 
 
 class InputHashes:

@@ -8,9 +8,11 @@ Kinds of `Files`: pairs.py, texts.py, labels.py. Lines: lines.py. Cells of a lin
 
 from __future__ import annotations
 
+import hashlib
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Protocol
@@ -46,6 +48,15 @@ def _check_encoding(name: str) -> str:
 
 Encoded = Annotated[str, AfterValidator(_check_encoding)]
 Separator = Annotated[str, Field(min_length=1, max_length=8, pattern=r"^[^\r\n]*$")]
+
+
+def _check_portion(bounds: tuple[float, float]) -> tuple[float, float]:
+    if not 0 <= bounds[0] < bounds[1] <= 1:
+        raise ValueError(f"[from, to] within 0 and 1, not {list(bounds)}")
+    return bounds
+
+
+Portion = Annotated[tuple[float, float], AfterValidator(_check_portion)]
 Paths = Annotated[tuple[Path, ...], Field(min_length=1), BeforeValidator(_as_paths)]
 
 
@@ -139,6 +150,15 @@ class Files(Part, slot="kind of files"):
     """Sheet of an .xlsx file, or table of an SQLite file; default: the only one."""
     query: Annotated[str, Field(min_length=1)] | None = None
     """SQL that selects the rows of an SQLite file, instead of `table`."""
+    portion: Portion | None = None
+    """Which part of the examples to read: [0, 0.9] and [0.9, 1] split a file, always in the same way; equal texts stay
+    together."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, slot: str = "", default: str | None = None, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(slot, default, **kwargs)
+        if "read" in vars(cls):
+            cls.read = _by_portion(cls.read)  # type: ignore[method-assign, assignment]
 
     @model_validator(mode="before")
     @classmethod
@@ -169,6 +189,34 @@ class Files(Part, slot="kind of files"):
     @abstractmethod
     def read(self, report: Report) -> Iterator[Any]:
         """All usable examples; the others are reported."""
+
+
+def _by_portion(read: Callable[[Any, Report], Iterator[Any]]) -> Callable[[Any, Report], Iterator[Any]]:
+    """`read`, with the examples of the portion only."""
+
+    @wraps(read)
+    def reading(files: Any, report: Report) -> Iterator[Any]:
+        if files.portion is None:
+            return read(files, report)
+        return _in_portion(read(files, report), files.portion, report)
+
+    return reading
+
+
+def _in_portion(examples: Iterator[Any], bounds: tuple[float, float], report: Report) -> Iterator[Any]:
+    low, high = bounds
+    for example in examples:
+        if low <= position(example) < high:
+            yield example
+        else:
+            report.read -= 1
+
+
+def position(example: Example) -> float:
+    """A number in [0, 1) that depends on nothing but the texts, or on the place of an example without any."""
+    texts = "\x1f".join(example.texts)
+    key = texts if texts.strip("\x1f") else f"{Path(example.file).name}:{example.line}"
+    return int.from_bytes(hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=6).digest()) / (1 << 48)
 
 
 def expand_paths(paths: Iterable[Path], suffixes: Sequence[str]) -> list[Path]:

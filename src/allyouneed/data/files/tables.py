@@ -126,6 +126,11 @@ def _dialect(file: DataFile, layout: Layout) -> TableDialect:
     return TableDialect(separator or "\t", given if quoted else None, suffix == ".csv")
 
 
+def separator_of(file: DataFile) -> str:
+    """What separates the cells of a text file."""
+    return _dialect(file, Layout(None, ())).separator
+
+
 def has_columns(file: Path | DataFile, names: Sequence[str]) -> bool:
     """Whether the first line of a table names these columns."""
     file, layout = as_data_file(file), Layout(None, names)
@@ -353,21 +358,26 @@ def _values(entry: Mapping[str, Any], keys: Sequence[str], numbers: str) -> list
 # --- what the columns look like -------------------------------------------------------------------------------------
 
 
-def sample_columns(file: Path | DataFile, layout: Layout, rows: int) -> dict[int | str, list[str]]:
-    """The first cells of every column, by name where there are names, else by index."""
-    found: dict[int | str, list[str]] = {}
+def named_rows(file: Path | DataFile, layout: Layout, report: Report) -> Iterator[tuple[int, dict[int | str, Any]]]:
+    """The number and all values of every row, by name where there are names, else by index."""
     file = as_data_file(file)
     if inner_suffix(file) in OBJECT_SUFFIXES:
-        for _, entry, _ in islice(read_objects(file, (), Report()), rows):
-            for key, value in paths(entry):
-                if isinstance(value, str | int | float):
-                    found.setdefault(key, []).append(str(value))
-        return found
+        for number, entry, _ in read_objects(file, (), report):
+            yield number, dict(paths(entry))
+        return
     dialect = _dialect(file, layout)
     first = _first_row(file, dialect)
     header = _is_header(first, layout, dialect)
-    for _, cells, _ in islice(_cells(file, dialect, Report(), skip=int(header)), rows):
-        for at, cell in enumerate(cells):
-            name = first[at].strip() if header and at < len(first) else at
-            found.setdefault(name, []).append(cell)
+    names = [cell.strip() if header else at for at, cell in enumerate(first)]
+    for number, cells, _ in _cells(file, dialect, report, skip=int(header)):
+        yield number, {names[at] if at < len(names) else at: cell for at, cell in enumerate(cells)}
+
+
+def sample_columns(file: Path | DataFile, layout: Layout, rows: int) -> dict[int | str, list[str]]:
+    """The first cells of every column, by name where there are names, else by index."""
+    found: dict[int | str, list[str]] = {}
+    for _, row in islice(named_rows(file, layout, Report()), rows):
+        for name, value in row.items():
+            if isinstance(value, str | int | float):
+                found.setdefault(name, []).append(str(value))
     return found

@@ -51,6 +51,8 @@ def fitting(sample: bytes) -> list[str]:
         return ["utf-16"]
     if not (lines := _telling(sample)):
         return ["utf-8"]
+    if _share(lines, "utf-8") >= FIT:
+        return ["utf-8"]
     return [name for name in USUAL if _share(lines, name) >= FIT and _looks_written(lines, name)]
 
 
@@ -64,16 +66,17 @@ def _share(lines: Sequence[bytes], encoding: str) -> float:
 
 
 def _looks_written(lines: Sequence[bytes], encoding: str) -> bool:
-    """Western words mix accented letters with plain ones; in other scripts a letter seldom stands beside a Latin one."""
+    """Western words mix accented letters with plain ones; other scripts seldom stand beside a Latin letter."""
     text = b"\n".join(lines).decode(encoding, "replace")
     beside = sum(map(len, BESIDE_LATIN.findall(text)))
     mixed = beside / max(1, sum(not character.isascii() for character in text))
-    return encoding == "utf-8" or (mixed >= MIXED if encoding == "cp1252" else mixed < 1 - MIXED)
+    return mixed >= MIXED if encoding == "cp1252" else mixed < 1 - MIXED
 
 
 def _fits(line: bytes, encoding: str) -> bool:
     try:
-        return IMPLAUSIBLE.search(line.rstrip(b"\r").decode(encoding)) is None
+        text = line.rstrip(b"\r").decode(encoding)
+        return encoding == "utf-8" or IMPLAUSIBLE.search(text) is None  # nothing else is valid UTF-8 by chance
     except UnicodeDecodeError:
         return False
 
