@@ -65,6 +65,26 @@ def train(
     run(load_recipe(recipe, changes or [], plugin or []), fresh=restart, console=Console(quiet=True) if quiet else None)
 
 
+def init(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE…", help="files or folders; their names tell train, valid and test apart"),
+    ],
+    task: Annotated[str | None, option("--task", metavar="NAME", help="the task, if not the likeliest")] = None,
+    output: Annotated[
+        Path, option("--output", "-o", metavar="FILE", show_default=True, help="the recipe to write")
+    ] = Path("recipe.yaml"),
+    start: Annotated[
+        str | None, option("--start", metavar="FOLDER", help="fine-tune this model instead of a new one")
+    ] = None,
+    force: Annotated[bool, option("--force", help="overwrite an existing recipe")] = False,
+) -> None:
+    """Look at data, say what is in it, and write a recipe that trains on it."""
+    from allyouneed.apps.propose import propose
+
+    propose(files, task, output, start, force)
+
+
 def describe(
     model: Annotated[
         str, argument("MODEL", "a preset, a YAML file, a model folder or translator", autocompletion=completion.models)
@@ -128,6 +148,7 @@ _declare("browse", "generation", USE)
 _declare("merge", "text.merge", USE, plugins=False)
 _declare("serve", "serve", USE)
 _declare("train", "", TRAIN, plugins=False, quiet=False)
+_declare("init", "", TRAIN, plugins=False, quiet=False)
 _declare("evaluate", "evaluate", TRAIN)
 _declare("describe", "", LOOK, quiet=False)
 _declare("demo", "", TRAIN, plugins=False, quiet=False)
