@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -14,13 +15,13 @@ import allyouneed as ayn
 from allyouneed.config import parse, preset_names, preset_tree, tree_of
 from allyouneed.errors import UserError
 from allyouneed.interop.save import usual_task
-from allyouneed.nn.batch import Rows
 from allyouneed.nn.models.base import Model
 from allyouneed.training import Recipe, train
 from allyouneed.training.prepare import RunFolder, prepare
 from allyouneed.training.reporting.progress import Reporter
 from shrink import shrink
-from toy_texts import ENCODER, GOOD, RECIPE, RUNS, Listener, recipe
+from toy_images import picture
+from toy_texts import ENCODER, GOOD, RECIPE, RUNS, WITHOUT_TEXTS, Listener, recipe
 
 # the plain run of every task; the others need a model to start from
 TASKS = [run for run in RUNS if " " not in run and run != "dpo"]
@@ -34,6 +35,7 @@ QUESTIONS: dict[str, Any] = {
     "tag": "Anna lives in Paris",
     "embed": "the cat",
     "score": ("the cat", "good"),
+    "classify_image": picture("red", random.Random(0)),
     "predict_click": {"items": "a b", "item": "c", "place": "Ulm"},
 }
 
@@ -48,10 +50,10 @@ def small(name: str) -> dict[str, Any]:
 
 @cache
 def trains_here(name: str) -> bool:
-    """Whether it reads text; a retrieval model needs an index, too (tests/training/test_retrieval.py)."""
+    """Whether it reads text, or images; a retrieval model needs an index, too (tests/training/test_retrieval.py)."""
     config: Any = parse(Model, preset_tree(name))  # type: ignore[type-abstract]
     embeds = [getattr(config, slot, None) for slot in ("embed", "source_embed")]
-    return config.kind not in ("two-towers", "retro") and all(e is None or e.reads is Rows for e in embeds)
+    return config.kind not in ("two-towers", "retro") and all(e is None or e.medium != "audio" for e in embeds)
 
 
 def given(folder: Path, texts: Path, task: str, preset: str, **keys: Any) -> Recipe:
@@ -61,6 +63,8 @@ def given(folder: Path, texts: Path, task: str, preset: str, **keys: Any) -> Rec
     if preset == "document-transformer" and task == "translation":  # it reads the sentences before the source
         keys["task"] = {"kind": task, "context": 1}
     tree = RECIPE | own | {"model": small(preset), "data": data, "output": folder / "run"} | keys
+    if task in WITHOUT_TEXTS:
+        del tree["tokenizer"], data["max_tokens"]
     made: Recipe = parse(Recipe, tree, "recipe")
     made.model_for(None)
     return made

@@ -9,7 +9,6 @@ from typing import Any
 from allyouneed.config import ConfigError, parse, preset_names, preset_tree, tree_of
 from allyouneed.data.files.readers import Files
 from allyouneed.errors import UserError
-from allyouneed.nn.batch import Rows
 from allyouneed.nn.embed.tokens import Embed
 from allyouneed.nn.heads.pooling import Pool
 from allyouneed.nn.models.base import Model
@@ -50,8 +49,9 @@ def _misfit(task: Task, tree: Mapping[str, Any]) -> str | None:
         given = tree.get(slot)
         given = (given.get("kind") if isinstance(given, Mapping) else given) or Embed.default_kind
         embed = Embed.find(given)
-        if embed is not None and embed.reads is not Rows:
-            return f"{slot}: {name} trains a model that reads text, this one reads {given}"
+        wanted = task.reads.get(slot, "text")
+        if embed is not None and embed.medium != wanted:
+            return f"{slot}: {name} trains a model that reads {wanted}, this one reads {given}"
     return None
 
 

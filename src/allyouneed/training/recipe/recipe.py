@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, Posi
 from pydantic_core import PydanticCustomError
 
 from allyouneed import plugins
-from allyouneed.config import Config, ConfigError, model_validator, override, preset_tree, tree_of
+from allyouneed.config import Config, ConfigError, model_validator, override, preset_names, preset_tree, tree_of
 from allyouneed.data.batches.context import BREAK
 from allyouneed.data.tokenizers.base import TokenizerConfig, Vocabularies
 from allyouneed.errors import UserError
@@ -233,7 +233,7 @@ class Recipe(Config):
             if isinstance(tree.get("head"), dict):  # the data determines the number of labels
                 tree["head"] = {key: value for key, value in tree["head"].items() if key != "labels"}
         else:
-            tree = preset_tree(self.model) if isinstance(self.model, str) else self.model or {}
+            tree = model_named(self.model) if isinstance(self.model, str) else self.model or {}
         return override(tree, self.set_)
 
     def model_for(self, vocabularies: Vocabularies | None, labels: Sequence[str] | None = None) -> Model:
@@ -244,7 +244,7 @@ class Recipe(Config):
             vocab = target if vocabularies.joint else {"source": source, "target": target}
         tree = self.model_tree()
         if self.start is None or vocabularies is None:
-            tree |= {"vocab": vocab}
+            tree |= {"vocab": vocab if self.task.has_texts else None}
         check_input(self.task, tree)
         tree = self._with_separator(tree, vocabularies)
         model = fitted(self.task, tree, labels, self.data.train, self.max_tokens)
@@ -256,7 +256,7 @@ class Recipe(Config):
             )
         limits = [getattr(model, name, None) for name in ("limit", "source_limit")]
         positions = min((limit for limit in limits if limit is not None), default=self.max_tokens)
-        if self.max_tokens > positions:
+        if self.max_tokens > positions and self.task.has_texts:
             raise ConfigError(
                 [
                     f"embed.positions: {positions} positions, but examples have up to {self.max_tokens} tokens; "
@@ -287,6 +287,14 @@ class Recipe(Config):
         if self.start is None:
             return tree | {"model": self.model_tree(), "set": []}
         return {key: value for key, value in tree.items() if key not in ("model", "tokenizer")}
+
+
+def model_named(name: str) -> dict[str, Any]:
+    """The keys of a preset or a YAML file; a preset's number of classes is that of its paper, not of the data."""
+    tree = preset_tree(name)
+    if name in preset_names() and isinstance(tree.get("head"), dict):
+        tree["head"] = {key: value for key, value in tree["head"].items() if key != "labels"}
+    return tree
 
 
 def _given_model(tree: Mapping[str, Any]) -> dict[str, Any] | None:
