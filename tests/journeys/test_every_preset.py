@@ -35,6 +35,7 @@ QUESTIONS: dict[str, Any] = {
     "tag": "Anna lives in Paris",
     "embed": "the cat",
     "score": ("the cat", "good"),
+    "match_image": (picture("red", random.Random(0)), ["a red square on the left", "a blue square on the right"]),
     "classify_image": picture("red", random.Random(0)),
     "predict_click": {"items": "a b", "item": "c", "place": "Ulm"},
 }
@@ -53,7 +54,7 @@ def trains_here(name: str) -> bool:
     """Whether it reads text, or images; a retrieval model needs an index, too (tests/training/test_retrieval.py)."""
     config: Any = parse(Model, preset_tree(name))  # type: ignore[type-abstract]
     embeds = [getattr(config, slot, None) for slot in ("embed", "source_embed")]
-    return config.kind not in ("two-towers", "retro") and all(e is None or e.medium != "audio" for e in embeds)
+    return config.kind != "retro" and all(e is None or e.medium != "audio" for e in embeds)
 
 
 def given(folder: Path, texts: Path, task: str, preset: str, **keys: Any) -> Recipe:

@@ -52,6 +52,7 @@ class Task(Part, slot="task", default="translation"):
     heads: ClassVar[tuple[str, ...]] = ("vocabulary",)  # supported; the first is the default
     sides: ClassVar[int] = 1  # 2: source and target
     reads: ClassVar[Mapping[str, str]] = {}  # what the embeddings of its models read, by slot, where it is not text
+    usual_tokens: ClassVar[int] = MAX_TOKENS  # default limit for examples that are not split
     has_texts: ClassVar[bool] = True  # examples have texts, which need a tokenizer
     usual_rows: ClassVar[int] = 8  # of a batch; 4,096 target tokens with rows of 512
     least_rows: ClassVar[int] = 1  # of a batch of small data
@@ -130,6 +131,10 @@ class Task(Part, slot="task", default="translation"):
     def learn_vocabularies(self, config: TokenizerConfig, files: Sequence[Files], filters: Filters) -> Vocabularies:
         """The tokenizers of a new model."""
         return Vocabularies.train(config, files, filters, self.specials())
+
+    def with_vocabulary(self, model: Mapping[str, Any], size: Any) -> dict[str, Any]:
+        """The model for vocabularies of this size: a number, or those of source and target."""
+        return {**model, "vocab": size}
 
     @abstractmethod
     def encoding(self, vocabularies: Any, labels: Sequence[str], max_tokens: int | None) -> Encoding:

@@ -12,12 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allyouneed.config import tree_of
-from allyouneed.data.batches.encoding import Dropped, EncodedRow, Encoding, drop_unseen_label
-from allyouneed.data.batches.packing import FlatBatch, Ints, Items, generator
+from allyouneed.data.batches.encoding import Dropped, EncodedRow, Encoding, TextEncoding, drop_unseen_label
+from allyouneed.data.batches.items import StoredItems
+from allyouneed.data.batches.packing import FlatBatch, FlatSide, Ints, Items, add_special_tokens, generator
 from allyouneed.data.batches.store import Store
 from allyouneed.data.files.images import LabelledImage
 from allyouneed.data.media.augment import Augment, Pixels8, mixed
 from allyouneed.data.media.image import Pixels
+from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import Signal
 
@@ -58,6 +60,26 @@ def read_all(reader: Pixels, examples: Sequence[LabelledImage]) -> Iterator[NDAr
         yield from threads.map(read, examples)
 
 
+class CaptionedImageEncoding(TextEncoding):
+    """The token ids of a text, and the pixels of its image. Images that cannot be read are dropped and reported."""
+
+    name = "CaptionedImage"
+    most: ClassVar[int] = 256
+
+    def __init__(self, reader: Pixels, tokenizer: Tokenizer, max_tokens: int | None) -> None:
+        super().__init__({"text": tokenizer}, max_tokens, tokenizer.template.count())
+        self.reader = reader
+        self.columns["image"] = "<u1"
+        self.spec |= {"image": tree_of(reader)}
+
+    def encode(self, chunk: Sequence[LabelledImage]) -> Iterator[EncodedRow | Dropped]:
+        for row, pixels in zip(super().encode(chunk), read_all(self.reader, chunk), strict=True):
+            if isinstance(row, Dropped):
+                yield row
+            else:
+                yield pixels if isinstance(pixels, Dropped) else [*row, pixels.reshape(-1)]
+
+
 class StoredImages:
     """The images of a store, augmented by choices that depend on seed, epoch and image alone."""
 
@@ -87,6 +109,10 @@ class StoredImages:
             image = one.change(image, rng)
         return image
 
+    def plain(self) -> StoredImages:
+        """The same without augmentation, for validation."""
+        return StoredImages(self.store, self.reader, (), 0)
+
     def signal(self, images: Sequence[NDArray[Any]]) -> Signal:
         return Signal(self.reader.scaled(np.stack(images)))
 
@@ -110,7 +136,7 @@ class ImageItems(Items):
     def plain(self) -> Self:
         """The same without augmentation, for validation."""
         found = copy(self)
-        found.images = StoredImages(self.store, self.images.reader, (), 0)
+        found.images = self.images.plain()
         return found
 
     def collate(self, epoch: int, members: Ints) -> FlatBatch:
@@ -127,3 +153,34 @@ class ImageItems(Items):
 
     def show(self, number: int) -> dict[str, str]:
         return {"image": f"row {number}", "label": self.labels[int(self.store["label"][number][0])]}
+
+
+class CaptionedItems(StoredItems):
+    """Images with texts between begin and end token; the answer of a pair is its number in the batch."""
+
+    one_per_row = True
+
+    def __init__(self, store: Store, tokenizer: Tokenizer, images: StoredImages) -> None:
+        super().__init__(store, tokenizer)
+        self.images = images
+
+    def lengths(self, epoch: int) -> tuple[NDArray[np.integer], ...]:
+        return (self.store["text"].lengths + self.tokenizer.template.count(),)
+
+    def plain(self) -> Self:
+        """The same without augmentation, for validation."""
+        found = copy(self)
+        found.images = self.images.plain()
+        return found
+
+    def collate(self, epoch: int, members: Ints) -> FlatBatch:
+        template, column = self.tokenizer.template, self.store["text"]
+        lengths = column.lengths[members].astype(np.int64)
+        side = FlatSide(add_special_tokens(column.gather(members), lengths, template.before, template.after))
+        return FlatBatch((side,), answers=np.arange(len(members)), signal=self.signal(epoch, members))
+
+    def signal(self, epoch: int, members: Ints) -> Signal:
+        return self.images.signal([self.images.augmented(epoch, number)[0] for number in members.tolist()])
+
+    def show(self, number: int) -> dict[str, str]:
+        return {"image": f"row {number}", "text": self.tokenizer.decode(self.store["text"][number].tolist())}

@@ -68,7 +68,7 @@ def _seeing(model: Model, tree: Mapping[str, Any], longest: int) -> Model:
     if (reason := blind_pool(model, longest)) is None:
         return model
     head = tree_of(model)["head"]
-    if sets_pool(tree):
+    if sets_pool(tree) or model.kind == "two-towers":
         raise ConfigError([reason], "model")
     pool = seeing_pool(model, ("last", "first"), readable(model, longest))
     seeing: Model = parse(Model, tree_of(model) | {"head": head | {"pool": pool}}, "model")  # type: ignore[type-abstract]
@@ -83,7 +83,7 @@ def sets_pool(tree: Mapping[str, Any]) -> bool:
 
 def pool_note(tree: Mapping[str, Any], model: Any, longest: int) -> str | None:
     """What to say where the pooling is not the usual one of its head, which would be blind."""
-    pool = getattr(model.head, "pool", None)
+    pool = getattr(getattr(model, "head", None), "pool", None)
     if pool is None or sets_pool(tree):
         return None
     usual: Pool = type(model.head).model_fields["pool"].default
@@ -112,7 +112,7 @@ def _fits(task: Task, tree: Mapping[str, Any]) -> bool:
     if _misfit(task, tree) is not None:
         return False
     try:
-        _completed(task.for_model(tree), {**tree, "vocab": 1}, None, ())
+        _completed(task.for_model(tree), task.with_vocabulary(tree, 1), None, ())
     except (UserError, ValueError):  # `for_model` raises the latter
         return False
     return True

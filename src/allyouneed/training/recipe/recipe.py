@@ -18,7 +18,7 @@ from allyouneed.infer.decoding.options import Decoding
 from allyouneed.interop.load import about
 from allyouneed.models import resolve
 from allyouneed.nn.models.base import Model
-from allyouneed.tasks.task import MAX_TOKENS, Task
+from allyouneed.tasks.task import Task
 from allyouneed.tasks.translation.translation import Translation
 from allyouneed.training.distributed.config import ParallelConfig
 from allyouneed.training.optim.optimiser import Adam, Optimiser
@@ -220,7 +220,7 @@ class Recipe(Config):
         """The longest example, special tokens included: longer ones are dropped, or split."""
         if self.data.max_tokens is not None:
             return self.data.max_tokens
-        return min(self.capacities) if self.task.splits_documents or self.task.fills_rows else MAX_TOKENS
+        return min(self.capacities) if self.task.splits_documents or self.task.fills_rows else self.task.usual_tokens
 
     @property
     def last_step(self) -> int | None:
@@ -244,7 +244,7 @@ class Recipe(Config):
             vocab = target if vocabularies.joint else {"source": source, "target": target}
         tree = self.model_tree()
         if self.start is None or vocabularies is None:
-            tree |= {"vocab": vocab if self.task.has_texts else None}
+            tree = self.task.with_vocabulary(tree, vocab)
         check_input(self.task, tree)
         tree = self._with_separator(tree, vocabularies)
         model = fitted(self.task, tree, labels, self.data.train, self.max_tokens)
