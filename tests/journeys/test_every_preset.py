@@ -16,14 +16,13 @@ import journeys_page
 from allyouneed.config import parse, preset_names, preset_tree, tree_of
 from allyouneed.errors import UserError
 from allyouneed.interop.save import usual_task
-from allyouneed.nn.batch import Rows
 from allyouneed.nn.models.base import Model
 from allyouneed.training import Recipe, train
 from allyouneed.training.prepare import RunFolder, prepare
 from allyouneed.training.reporting.progress import Reporter
 from journey import KEYS, Journey
 from shrink import shrink
-from toy_texts import ENCODER, RECIPE, RUNS, Listener, recipe
+from toy_texts import ENCODER, RECIPE, RUNS, WITHOUT_TEXTS, Listener, recipe
 
 # the plain run of every task; the others need a model to start from
 TASKS = [run for run in RUNS if " " not in run and run != "dpo"]
@@ -39,10 +38,10 @@ def small(name: str) -> dict[str, Any]:
 
 @cache
 def trains_here(name: str) -> bool:
-    """Whether it reads text; a retrieval model needs an index, too (tests/training/test_retrieval.py)."""
+    """Whether it reads text, or images; a retrieval model needs an index, too (tests/training/test_retrieval.py)."""
     config: Any = parse(Model, preset_tree(name))  # type: ignore[type-abstract]
     embeds = [getattr(config, slot, None) for slot in ("embed", "source_embed")]
-    return config.kind not in ("two-towers", "retro") and all(e is None or e.reads is Rows for e in embeds)
+    return config.kind != "retro" and all(e is None or e.medium != "audio" for e in embeds)
 
 
 def given(folder: Path, texts: Path, task: str, preset: str, **keys: Any) -> Recipe:
@@ -52,6 +51,8 @@ def given(folder: Path, texts: Path, task: str, preset: str, **keys: Any) -> Rec
     if preset == "document-transformer" and task == "translation":  # it reads the sentences before the source
         keys["task"] = {"kind": task, "context": 1}
     tree = RECIPE | own | {"model": small(preset), "data": data, "output": folder / "run"} | keys
+    if task in WITHOUT_TEXTS:
+        del tree["tokenizer"], tree["data"]["max_tokens"]
     made: Recipe = parse(Recipe, tree, "recipe")
     made.model_for(None)
     return made

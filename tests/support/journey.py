@@ -7,12 +7,14 @@ joins by being in `toy_texts.RUNS`, a method of predictors by a row of `USES`, a
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import io
 import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,8 +48,24 @@ class Use(NamedTuple):
     lines: tuple[str, ...] = ()
 
 
+PICTURE = "{picture}"  # an image of the held-out examples: its path, or over HTTP its bytes in base64
+SIDES = ["a red square on the left", "a blue square on the right"]
 # in order of preference: a predictor is asked by the first of its methods
 USES = (
+    Use(
+        "match_image",
+        (PICTURE, SIDES),
+        ("match-image", "--text", SIDES[0], "--text", SIDES[1], PICTURE),
+        "/v1/tasks/image-text",
+        {"inputs": [PICTURE], "labels": SIDES},
+    ),
+    Use(
+        "classify_image",
+        (PICTURE,),
+        ("classify-image", PICTURE),
+        "/v1/tasks/image-classification",
+        {"inputs": [PICTURE]},
+    ),
     Use("translate", (TEXT,), ("translate", TEXT), "/v1/tasks/translation", {"inputs": [TEXT]}),
     Use(
         "generate",
@@ -85,6 +103,18 @@ USES = (
 )
 
 
+def fill(given: Any, picture: str) -> Any:
+    """With the picture in its places."""
+    if isinstance(given, str):
+        return given.replace(PICTURE, picture)
+    if isinstance(given, dict):
+        return {key: fill(value, picture) for key, value in given.items()}
+    if isinstance(given, Use):
+        encoded = base64.b64encode(Path(picture).read_bytes()).decode() if Path(picture).is_file() else ""
+        return Use(*(fill(value, picture) for value in given))._replace(body=fill(given.body, encoded))
+    return type(given)(fill(value, picture) for value in given)
+
+
 class Refused(Exception):
     """The one message that a step ended with."""
 
@@ -101,9 +131,18 @@ class Journey:
         self.model = recipe.output / "model"
 
     @property
+    def picture(self) -> Path:
+        return self.data.parent / "pictures" / "valid-0.png"
+
+    @cached_property
     def use(self) -> Use:
         predictor = ayn.load(self.model)
-        return next(use for use in USES if hasattr(predictor, use.method))
+        use = next(use for use in USES if hasattr(predictor, use.method))
+        filled: Use = fill(use, str(self.picture))
+        return filled
+
+    def ask(self, folder: Path) -> Any:
+        return getattr(ayn.load(folder), self.use.method)(*self.use.question)
 
     def walk(self, names: list[str] | None = None) -> dict[str, str]:
         """Each step with the message that it was refused with; empty if it works."""
@@ -146,8 +185,7 @@ def killed_at(step: int) -> Iterator[None]:
 
 
 def python(journey: Journey) -> None:
-    use = journey.use
-    assert getattr(ayn.load(journey.model), use.method)(*use.question) is not None
+    assert journey.ask(journey.model) is not None
 
 
 def command(journey: Journey) -> None:
@@ -182,9 +220,8 @@ def looked(journey: Journey) -> None:
 
 def int8(journey: Journey) -> None:
     small = journey.folder / "int8"
-    shell("quantize", journey.model, small, "--to", "int8", "--force")
-    use = journey.use
-    assert getattr(ayn.load(small), use.method)(*use.question) is not None
+    shell("quantize", journey.model, small, "--to", "int8", "--data", journey.data, "--force")
+    assert journey.ask(small) is not None
 
 
 def exported(journey: Journey) -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 import allyouneed as ayn
 from allyouneed.training import Recipe, load_recipe
+from toy_images import towers, vit, write_pictures
 
 WHO = {"the cat": "猫", "a dog": "狗", "my friend": "朋友", "the old man": "老人", "a child": "孩子", "她": "她"}
 DOES = {"sees": "看见", "likes": "喜欢", "follows": "跟着", "hears": "听见"}
@@ -178,6 +179,8 @@ def write_all(folder: Path) -> Path:
     for name, writer in WRITERS.items():
         for split, count in (("train", 300), ("valid", 30)):
             (folder / f"{split}.{name}").write_text(writer(count, random.Random(f"{split} {name}")), encoding="utf-8")
+    for split, count in (("train", 300), ("valid", 30)):
+        write_pictures(folder, split, count)
     return folder
 
 
@@ -209,8 +212,13 @@ RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "chat": ("chats.jsonl", {"task": "chat", "model": DECODER}, {}),
     "preference": ("comparisons.jsonl", {"task": "preference", "model": DECODER}, {}),
     "click": ("log.csv", {"task": "click", "model": BEHAVIOR}, {"features": ["place"]}),
+    "image-classification": ("images.tsv", {"task": "image-classification", "model": vit(LAYER)}, {}),
+    "image-text": ("captions.tsv", {"task": "image-text", "model": towers(LAYER)}, {}),
     "dpo": ("comparisons.jsonl", {"task": "dpo", "model": DECODER}, {}),
 }
+
+
+WITHOUT_TEXTS = ("image-classification",)
 
 
 def recipe(folder: Path, texts: Path, run: str, *changes: str, **keys: Any) -> Recipe:
@@ -220,6 +228,8 @@ def recipe(folder: Path, texts: Path, run: str, *changes: str, **keys: Any) -> R
     if name != "txt":
         data["max_tokens"] = 48
     tree = RECIPE | own | keys
+    if run in WITHOUT_TEXTS:
+        del tree["tokenizer"], data["max_tokens"]
     if run == "dpo" and "start" not in keys:  # it tunes a trained model; new weights will do
         tokenizer = ayn.train_tokenizer((texts / f"train.{name}").read_text().splitlines(), 360)
         start = ayn.save(ayn.build(DECODER, vocab=tokenizer.size), tokenizer, folder / "start", max_tokens=48)

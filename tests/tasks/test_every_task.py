@@ -23,10 +23,17 @@ from toy_texts import ENCODER, RUNS, Listener, recipe
 Trained = Callable[[str], tuple[Path, str]]
 Prepared = Callable[[str], tuple[Recipe, PreparedData]]
 # a run's last loss must be under this part of its first
-FALLS = {"similarity": 0.3, "contrastive": 0.6, "span-corruption": 0.6, "masked-lm": 0.6, "masked-lm words": 0.6}
+FALLS = {
+    "similarity": 0.3,
+    "image-text": 0.7,
+    "contrastive": 0.6,
+    "span-corruption": 0.6,
+    "masked-lm": 0.6,
+    "masked-lm words": 0.6,
+}
 FALLS |= {"permutation-lm": 0.6, "translation-lm": 0.6}
 # uses of models that come from elsewhere; nothing is trained for them here
-BROUGHT = {"seq2seq", "transcription", "image-classification", "image-text"}
+BROUGHT = {"seq2seq", "transcription"}
 # it draws its own data in a loop of its own, and leaves a chat model behind: tests/training/test_ppo.py
 OWN_LOOP = {"ppo"}
 
@@ -51,7 +58,7 @@ def test_training_lowers_the_loss(run: str, trained: Trained) -> None:
     assert f"300 {task.file_type.examples}" in card and task.loss_unit in card and f"- task: {run.split()[0]}" in card
 
 
-@pytest.mark.parametrize("run", [name for name in RUNS if name != "contrastive"])
+@pytest.mark.parametrize("run", [name for name in RUNS if name not in ("contrastive", "image-text")])
 def test_packed_and_padded_batches_have_the_same_loss(run: str, prepared: Prepared) -> None:
     """Except for contrastive training, whose loss depends on who is in the batch."""
     given, data = prepared(run)
@@ -71,7 +78,12 @@ def test_batches_are_a_function_of_seed_epoch_and_number(run: str, prepared: Pre
     _, data = prepared(run)
     whole = list(data.train.batches(2))
     later = next(data.spare.batches(2, start_step=len(whole) - 1))
-    assert torch.equal(later.rows.tokens, whole[-1].rows.tokens)
+    compared = list[tuple[torch.Tensor, torch.Tensor]]()
+    for one, other in ((later.target, whole[-1].target), (later.source, whole[-1].source)):
+        for name, value in vars(one).items() if one is not None else ():
+            if isinstance(value, torch.Tensor):
+                compared.append((value, getattr(other, name)))
+    assert compared and all(torch.equal(one, other) for one, other in compared)
     assert later.labels is not None and whole[-1].labels is not None and torch.equal(later.labels, whole[-1].labels)
 
 

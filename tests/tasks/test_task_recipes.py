@@ -124,8 +124,8 @@ def test_a_model_that_does_not_fit_is_refused_with_what_does(task: str, preset: 
         parse(Recipe, tree).model_for(None)
     named = str(caught.value).split(f"presets for {task}: ")[1]
     assert named.split(",")[0].split()[0] in preset_names()
-    usable = "masked-lm" if preset == "bert-base" else "none that is trained here"
-    assert usable in named.split("tasks for this model: ")[1]
+    usable = {"bert-base": "masked-lm", "vit-base-16": "image-classification", "clip-vit-b-32": "image-text"}
+    assert usable.get(preset, "none that is trained here") in named.split("tasks for this model: ")[1]
 
 
 def wrong(run: str, text: str, texts: Path, tmp_path: Path, *changes: str, split: str = "train") -> str:

@@ -27,6 +27,31 @@ def macro_f1(found: Sequence[str], expected: Sequence[str]) -> float:
     return 100 * float(np.mean([2 * hits[label] / (predicted[label] + true[label]) for label in {*predicted, *true}]))
 
 
+def confusion(found: Sequence[str], expected: Sequence[str], labels: Sequence[str]) -> NDArray[np.int64]:
+    """How often each of the labels (rows) was taken for each (columns); other labels are left out."""
+    numbers = {label: number for number, label in enumerate(labels)}
+    counts = np.zeros((len(labels), len(labels)), dtype=np.int64)
+    for answer, right in zip(found, expected, strict=True):
+        if answer in numbers and right in numbers:
+            counts[numbers[right], numbers[answer]] += 1
+    return counts
+
+
+def confusion_text(counts: NDArray[np.int64], labels: Sequence[str], most: int = 12) -> str:
+    """The matrix, expected labels in rows and found ones in columns; of more than `most` labels only the most frequent
+    errors."""
+    if len(labels) <= most:
+        side = max(map(len, labels), default=0)
+        wide = [max(len(label), len(str(column.max()))) for label, column in zip(labels, counts.T, strict=True)]
+        rows = [["", *labels], *([label, *map(str, row)] for label, row in zip(labels, counts.tolist(), strict=True))]
+        lines = ["  ".join(f"{cell:>{size}}" for cell, size in zip(row, [side, *wide], strict=True)) for row in rows]
+        return "\n".join(["expected in rows, found in columns:", *lines])
+    wrong = counts * (1 - np.eye(len(labels), dtype=np.int64))
+    worst = [(int(n), *divmod(int(n), len(labels))) for n in np.argsort(-wrong, axis=None, kind="stable")[:most]]
+    lines = [f"  {labels[a]} taken for {labels[b]}: {wrong[a, b]:,}" for _, a, b in worst if wrong[a, b]]
+    return "\n".join(["most frequent errors:", *lines]) if lines else ""
+
+
 class EntitySpan(NamedTuple):
     """Words [begin, end) form an entity of this kind."""
 

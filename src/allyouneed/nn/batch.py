@@ -180,6 +180,13 @@ class Batch:
         return self.target
 
 
+def count_labels(labels: Tensor) -> Tensor:
+    """How many labels there are: numbers other than `IGNORE`, or rows of probabilities of the classes."""
+    if labels.ndim == 2 and labels.is_floating_point():
+        return (labels.sum(-1) > 0).sum()
+    return (labels != IGNORE).sum()
+
+
 D = TypeVar("D", Rows, Signal, Neighbours, Media)
 
 

@@ -21,7 +21,7 @@ from allyouneed.data.files.readers import Files, Report
 from allyouneed.data.files.texts import TextFiles
 from allyouneed.data.tokenizers.base import TokenizerConfig, Vocabularies
 from allyouneed.errors import UserError
-from allyouneed.nn.batch import IGNORE, Batch
+from allyouneed.nn.batch import IGNORE, Batch, count_labels
 from allyouneed.nn.context import TokenLayout
 
 MAX_TOKENS = 128  # default limit for examples that are not split
@@ -51,6 +51,11 @@ class Task(Part, slot="task", default="translation"):
     kinds: ClassVar[tuple[str, ...]]  # of models it can train
     heads: ClassVar[tuple[str, ...]] = ("vocabulary",)  # supported; the first is the default
     sides: ClassVar[int] = 1  # 2: source and target
+    reads: ClassVar[Mapping[str, str]] = {}  # what the embeddings of its models read, by slot, where it is not text
+    usual_tokens: ClassVar[int] = MAX_TOKENS  # default limit for examples that are not split
+    has_texts: ClassVar[bool] = True  # examples have texts, which need a tokenizer
+    usual_rows: ClassVar[int] = 8  # of a batch; 4,096 target tokens with rows of 512
+    least_rows: ClassVar[int] = 1  # of a batch of small data
     two_vocabularies: ClassVar[bool] = False  # each side may have its own
     loss_unit: ClassVar[str] = "tokens"  # what the loss is averaged over
     supports_weights: ClassVar[bool] = False  # files may set how often an epoch reads their examples
@@ -132,12 +137,16 @@ class Task(Part, slot="task", default="translation"):
         """The tokenizers of a new model."""
         return Vocabularies.train(config, files, filters, self.specials())
 
-    @abstractmethod
-    def encoding(self, vocabularies: Vocabularies, labels: Sequence[str], max_tokens: int | None) -> Encoding:
-        """How examples are encoded."""
+    def with_vocabulary(self, model: Mapping[str, Any], size: Any) -> dict[str, Any]:
+        """The model for vocabularies of this size: a number, or those of source and target."""
+        return {**model, "vocab": size}
 
     @abstractmethod
-    def items(self, store: Store, vocabularies: Vocabularies, capacities: tuple[int, ...], seed: int) -> Items:
+    def encoding(self, vocabularies: Any, labels: Sequence[str], max_tokens: int | None) -> Encoding:
+        """How examples are encoded. `vocabularies`: Vocabularies, or None without texts."""
+
+    @abstractmethod
+    def items(self, store: Store, vocabularies: Any, capacities: tuple[int, ...], seed: int) -> Items:
         """The items of batches; `capacities`: the most tokens of an item on each side."""
 
     def batches(self, items: Items, capacities: tuple[int, ...], rows: int, seed: int) -> Batches:
@@ -170,13 +179,15 @@ def token_loss(head: Any, hidden: Tensor, labels: Tensor, smoothing: float = 0.0
 
 
 def class_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Loss:
-    """Cross-entropy of a few classes: logits (…, classes), labels (…)."""
+    """Cross-entropy of a few classes: logits (…, classes), labels (…), or their probabilities (…, classes)."""
     flat, wanted = logits.float().flatten(0, -2), labels.flatten()
+    if labels.is_floating_point():
+        wanted = labels.flatten(0, -2)
     total = nn.functional.cross_entropy(flat, wanted, ignore_index=IGNORE, label_smoothing=smoothing, reduction="sum")
     plain = total
     if smoothing:
         plain = nn.functional.cross_entropy(flat, wanted, ignore_index=IGNORE, reduction="sum")
-    return Loss(total, plain.detach(), (labels != IGNORE).sum())
+    return Loss(total, plain.detach(), count_labels(labels))
 
 
 def set_label_count(head: Any, labels: Sequence[str] | None) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from allyouneed.data.batches.packing import Batches
 from allyouneed.data.files.readers import Report
 from allyouneed.errors import UserError
+from allyouneed.tasks.task import Task
 from allyouneed.training.recipe.recipe import Recipe
 
-ROWS = 8  # of a batch of usual data: 4,096 target tokens with rows of 512
+ROWS = Task.usual_rows  # of a batch of texts
 UPDATES = 50  # of an epoch: smaller data gets smaller batches
 MOST_DROPPED = 0.8  # of the examples, for their length
 READ, MOST_READ = 3_000_000, (3, 30)  # tokens that a small model reads in all, and the passes over the data
@@ -21,20 +22,21 @@ PATIENCE = 6
 def choose_rows(
     recipe: Recipe, batches: Callable[[int], Batches], report: Callable[[str], None], least: int = 1
 ) -> int:
-    """Rows of a batch: those of the recipe, or 8, fewer where the data would give few updates an epoch. `batches`: the
-    training batches with that number of rows. `least`: a row for each process."""
+    """Rows of a batch: those of the recipe, or the task's usual number, fewer where the data would give few updates an
+    epoch. `batches`: the training batches with that number of rows. `least`: a row for each process."""
     if recipe.batch.rows is not None:
         return recipe.batch.rows
-    usual = batches(ROWS)
+    most = recipe.task.usual_rows
+    usual = batches(most)
     wanted = UPDATES * recipe.accumulate  # batches
     tokens = int(usual.items.lengths(0)[-1].sum())
-    if recipe.task.compares_batch or tokens >= wanted * ROWS * recipe.capacities[-1]:
-        return max(ROWS, least)
+    if recipe.task.compares_batch or tokens >= wanted * most * recipe.capacities[-1]:
+        return max(most, least)
     count = usual.steps_per_epoch(0)
-    rows = max(1, least, min(ROWS, ROWS * count // wanted))
-    if rows < ROWS:
+    rows = max(recipe.task.least_rows, least, min(most, most * count // wanted))
+    if rows < most:
         report(
-            f"batch.rows: {rows}, for {batches(rows).steps_per_epoch(0):,} batches an epoch; with {ROWS} rows the data "
+            f"batch.rows: {rows}, for {batches(rows).steps_per_epoch(0):,} batches an epoch; with {most} rows the data "
             f"has {count:,}"
         )
     return rows

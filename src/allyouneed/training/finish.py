@@ -62,7 +62,7 @@ def model_card(fields: dict[str, Any], recipe_text: str) -> str:
         "",
         f"- licence: {fields['licence']}",
         *([f"- {fields['origin']}"] if fields["origin"] else []),
-        f"- vocabulary: {fields['vocabulary']}",
+        *([f"- vocabulary: {fields['vocabulary']}"] if fields["vocabulary"] else []),
         f"- task: {fields['task']}",
         *([f"- labels: {', '.join(fields['labels'])}"] if fields["labels"] else []),
         f"- trained on: {fields['examples']}, {fields['tokens']} in {fields['steps']:,} steps "
@@ -143,15 +143,13 @@ def score_commands(model: Path, recipe: Recipe, split: str) -> str:
         if getattr(entry, "source", None) is not None:  # aligned files: source, target, source, target, …
             given = [["--source", str(a), "--target", str(b)] for a, b in zip(files[::2], files[1::2], strict=True)]
         else:
-            given = [[str(file)] for file in files]
+            given = [[str(path)] for path in getattr(entry, "path", files)]
         lines += [shlex.join(["allyouneed", "evaluate", *words, *options]) for words in given]
     return "\n  ".join(lines)
 
 
 def _card_fields(trainer: Trainer, run: RunFolder, recipe_text: str, weights: str, scores: Scores) -> dict[str, Any]:
     recipe, state, prepared = trainer.recipe, trainer.state, trainer.prepared
-    vocabularies = prepared.vocabularies
-    sizes = {id(tokenizer): tokenizer.size for tokenizer in (vocabularies.source, vocabularies.target)}.values()
     return {
         "name": recipe.name or run.folder.name,
         "description": recipe.description,
@@ -161,7 +159,7 @@ def _card_fields(trainer: Trainer, run: RunFolder, recipe_text: str, weights: st
         "origin": "" if recipe.start is None else origin_line(recipe.start),
         "task": recipe.task_kind,
         "labels": prepared.labels,
-        "vocabulary": f"{' and '.join(f'{n:,}' for n in sizes)} tokens ({_tokenizer(trainer)})",
+        "vocabulary": _vocabulary(trainer),
         "examples": f"{prepared.examples:,} {recipe.task.file_type.examples}",
         "tokens": f"{state.tokens:,} {recipe.task.loss_unit}",
         "steps": state.step,
@@ -188,12 +186,18 @@ def origin_line(start: Path) -> str:
     return f"started from {name} (licence {licence[1].strip() if licence else 'not stated'})"
 
 
-def _tokenizer(trainer: Trainer) -> str:
+def _vocabulary(trainer: Trainer) -> str:
+    """Sizes and kind of the tokenizers; empty for a model without."""
     recipe, vocabularies = trainer.recipe, trainer.prepared.vocabularies
+    if vocabularies is None:
+        return ""
+    sizes = {id(tokenizer): tokenizer.size for tokenizer in (vocabularies.source, vocabularies.target)}.values()
     made = recipe.tokenizer.kind if recipe.start is None else "that of the model it started from"
     if not vocabularies.joint:
-        return f"{made}, one for each side"
-    return f"{made}, shared by both sides" if recipe.task.sides == 2 else made
+        made = f"{made}, one for each side"
+    elif recipe.task.sides == 2:
+        made = f"{made}, shared by both sides"
+    return f"{' and '.join(f'{n:,}' for n in sizes)} tokens ({made})"
 
 
 def _score_test_set(trainer: Trainer) -> dict[str, float]:

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 
 from allyouneed.data.batches.packing import Batches
-from allyouneed.nn.batch import IGNORE, Batch
+from allyouneed.nn.batch import Batch
+from allyouneed.nn.batch import count_labels as label_count
 from allyouneed.runtime.process import short_switch_interval
 
 QUEUE_BATCHES = {"cpu": 4, "cuda": 12}  # batches prepared ahead: a GPU may be ten updates behind the host
@@ -104,7 +105,7 @@ def updates(data: Batches, start: DataPosition, accumulate: int) -> Iterator[Upd
 
 def count_labels(batch: Batch) -> int:
     assert batch.labels is not None
-    return int((batch.labels != IGNORE).sum())
+    return int(label_count(batch.labels))
 
 
 def _pin(batch: Batch) -> Batch:

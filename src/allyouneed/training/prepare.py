@@ -245,6 +245,8 @@ def resolve(recipe: Recipe, hashes: InputHashes) -> dict[str, Any]:
     for split in SPLITS:
         for number, path in enumerate(p for entry in getattr(recipe.data, split) for p in entry.files()):
             sums[f"{split}[{number}] {path.name}"] = hashes.sha256(path)
+        for number, entry in enumerate(getattr(recipe.data, split)):
+            sums |= {f"{split}[{number}] {name}": digest for name, digest in entry.named_inputs().items()}
     if recipe.retrieval is not None:
         meta = recipe.retrieval.index / "meta.json"  # holds the checksums of all other files
         if not meta.is_file():
@@ -267,7 +269,7 @@ def resolve(recipe: Recipe, hashes: InputHashes) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PreparedData:
-    vocabularies: Vocabularies
+    vocabularies: Vocabularies | None  # None: a task without texts
     labels: list[str]
     train: Batches
     spare: Batches  # a second reader, for lookups while the first is used by the prefetch thread
@@ -284,10 +286,13 @@ class PreparedData:
 def prepare(recipe: Recipe, run: RunFolder, reporter: Reporter, processes: int = 1) -> PreparedData:
     """Learn the tokenizer and encode the data, or reuse those of an earlier start. `processes`: that share a batch."""
     data, task, report = recipe.data, recipe.task, reporter.print
+    run.data.mkdir(parents=True, exist_ok=True)
     retriever = _retriever(recipe)
-    vocabularies = _vocabularies(recipe, run, report, retriever)
-    _check_unchanged(vocabularies, run)
-    vocabularies = vocabularies.with_types(token_types(recipe.model_for(vocabularies)))
+    vocabularies = None
+    if task.has_texts:
+        found = _vocabularies(recipe, run, report, retriever)
+        _check_unchanged(found, run)
+        vocabularies = found.with_types(token_types(recipe.model_for(found)))
     labels = _labels(recipe, run, report)
     encoding = task.encoding(vocabularies, labels, None if task.splits_documents else recipe.max_tokens)
     what = task.file_type.examples

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.nn.functional import conv2d
+from torch.utils.flop_counter import FlopCounterMode
 
 from allyouneed.config import ConfigError, parse
 from allyouneed.errors import UserError
@@ -18,6 +19,7 @@ CASES = {
     "CLIP": {"image": 6, "patch": 3, "bias": False, "norm": "layer", "positions": {"kind": "learned", "length": 5}},
     "2d": {"image": [4, 6], "patch": 2, "positions": {"kind": "learned-2d", "rows": 2, "columns": 3, "first": 1}},
     "sinusoidal": {"image": 4, "patch": 2, "positions": "sinusoidal"},
+    "stem": {"image": [8, 16], "patch": [4, 8], "stem": [6, 8], "positions": "sinusoidal"},
     "DeiT": {"image": 8, "patch": 4, "distillation_token": True, "positions": {"kind": "learned", "length": 6}},
 }
 every_case = pytest.mark.parametrize("name", CASES)
@@ -42,8 +44,11 @@ def test_matches_the_papers_equation(name):
     embed, images = model.source_embed, pixels(name)
     config = embed.config
     down, across = config.patch if isinstance(config.patch, tuple) else (config.patch, config.patch)
-    kernel = embed.project.weight.view(WIDTH, config.channels, down, across)
-    expected = conv2d(images, kernel, embed.project.bias, stride=(down, across)).flatten(2).transpose(1, 2)
+    seen = images
+    if config.stem:
+        seen, down, across = embed.stem(images), down // 4, across // 4
+    kernel = embed.project.weight.view(WIDTH, seen.shape[1], down, across)
+    expected = conv2d(seen, kernel, embed.project.bias, stride=(down, across)).flatten(2).transpose(1, 2)
     for token in (embed.distillation_token, embed.class_token):
         if token is not None:
             expected = torch.cat([token.weight[None].expand(len(images), -1, -1), expected], 1)
@@ -91,7 +96,9 @@ def test_cost_matches_the_module(name):
     built = config.build(common, None)
     cost = config.cost(common, None)
     assert cost.parameters == sum(parameter.numel() for parameter in built.parameters())
-    assert cost.flops == 2 * built.project.weight.numel()
+    with FlopCounterMode(display=False) as counter:
+        cut = built.project(built.cut(pixels(name).float()))
+    assert cost.flops == counter.get_total_flops() / (cut.shape[0] * cut.shape[1])
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 9), (1, 8, 8), (3, 4, 4)])
@@ -127,3 +134,26 @@ def test_a_decoder_needs_a_token_embedding(kind):
         del keys["encoder"], keys["decoder"][0]["cross"]
     with pytest.raises(ConfigError, match=r"embed.kind: a generative model needs embed.kind: tokens"):
         parse(Model, keys)
+
+
+def test_a_stem_halves_the_image_and_its_norm_is_of_one_image():
+    """Convolutions, norm and GELU, one after another (Xiao et al. 2021, 3), written out."""
+    model, images = captioner("stem").double(), pixels("stem")
+    stem, x = model.source_embed.stem, images
+    for convolution, norm in zip(stem.convolutions, stem.norms, strict=True):
+        x = conv2d(x, convolution.weight, stride=2, padding=1)
+        mean, variance = x.mean((1, 2, 3), keepdim=True), x.var((1, 2, 3), unbiased=False, keepdim=True)
+        x = (x - mean) / (variance + norm.eps).sqrt() * norm.weight[:, None, None] + norm.bias[:, None, None]
+        x = torch.nn.functional.gelu(x)
+    torch.testing.assert_close(stem(images), x)
+    assert stem(images).shape[2:] == (2, 4)
+
+
+def test_a_patch_must_be_divisible_by_the_stem():
+    with pytest.raises(ConfigError, match=r"embed\.stem: halves a patch 2 times, but 6×6 is not divisible by 4"):
+        parse(Model, tree_of_vit(image=12, patch=6, stem=[4, 4]))
+
+
+def tree_of_vit(**embed):
+    layer = {"mixer": {"kind": "attention", "heads": 2}}
+    return {"kind": "encoder", "width": 8, "embed": {"kind": "patches", **embed}, "encoder": [layer], "head": "none"}

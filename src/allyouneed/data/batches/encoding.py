@@ -28,6 +28,7 @@ class Encoding(ABC):
     numbers depend on. `max_tokens`: longer examples are dropped; None if long ones are split later."""
 
     name: ClassVar[str]  # part of a store's fingerprint: changing it re-encodes every data set
+    most: ClassVar[int] = 1 << 16  # examples encoded together
     columns: dict[str, str]
     spec: dict[str, Any]
     max_tokens: int | None

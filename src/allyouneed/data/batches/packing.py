@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from allyouneed.data.batches.sharding import ALL_ROWS, DataShard, empty_like
 from allyouneed.errors import UserError
-from allyouneed.nn.batch import IGNORE, Batch, Media, Neighbours, Rows
+from allyouneed.nn.batch import IGNORE, Batch, Media, Neighbours, Rows, Signal
 
 POOL = 16  # rows open at a time while packing
 
@@ -43,11 +43,12 @@ class FlatBatch:
     """Sequences before packing or padding. Either `labels`, one per token of the last side, or `answers`, one per
     sequence."""
 
-    sides: tuple[FlatSide, ...]  # the target, or source and target
+    sides: tuple[FlatSide, ...]  # the target, or source and target; none: the signal is the target
     labels: Ints | None = None
     answers: NDArray[Any] | None = None
     neighbours: Neighbours | None = None  # retrieved for them
     media: Media | None = None  # images and sounds in them, in order
+    signal: Signal | None = None  # an image or a sound for each
 
 
 class Items(ABC):
@@ -255,7 +256,7 @@ def _batch_of(sides: list[tuple[Rows, CellIndex]], flat: FlatBatch) -> Batch:
     labels = None if flat.labels is None else cells.scatter(flat.labels, IGNORE)
     if flat.answers is not None:
         labels = torch.from_numpy(flat.answers)
-    source = sides[0][0] if len(sides) > 1 else flat.neighbours or flat.media
+    source = sides[0][0] if len(sides) > 1 else flat.neighbours or flat.media or flat.signal
     return Batch(target=target, source=source, labels=labels)
 
 
@@ -326,6 +327,9 @@ class PaddedBatches:
 
     def _batch(self, epoch: int, members: Ints) -> Batch:
         flat = self.items.collate(epoch, members)
+        if not flat.sides:
+            assert flat.signal is not None and flat.answers is not None
+            return Batch(flat.signal, labels=torch.from_numpy(flat.answers))
         sides = []
         for side, all_lengths, pad in zip(flat.sides, self.items.lengths(epoch), self.items.pads, strict=True):
             lengths = all_lengths[members].astype(np.int64)
@@ -336,6 +340,19 @@ class PaddedBatches:
             rows = Rows(cells.scatter(side.tokens, pad), lengths=torch.from_numpy(lengths), **features)
             sides.append((rows, cells))
         return _batch_of(sides, flat)
+
+
+class SizedBatches(PaddedBatches):
+    """`rows` items per batch, one per row, fewer in the last of an epoch; with a `seed` in another order each epoch."""
+
+    def __init__(self, items: Items, rows: int, seed: int | None = None) -> None:
+        super().__init__(items, 0, seed)
+        self.rows = rows
+
+    def _group(self, epoch: int) -> IndexGroups:
+        count = len(self.items)
+        order = np.arange(count) if self.seed is None else generator(self.seed, epoch).permutation(count)
+        return IndexGroups(order, np.append(np.arange(0, count, self.rows), count))
 
 
 def add_special_tokens(tokens: Ints, lengths: Ints, first: Sequence[int] = (), last: Sequence[int] = ()) -> Ints:

@@ -37,5 +37,6 @@ def empty_like(batch: Batch) -> Batch:
     labels = batch.labels
     if labels is not None:
         per_sequence = labels.ndim == 1 and isinstance(batch.target, Rows) and batch.target.segments is not None
-        labels = labels[:0] if per_sequence else torch.full_like(labels, IGNORE)
+        shares = labels.ndim == 2 and labels.is_floating_point()  # probabilities of classes
+        labels = labels[:0] if per_sequence else torch.full_like(labels, 0 if shares else IGNORE)
     return Batch(side(batch.target), None if batch.source is None else side(batch.source), labels, batch.begins)

@@ -313,7 +313,7 @@ def _encode(
         for name, dtype in encoding.columns.items():
             both = [stack.enter_context((work / f"{name}.{what}").open("wb")) for what in ("values", "offsets")]
             writers.append(_Writer(both[0], both[1], dtype))
-        for chunk in _chunks(examples):
+        for chunk in _chunks(examples, min(CHUNK, encoding.most)):
             kept: list[EncodedRow] = []
             for example, found in zip(chunk, encoding.encode(chunk), strict=True):
                 if isinstance(found, Dropped):
@@ -331,13 +331,13 @@ def _encode(
     return weights
 
 
-def _chunks(examples: Iterable[Example]) -> Iterator[list[Example]]:
+def _chunks(examples: Iterable[Example], most: int) -> Iterator[list[Example]]:
     chunk: list[Example] = []
     held = 0
     for example in examples:
         chunk.append(example)
         held += sum(map(len, example.texts))
-        if len(chunk) >= CHUNK or held >= CHARACTERS:
+        if len(chunk) >= most or held >= CHARACTERS:
             yield chunk
             chunk, held = [], 0
     if chunk:

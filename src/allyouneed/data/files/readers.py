@@ -186,6 +186,10 @@ class Files(Part, slot="kind of files"):
         """What the examples depend on besides these files and the keys: files that they name."""
         return {}
 
+    def named_inputs(self) -> dict[str, str]:
+        """Digests of files that these name, to be recorded with the checksums of a run."""
+        return {}
+
     @abstractmethod
     def read(self, report: Report) -> Iterator[Any]:
         """All usable examples; the others are reported."""

@@ -5,6 +5,7 @@ pixels = Pixels(size=256, crop=(224, 224)).read("photo.jpg")      # (channels, h
 
 from __future__ import annotations
 
+from io import BytesIO
 from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -42,6 +43,14 @@ class Pixels(Config):
     channels: Literal[1, 3] = 3
     """1: grey; 3: red, green, blue."""
 
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Height and width."""
+        found = self.crop or self.size
+        if not isinstance(found, tuple):
+            raise UserError("task.image: set size: [height, width], or crop")
+        return found
+
     def read(self, image: Any) -> Tensor:
         """A path, a PIL image, or uint8 pixels (height, width, channels) -> (channels, height, width)."""
         return self.scaled(self.resized(image))
@@ -57,7 +66,7 @@ class Pixels(Config):
             values = _center_crop(values, *self.crop)
         return np.ascontiguousarray(values)
 
-    def scaled(self, values: NDArray[np.uint8]) -> Tensor:
+    def scaled(self, values: NDArray[Any]) -> Tensor:
         """(…, height, width, channels) -> (…, channels, height, width)"""
         scale = 1.0 if self.scale is None else self.scale
         numbers: Any = (values.astype(np.float64) * scale).astype(np.float32)
@@ -82,6 +91,8 @@ class Pixels(Config):
         pillow = _pillow()
         if isinstance(image, str | Path):
             picture = _open_file(Path(image))
+        elif isinstance(image, bytes):
+            picture = _open_file(BytesIO(image))
         elif isinstance(image, pillow.Image):
             picture = image
         else:
@@ -100,28 +111,28 @@ def _pillow() -> Any:
     return Image
 
 
-def _open_file(path: Path) -> Any:
+def _open_file(file: Path | BytesIO) -> Any:
     from PIL import ImageOps, UnidentifiedImageError
 
-    pillow = _pillow()
-    if path.is_dir():
-        raise UserError(f"{path}: a folder, not an image file")
+    pillow, name = _pillow(), str(file) if isinstance(file, Path) else "the image"
+    if isinstance(file, Path) and file.is_dir():
+        raise UserError(f"{file}: a folder, not an image file")
     try:
-        with pillow.open(path) as opened:
+        with pillow.open(file) as opened:
             opened.load()
             return ImageOps.exif_transpose(opened)
     except UnidentifiedImageError:
-        raise UserError(f"{path}: not an image that Pillow can read") from None
+        raise UserError(f"{name}: not an image that Pillow can read") from None
     except pillow.DecompressionBombError as error:
-        raise UserError(f"{path}: {error}") from None
-    except (OSError, SyntaxError, ValueError) as error:  # Pillow's readers raise all three for damaged files
-        raise UserError(f"{path}: cannot be read as an image: {getattr(error, 'strerror', None) or error}") from None
+        raise UserError(f"{name}: {error}") from None
+    except Exception as error:  # Pillow's readers raise errors of any kind for damaged files
+        raise UserError(f"{name}: cannot be read as an image: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _check_array(image: Any) -> Any:
     values = image.cpu().numpy() if isinstance(image, Tensor) else image
     if not isinstance(values, np.ndarray) or values.dtype != np.uint8 or values.ndim not in (2, 3) or 0 in values.shape:
-        raise UserError("an image is a path, a PIL image, or uint8 pixels (height, width, channels)")
+        raise UserError("an image is a path, bytes of a file, a PIL image, or uint8 pixels (height, width, channels)")
     if values.ndim == 3 and values.shape[2] not in (1, 3, 4):
         raise UserError(f"pixels of shape {values.shape}: channels (1, 3 or 4) must be last: (height, width, channels)")
     return values[:, :, 0] if values.ndim == 3 and values.shape[2] == 1 else values

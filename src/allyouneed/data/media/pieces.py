@@ -93,14 +93,6 @@ class ImageInput(Pixels):
     slots: Size = 1
     """Vectors of an image in the text; set from the model."""
 
-    @property
-    def sides(self) -> tuple[int, int]:
-        """Height and width."""
-        found = self.crop or self.size
-        if not isinstance(found, tuple):
-            raise UserError("task.image: set size: [height, width], or crop")
-        return found
-
     def stored(self, image: Any) -> NDArray[np.uint8]:
         """The image as it is stored: (height, width, channels)."""
         return self.resized(image)

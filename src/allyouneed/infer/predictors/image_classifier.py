@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 
 from allyouneed.config import parse
+from allyouneed.data.batches.encoding import Dropped
+from allyouneed.data.batches.images import ImageEncoding, read_all
+from allyouneed.data.files.images import LabelledImage
 from allyouneed.data.media.image import Pixels
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.predictors.base import EvaluationResult, Predictor, evenly_spaced, run_in_batches, to_list
-from allyouneed.metrics.answers import accuracy, macro_f1
+from allyouneed.metrics.answers import accuracy, confusion, confusion_text, macro_f1
 from allyouneed.nn.batch import Batch, Signal
 
 Image = Any  # a path, a PIL image, or pixels (height, width, channels) of 0 to 255
@@ -35,7 +38,7 @@ class ImageClassifier(Predictor):
 
     def __init__(self, folder: Folder) -> None:
         super().__init__(folder)
-        self.embed = self.model.config.embed
+        self.tokens = self.model.config.embed.token_count  # of an image
 
     @property
     def labels(self) -> list[str]:
@@ -63,7 +66,7 @@ class ImageClassifier(Predictor):
             return to_list(self.model.logits(Batch(given)).float().softmax(-1))
 
         found = []
-        for scores in run_in_batches(self.model, [self.embed.token_count] * len(images), answer):
+        for scores in run_in_batches(self.model, [self.tokens] * len(images), answer):
             best = sorted(zip(self.labels, scores, strict=True), key=lambda both: -both[1])[:top]
             found.append(ImageClass(best[0][0], dict(best)))
         return found
@@ -71,16 +74,41 @@ class ImageClassifier(Predictor):
     def judge(
         self, examples: Sequence[Any], decoding: Decoding | None = None, show: int = 0, resamples: int = 0
     ) -> EvaluationResult:
-        """Examples of `texts` (an image file) and a `label`."""
-        found = self.classify_image([example.texts[0] for example in examples])
+        """Labelled images; those that cannot be read are left out and noted."""
+        examples, answers, notes = for_readable(
+            examples, pixels_of(self.folder), lambda some: self.classify_image_full([one.image for one in some])
+        )
+        found = [answer.label for answer in answers]
         expected = [example.label for example in examples]
-        figures = {"accuracy": accuracy(found, expected), "macro-f1": macro_f1(found, expected)}
-        text = f"accuracy {figures['accuracy']:5.1f} %\nmacro-F1 {figures['macro-f1']:5.1f}  of {len(found)} images"
+        best = [right if right in answer.scores else "" for answer, right in zip(answers, expected, strict=True)]
+        figures = {"accuracy": accuracy(found, expected)}
+        if len(self.labels) > TOP:
+            figures["top-5"] = accuracy(best, expected)
+        figures["macro-f1"] = macro_f1(found, expected)
+        lines = [f"{name:<8} {value:5.1f} %  of {len(found):,} images" for name, value in figures.items()]
+        lines.append(confusion_text(confusion(found, expected, self.labels), self.labels))
         samples = [
-            {"image": str(example.texts[0]), "expected": example.label, "found": label}
+            {"image": example.name, "expected": example.label, "found": label}
             for example, label in evenly_spaced(list(zip(examples, found, strict=True)), show)
         ]
-        return EvaluationResult(figures, text, samples)
+        return EvaluationResult(figures, "\n".join(lines), samples, notes)
+
+
+def for_readable(
+    examples: Sequence[LabelledImage], reader: Pixels, answer: Callable[[list[LabelledImage]], list[Any]]
+) -> tuple[list[LabelledImage], list[Any], list[str]]:
+    """The examples whose image can be read, the answers for them, some at a time, and a note on the others."""
+    kept, answers, wrong = list[LabelledImage](), list[Any](), list[str]()
+    for start in range(0, len(examples), ImageEncoding.most):
+        some = examples[start : start + ImageEncoding.most]
+        read = zip(some, read_all(reader, some), strict=True)
+        found = [(one, one._replace(image=pixels)) for one, pixels in read if not isinstance(pixels, Dropped)]
+        wrong += [one.name for one in some if not any(one is other for other, _ in found)]
+        kept += [one for one, _ in found]
+        answers += answer([one for _, one in found])
+    if not kept:
+        raise UserError(f"none of the {len(examples):,} images can be read")
+    return kept, answers, [f"{len(wrong):,} unreadable images left out: {', '.join(wrong[:3])}"] if wrong else []
 
 
 def pixels_of(folder: Folder) -> Pixels:

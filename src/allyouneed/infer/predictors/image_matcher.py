@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from allyouneed.errors import UserError
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.predictors.base import EvaluationResult, Predictor, check_texts, evenly_spaced, run_in_batches
-from allyouneed.infer.predictors.image_classifier import Image, pixels_of, read_images
-from allyouneed.metrics.answers import accuracy
+from allyouneed.infer.predictors.image_classifier import Image, for_readable, pixels_of, read_images
+from allyouneed.metrics.answers import recall_at_1
 from allyouneed.nn.batch import Signal
 
 
@@ -81,12 +82,24 @@ class ImageMatcher(Predictor):
     def judge(
         self, examples: Sequence[Any], decoding: Decoding | None = None, show: int = 0, resamples: int = 0
     ) -> EvaluationResult:
-        """Examples of `texts`: an image file and its text, which is ranked among the texts of all examples."""
-        expected = [example.texts[1] for example in examples]
-        found = self.match_image([example.texts[0] for example in examples], expected)
-        figure = accuracy(found, expected)
+        """Images with texts, each ranked among those of all examples; equal texts are one."""
+        examples, vectors, notes = for_readable(
+            examples, pixels_of(self.folder), lambda some: list(self.embed_images([one.image for one in some]))
+        )
+        texts = list(dict.fromkeys(example.value for example in examples))
+        own = np.array([texts.index(example.value) for example in examples])
+        cosines = (torch.stack(vectors) @ self.embed_texts(texts).T).double().numpy()  # (images, texts)
+        ways = {
+            "image to text": recall_at_1(cosines, own),
+            "text to image": 100 * float(np.mean(own[cosines.argmax(0)] == np.arange(len(texts)))),
+        }
+        figures = {"recall@1": sum(ways.values()) / 2, **ways}
+        text = "\n".join(f"{name:<14} {value:5.1f} %" for name, value in figures.items())
+        found = [texts[n] for n in cosines.argmax(1)]
         samples = [
-            {"image": str(example.texts[0]), "expected": example.texts[1], "found": text}
-            for example, text in evenly_spaced(list(zip(examples, found, strict=True)), show)
+            {"image": example.name, "expected": example.value, "found": best}
+            for example, best in evenly_spaced(list(zip(examples, found, strict=True)), show)
         ]
-        return EvaluationResult({"accuracy": figure}, f"accuracy {figure:5.1f} %  of {len(found)} images", samples)
+        return EvaluationResult(
+            figures, f"{text}  of {len(examples):,} images and {len(texts):,} texts", samples, notes
+        )

@@ -28,6 +28,7 @@ class FrameEmbed(Embed):
     """
 
     reads: ClassVar[type] = Signal
+    medium: ClassVar[Literal["text", "images", "audio"]] = "audio"
 
     kind: Literal["frames"] = "frames"
     mels: Size = 80

@@ -14,6 +14,7 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.dropout import Dropout
+from allyouneed.nn.embed.stem import ConvolutionStem, stem_cost
 from allyouneed.nn.embed.tokens import Embed, EmbedModule, Size
 from allyouneed.nn.norms import Norm
 from allyouneed.nn.observe import observe
@@ -40,10 +41,12 @@ class PatchEmbed(Embed):
 
     `norm` normalises the sum (CLIP: Radford et al. 2021, 2.4), `patch_norm` the pixels of a patch and their projection
     (CRATE, the authors' code: Yu et al. 2023). `distillation_token`: a second learned token that learns from a teacher
-    (DeiT: Touvron et al. 2021, 4).
+    (DeiT: Touvron et al. 2021, 4). `stem`: convolutions that each halve the image first (Xiao et al. 2021, "Early
+    Convolutions Help Transformers See Better"); a patch is of the original pixels.
     """
 
     reads: ClassVar[type] = Signal
+    medium: ClassVar[Literal["text", "images", "audio"]] = "images"
 
     kind: Literal["patches"] = "patches"
     image: Sides
@@ -60,6 +63,8 @@ class PatchEmbed(Embed):
     """Positions added to the tokens."""
     bias: bool = True
     """Whether the projection of a patch has a bias."""
+    stem: tuple[Size, ...] = ()
+    """Channels of 3×3 convolutions of stride 2 before the patches; default: none."""
     norm: Norm | None = None
     """Norm of the sum of patches and positions (CLIP); default: none."""
     patch_norm: Norm | None = None
@@ -93,8 +98,14 @@ class PatchEmbed(Embed):
     @property
     def pixels(self) -> int:
         """Values per patch."""
+        down, across = self.cells
+        return (self.stem[-1] if self.stem else self.channels) * down * across
+
+    @property
+    def cells(self) -> tuple[int, int]:
+        """Height and width of a patch behind the stem."""
         down, across = _sides(self.patch)
-        return self.channels * down * across
+        return down >> len(self.stem), across >> len(self.stem)
 
     @property
     def limit(self) -> int | None:
@@ -105,6 +116,7 @@ class PatchEmbed(Embed):
 
     def cost(self, common: Common, vocab: int | None, shared: bool = False) -> Cost:
         total = common.linear.cost(self.pixels, common.width, self.bias)
+        total += stem_cost(self.channels, self.stem, _sides(self.patch))
         total += Cost(parameters=self.learned * common.width) + self.positions.cost(common.width)
         if self.patch_norm is not None:
             total += self.patch_norm.cost(self.pixels) + self.patch_norm.cost(common.width)
@@ -114,6 +126,9 @@ class PatchEmbed(Embed):
         (height, width), (down, across) = _sides(self.image), _sides(self.patch)
         if height % down or width % across:
             return [("patch", f"image {height}×{width} is not divisible into patches of {down}×{across}")]
+        if down % (halves := 1 << len(self.stem)) or across % halves:
+            text = f"halves a patch {len(self.stem)} times, but {down}×{across} is not divisible by {halves}"
+            return [("stem", text)]
         known = self.positions.limit
         if known is not None and known != self.token_count:
             plus = (" and the class token" if self.class_token else "") + (
@@ -130,6 +145,7 @@ class PatchEmbedModule(EmbedModule):
     def __init__(self, config: PatchEmbed, common: Common) -> None:
         super().__init__()
         self.config = config
+        self.stem = ConvolutionStem(config.channels, config.stem) if config.stem else None
         self.project = common.linear.build(config.pixels, common.width, config.bias)
         self.class_token = nn.Embedding(1, common.width) if config.class_token else None
         self.distillation_token = nn.Embedding(1, common.width) if config.distillation_token else None
@@ -169,7 +185,9 @@ class PatchEmbedModule(EmbedModule):
                 f"image of {actual} does not match the model's input {required} (channels × height × width); "
                 "resize or crop it"
             )
-        down, across = _sides(self.config.patch)
+        if self.stem is not None:
+            pixels = self.stem(pixels)
+        down, across = self.config.cells
         # (batch, channels, rows, down, columns, across)
         cut = pixels.unflatten(3, (-1, across)).unflatten(2, (-1, down))
         return cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)

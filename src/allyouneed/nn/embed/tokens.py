@@ -26,6 +26,7 @@ Size = Annotated[int, Field(gt=0)]
 
 class Embed(Part, slot="embedding", default="tokens"):
     reads: ClassVar[type] = Rows  # input type: Rows or Signal
+    medium: ClassVar[Literal["text", "images", "audio"]] = "text"  # what its input is made of
 
     @property
     def is_text(self) -> bool:

@@ -42,6 +42,8 @@ class TwoTowers(Model):
     """Initial value of the learned divisor of the cosines."""
     max_scale: Positive = 100.0
     """Upper bound of 1 / temperature."""
+    bias: float | None = None
+    """Initial value of a learned bias of the scores (SigLIP: Zhai et al. 2023, eq. 1); default: none."""
     end: Annotated[int, Field(ge=0)] | Literal["largest"] | None = None
     """Where a text ends if the batch gives no lengths: at the first token with this id, or at the largest id; default:
     at the end of its row."""
@@ -59,7 +61,8 @@ class TwoTowers(Model):
 
     def cost(self, length: int = 1024) -> Cost:
         """FLOPs of one image token and one text token together."""
-        total = self.image.cost(length) + self.text.cost(length) + Cost(parameters=1)
+        own = 1 if self.bias is None else 2
+        total = self.image.cost(length) + self.text.cost(length) + Cost(parameters=own)
         return replace(total, flops=total.flops + 2 * self.width)
 
     def problems(self) -> Iterator[Problem]:
@@ -85,6 +88,7 @@ class TwoTowersModel(ModelModule):
         self.image = config.image.build()
         self.text = config.text.build()
         self.log_scale = nn.Parameter(torch.tensor(-math.log(config.temperature)))
+        self.bias = None if config.bias is None else nn.Parameter(torch.tensor(float(config.bias)))
         self.most, self.end = math.log(config.max_scale), config.end
 
     @property
@@ -108,10 +112,15 @@ class TwoTowersModel(ModelModule):
         return replace(rows, lengths=last + 1)
 
     def logits(self, batch: Batch, losses: list[Tensor] | None = None) -> Tensor:
-        """Scaled cosines: (images, texts); matching pairs are on the diagonal."""
+        """Scores: (images, texts); matching pairs are on the diagonal."""
         assert batch.source is not None, "two towers need images as the source and texts as the target"
-        scores = self.scale * self.vectors("image", batch.source) @ self.vectors("text", batch.target).T
+        scores = self.scores(self.vectors("image", batch.source), self.vectors("text", batch.target))
         return observe(self, "logits", scores)
+
+    def scores(self, images: Tensor, texts: Tensor) -> Tensor:
+        """Scaled cosines of the vectors, plus the bias if there is one."""
+        scaled = self.scale * images @ texts.T
+        return scaled if self.bias is None else scaled + self.bias
 
     def forward(self, source: Batch | Tensor, *rest: Any, **more: Any) -> Tensor:
         return self.logits(source) if isinstance(source, Batch) else super().forward(source, *rest, **more)

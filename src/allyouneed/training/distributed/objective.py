@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from allyouneed.nn.batch import Batch
-from allyouneed.tasks.contrastive import Contrastive
 from allyouneed.tasks.task import Loss, Task
 from allyouneed.training.distributed.process_group import ProcessGroup
 
@@ -22,11 +21,7 @@ class Objective(Protocol):
 
 def over_all_processes(task: Task, processes: ProcessGroup) -> Objective:
     """The task itself; a contrastive task in a multi-process run compares the texts of all processes."""
-    return (
-        GatheredContrastive(task, processes.world_size)
-        if isinstance(task, Contrastive) and not processes.is_single
-        else task
-    )
+    return GatheredContrastive(task, processes.world_size) if task.compares_batch and not processes.is_single else task
 
 
 class GatheredContrastive:
@@ -36,18 +31,25 @@ class GatheredContrastive:
         self.task, self.world_size = task, world_size
 
     def loss(self, model: Any, batch: Batch) -> Loss:
-        found = self.task.loss(_GatheredHead(model), batch)
+        found = self.task.loss(_GatheredModel(model), batch)
         return found._replace(total=found.total / self.world_size, plain=found.plain / self.world_size)
 
 
-class _GatheredHead:
-    """A model whose head returns the vectors of all processes' texts."""
+class _GatheredModel:
+    """A model whose head, or whose towers, return the vectors of all processes' texts and images."""
 
     def __init__(self, model: Any) -> None:
-        self.model, self.run = model, model.run
+        self.model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
 
     def head(self, *given: Any) -> Tensor:
         return _AllGather.apply(self.model.head(*given))
+
+    def vectors(self, *given: Any) -> Tensor:
+        vectors: Tensor = _AllGather.apply(self.model.vectors(*given))
+        return vectors
 
 
 class _AllGather(torch.autograd.Function):

@@ -14,7 +14,6 @@ from allyouneed.nn.models.retro import Retro
 from allyouneed.nn.ops.cross_entropy import chunk_bytes
 from allyouneed.runtime.memory import available_memory as available_memory
 from allyouneed.training.backend import Backend
-from allyouneed.training.data_size import ROWS
 from allyouneed.training.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from allyouneed.training.recipe.recipe import Recipe
 
@@ -61,7 +60,7 @@ def check_memory(
 
 def advice(recipe: Recipe, share: float = 0.5) -> str:
     """What takes less memory. `share`: of the activations that fits; 0: the model alone does not."""
-    rows, accumulate = recipe.batch.rows or ROWS, recipe.accumulate
+    rows, accumulate = recipe.batch.rows or recipe.task.usual_rows, recipe.accumulate
     if share == 0:
         return "use a smaller model"
     if rows > 1 and (fewer := int(rows * min(share, 0.5))):
@@ -81,8 +80,10 @@ def estimate(recipe: Recipe, model: Model, backend: Backend, processes: ProcessG
     if recipe.parallel.kind == "fsdp":
         parameters = -(-parameters // processes.data_ranks)
     vocab = _target_vocab(model)
-    rows = -(-(recipe.batch.rows or ROWS) // processes.data_ranks)
-    tokens = rows * recipe.batch.row, rows * recipe.batch.source
+    rows = -(-(recipe.batch.rows or recipe.task.usual_rows) // processes.data_ranks)
+    # all images of a model have as many tokens
+    image = getattr(getattr(model, "source_embed", None) or getattr(model, "embed", None), "token_count", None)
+    tokens = rows * (recipe.batch.row if recipe.task.has_texts else image or 1), rows * (image or recipe.batch.source)
     if isinstance(model, Retro):  # a neighbour has two chunks
         tokens = tokens[0], 2 * model.neighbours * tokens[0]
     passes = recipe.task.sides if not hasattr(model, "decoder") or not hasattr(model, "encoder") else 1

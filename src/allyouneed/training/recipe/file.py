@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from allyouneed.config import ConfigError, override, parse, preset_tree, read_tree
+from allyouneed.config import ConfigError, override, parse, read_tree
 from allyouneed.errors import UserError
 from allyouneed.models import resolve
 from allyouneed.training.recipe.languages import language_problems, with_model_codes
-from allyouneed.training.recipe.recipe import Recipe
+from allyouneed.training.recipe.recipe import Recipe, model_named
 from allyouneed.training.recipe.sections import SPLITS, as_tuple
 
 PATH = re.compile(r"\w[\w.\[\]]*: ")  # a problem of one key begins with it
@@ -27,7 +27,7 @@ def load_recipe(path: Path | str, overrides: Iterable[str] = (), plugins: Iterab
     overrides = list(overrides)
     if any(text.startswith(("model.", "model[")) for text in overrides):
         # command-line overrides apply last, so expand the recipe's own changes to the model first
-        known = preset_tree(tree["model"]) if isinstance(tree.get("model"), str) else tree.get("model") or {}
+        known = model_named(tree["model"]) if isinstance(tree.get("model"), str) else tree.get("model") or {}
         tree["model"] = override(known, tree.pop("set", None) or [])
     named = [named] if isinstance(named := tree.get("plugins") or [], str) else named
     tree = _resolve_paths(override(tree, overrides) | {"plugins": [*named, *plugins]}, Path.cwd())
@@ -55,7 +55,7 @@ def _resolve_paths(tree: dict[str, Any], base: Path) -> dict[str, Any]:
         if isinstance(value, list):
             return [anchor(item) for item in value]
         if isinstance(value, dict):
-            return {key: anchor(v) if key in ("path", "source", "target") else v for key, v in value.items()}
+            return {key: anchor(v) if key in ("path", "source", "target", "labels") else v for key, v in value.items()}
         return value
 
     tree = dict(tree)

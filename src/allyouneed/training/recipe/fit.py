@@ -9,7 +9,6 @@ from typing import Any
 from allyouneed.config import ConfigError, parse, preset_names, preset_tree, tree_of
 from allyouneed.data.files.readers import Files
 from allyouneed.errors import UserError
-from allyouneed.nn.batch import Rows
 from allyouneed.nn.embed.tokens import Embed
 from allyouneed.nn.heads.pooling import Pool
 from allyouneed.nn.models.base import Model
@@ -50,8 +49,9 @@ def _misfit(task: Task, tree: Mapping[str, Any]) -> str | None:
         given = tree.get(slot)
         given = (given.get("kind") if isinstance(given, Mapping) else given) or Embed.default_kind
         embed = Embed.find(given)
-        if embed is not None and embed.reads is not Rows:
-            return f"{slot}: {name} trains a model that reads text, this one reads {given}"
+        wanted = task.reads.get(slot, "text")
+        if embed is not None and embed.medium != wanted:
+            return f"{slot}: {name} trains a model that reads {wanted}, this one reads {given}"
     return None
 
 
@@ -67,7 +67,7 @@ def _seeing(model: Model, tree: Mapping[str, Any], longest: int) -> Model:
     if (reason := blind_pool(model, longest)) is None:
         return model
     head = tree_of(model)["head"]
-    if sets_pool(tree):
+    if sets_pool(tree) or model.kind == "two-towers":
         raise ConfigError([reason], "model")
     pool = seeing_pool(model, ("last", "first"), readable(model, longest))
     return parse(Model, tree_of(model) | {"head": head | {"pool": pool}}, "model")  # type: ignore[type-abstract]
@@ -81,7 +81,7 @@ def sets_pool(tree: Mapping[str, Any]) -> bool:
 
 def pool_note(tree: Mapping[str, Any], model: Any, longest: int) -> str | None:
     """What to say where the pooling is not the usual one of its head, which would be blind."""
-    pool = getattr(model.head, "pool", None)
+    pool = getattr(getattr(model, "head", None), "pool", None)
     if pool is None or sets_pool(tree):
         return None
     usual: Pool = type(model.head).model_fields["pool"].default
@@ -110,7 +110,7 @@ def _fits(task: Task, tree: Mapping[str, Any]) -> bool:
     if _misfit(task, tree) is not None:
         return False
     try:
-        _completed(task.for_model(tree), {**tree, "vocab": 1}, None, ())
+        _completed(task.for_model(tree), task.with_vocabulary(tree, 1), None, ())
     except (UserError, ValueError):  # `for_model` raises the latter
         return False
     return True

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, Posi
 from pydantic_core import PydanticCustomError
 
 from allyouneed import plugins
-from allyouneed.config import Config, ConfigError, model_validator, override, preset_tree, tree_of
+from allyouneed.config import Config, ConfigError, model_validator, override, preset_names, preset_tree, tree_of
 from allyouneed.data.batches.context import BREAK
 from allyouneed.data.tokenizers.base import TokenizerConfig, Vocabularies
 from allyouneed.errors import UserError
@@ -18,7 +18,7 @@ from allyouneed.infer.decoding.options import Decoding
 from allyouneed.interop.load import about
 from allyouneed.models import resolve
 from allyouneed.nn.models.base import Model
-from allyouneed.tasks.task import MAX_TOKENS, Task
+from allyouneed.tasks.task import Task
 from allyouneed.tasks.translation.translation import Translation
 from allyouneed.training.distributed.config import ParallelConfig
 from allyouneed.training.optim.optimiser import Adam, Optimiser
@@ -220,7 +220,7 @@ class Recipe(Config):
         """The longest example, special tokens included: longer ones are dropped, or split."""
         if self.data.max_tokens is not None:
             return self.data.max_tokens
-        return min(self.capacities) if self.task.splits_documents or self.task.fills_rows else MAX_TOKENS
+        return min(self.capacities) if self.task.splits_documents or self.task.fills_rows else self.task.usual_tokens
 
     @property
     def last_step(self) -> int | None:
@@ -233,7 +233,7 @@ class Recipe(Config):
             if isinstance(tree.get("head"), dict):  # the data determines the number of labels
                 tree["head"] = {key: value for key, value in tree["head"].items() if key != "labels"}
         else:
-            tree = preset_tree(self.model) if isinstance(self.model, str) else self.model or {}
+            tree = model_named(self.model) if isinstance(self.model, str) else self.model or {}
         return override(tree, self.set_)
 
     def model_for(self, vocabularies: Vocabularies | None, labels: Sequence[str] | None = None) -> Model:
@@ -244,7 +244,7 @@ class Recipe(Config):
             vocab = target if vocabularies.joint else {"source": source, "target": target}
         tree = self.model_tree()
         if self.start is None or vocabularies is None:
-            tree |= {"vocab": vocab}
+            tree = self.task.with_vocabulary(tree, vocab)
         check_input(self.task, tree)
         tree = self._with_separator(tree, vocabularies)
         model = fitted(self.task, tree, labels, self.data.train, self.max_tokens)
@@ -255,7 +255,7 @@ class Recipe(Config):
                 [f"kind: {needs if kind == 'retro' else f'{kind} does not use retrieval; retro does'}"], "model"
             )
         limits = [limit for name in ("limit", "source_limit") if (limit := getattr(model, name, None)) is not None]
-        if limits and self.max_tokens * self.task.copies > min(limits):
+        if limits and self.task.has_texts and self.max_tokens * self.task.copies > min(limits):
             positions = min(limits)
             examples = f"examples have up to {self.max_tokens} tokens"
             if self.task.copies > 1:
@@ -291,6 +291,14 @@ class Recipe(Config):
         if self.start is None:
             return tree | {"model": self.model_tree(), "set": []}
         return {key: value for key, value in tree.items() if key not in ("model", "tokenizer")}
+
+
+def model_named(name: str) -> dict[str, Any]:
+    """The keys of a preset or a YAML file; a preset's number of classes is that of its paper, not of the data."""
+    tree = preset_tree(name)
+    if name in preset_names() and isinstance(tree.get("head"), dict):
+        tree["head"] = {key: value for key, value in tree["head"].items() if key != "labels"}
+    return tree
 
 
 def _given_model(tree: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -209,7 +209,7 @@ def read_image_classifier(predictor: Any, given: Any, target: Any = None, **opti
 
     pixels = read_images(pixels_of(predictor.folder), [given])
     signal = Signal(pixels.to(predictor.device, next(predictor.model.parameters()).dtype))
-    tokens, media = patch_media(predictor.embed, pixels[0])
+    tokens, media = patch_media(predictor.model.config.embed, pixels[0])
     reading = Reading(Batch(signal), {"encoder": tokens}, media={"encoder": media})
     return read_labels(reading, predictor.labels, "classes") if predictor.labels else replace(reading, output="vector")
 
