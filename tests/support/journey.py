@@ -112,7 +112,7 @@ def fill(given: Any, picture: str) -> Any:
     if isinstance(given, Use):
         encoded = base64.b64encode(Path(picture).read_bytes()).decode() if Path(picture).is_file() else ""
         return Use(*(fill(value, picture) for value in given))._replace(body=fill(given.body, encoded))
-    return type(given)(fill(value, picture) for value in given)
+    return type(given)(fill(value, picture) for value in given) if isinstance(given, list | tuple) else given
 
 
 class Refused(Exception):
