@@ -1,5 +1,5 @@
-"""Long filters over sentences that begin anywhere in a row, against loops. (The kernel runs in bench/check/kernels.py, by
-the interpreter of Triton where there is one.)"""
+"""Long filters over sentences that begin anywhere in a row, against loops. (The kernel runs in bench/check/kernels.py,
+by the interpreter of Triton where there is one.)"""
 
 from __future__ import annotations
 
