@@ -68,7 +68,7 @@ def distance_attention_backward(
     if sums:
         of_sums = of_sums.contiguous()
         delta = (of_sums * found).sum(-1, dtype=torch.float32)
-    flags = {"CAUSAL": causal, "KIND": kind, "SUMS": sums, "ROUNDS": rounds, **_widths(q, v), **how}
+    flags: dict[str, Any] = {"CAUSAL": causal, "KIND": kind, "SUMS": sums, "ROUNDS": rounds, **_widths(q, v), **how}
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
     grid = (batch * heads * triton.cdiv(time, run.m),)
     kernels.grad_q[grid](
@@ -76,6 +76,7 @@ def distance_attention_backward(
         *do.stride()[:3], *dq.stride()[:3], heads, time, columns, far, _least(columns, far, causal), scale * LOG2E,
         scale, **flags,
     )  # fmt: skip
+    flags["N"] = min(run.n, 32)  # more spill registers
     kernels.grad_kv[grid](
         q, k, v, table, of_sums, codes, starts, ends, do, lse, delta, dk, dv, *strides, *do.stride()[:3],
         *dk.stride()[:3], *dv.stride()[:3], heads, time, columns, far, scale * LOG2E, scale, **flags,
