@@ -18,7 +18,7 @@ test-all: setup-test check
 check: $(VENV)/ready-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports
 
 # generated tables and pictures of docs/
