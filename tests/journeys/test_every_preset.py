@@ -35,6 +35,7 @@ QUESTIONS: dict[str, Any] = {
     "tag": "Anna lives in Paris",
     "embed": "the cat",
     "score": ("the cat", "good"),
+    "caption": picture("red", random.Random(0)),
     "match_image": (picture("red", random.Random(0)), ["a red square on the left", "a blue square on the right"]),
     "classify_image": picture("red", random.Random(0)),
     "predict_click": {"items": "a b", "item": "c", "place": "Ulm"},

@@ -254,7 +254,8 @@ class Recipe(Config):
             raise ConfigError(
                 [f"kind: {needs if kind == 'retro' else f'{kind} does not use retrieval; retro does'}"], "model"
             )
-        limits = [getattr(model, name, None) for name in ("limit", "source_limit")]
+        texts = ("limit",) if "source_embed" in self.task.reads else ("limit", "source_limit")
+        limits = [getattr(model, name, None) for name in texts]
         positions = min((limit for limit in limits if limit is not None), default=self.max_tokens)
         if self.max_tokens > positions and self.task.has_texts:
             raise ConfigError(
