@@ -27,7 +27,7 @@ def folder_of(run: str, path: Path) -> Path:
     return ayn.save(model, None, path, task=tree_of(task)["kind"], labels=labels)
 
 
-@pytest.mark.parametrize("run", [run for run in RUNS if "image" not in run])
+@pytest.mark.parametrize("run", [run for run in RUNS if "image" not in run and run != "captioning"])
 def test_a_folder_without_a_tokenizer_opens_and_gives_numbers(run: str, tmp_path: Path) -> None:
     model = ayn.load(folder_of(run, tmp_path / "model"))
     tokens = {"tokens": [[1, 7, 8, 2], [1, 9]]}

@@ -59,6 +59,7 @@ USES = (
         "/v1/tasks/image-text",
         {"inputs": [PICTURE], "labels": SIDES},
     ),
+    Use("caption", (PICTURE,), ("caption", PICTURE), "/v1/tasks/captioning", {"inputs": [PICTURE]}),
     Use(
         "classify_image",
         (PICTURE,),

@@ -75,3 +75,18 @@ def towers(layer: dict[str, Any]) -> dict[str, Any]:
     text = {"width": 32, "vocab": 1, "embed": {"positions": "sinusoidal"}, "encoder": [layer]}
     sides = {"image": {key: value for key, value in vit(layer).items() if key != "kind"}, "text": text}
     return {"kind": "two-towers", "width": 32, **{name: side | {"head": "pooled"} for name, side in sides.items()}}
+
+
+def describer(layer: dict[str, Any], attention: dict[str, Any]) -> dict[str, Any]:
+    """An encoder of images and a decoder of texts."""
+    seen = vit(layer)
+    decoder = layer | {"mixer": attention | {"pattern": "causal"}, "cross": attention}
+    return {
+        "kind": "encoder-decoder",
+        "vocab": 1,
+        "width": 32,
+        "source_embed": seen["embed"],
+        "embed": {"positions": "sinusoidal"},
+        "encoder": seen["encoder"],
+        "decoder": [decoder],
+    }

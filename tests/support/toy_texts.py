@@ -13,7 +13,7 @@ from rich.console import Console
 
 import allyouneed as ayn
 from allyouneed.training import Recipe, load_recipe
-from toy_images import towers, vit, write_pictures
+from toy_images import describer, towers, vit, write_pictures
 
 WHO = {"the cat": "猫", "a dog": "狗", "my friend": "朋友", "the old man": "老人", "a child": "孩子", "她": "她"}
 DOES = {"sees": "看见", "likes": "喜欢", "follows": "跟着", "hears": "听见"}
@@ -214,6 +214,7 @@ RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "click": ("log.csv", {"task": "click", "model": BEHAVIOR}, {"features": ["place"]}),
     "image-classification": ("images.tsv", {"task": "image-classification", "model": vit(LAYER)}, {}),
     "image-text": ("captions.tsv", {"task": "image-text", "model": towers(LAYER)}, {}),
+    "captioning": ("captions.tsv", {"task": "captioning", "model": describer(LAYER, ATTENTION)}, {}),
     "dpo": ("comparisons.jsonl", {"task": "dpo", "model": DECODER}, {}),
 }
 

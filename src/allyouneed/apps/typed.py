@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from allyouneed.apps.translate.translator import Translator
+from allyouneed.infer.predictors.captioner import Captioner
 from allyouneed.infer.predictors.classifier import Classifier
 from allyouneed.infer.predictors.click_predictor import ClickPredictor
 from allyouneed.infer.predictors.embedder import Embedder
@@ -29,6 +30,7 @@ class AnyPredictor(  # type: ignore[misc]  # its bases disagree on some methods;
     Transcriber,
     ImageClassifier,
     ImageMatcher,
+    Captioner,
     RewardModel,
     ClickPredictor,
 ):

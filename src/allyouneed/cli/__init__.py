@@ -140,7 +140,7 @@ def _register_look() -> None:
 
 MODULES = {
     "generation": ("translate", "generate", "chat", "seq2seq"),
-    "media": ("transcribe", "classify-image", "match-image"),
+    "media": ("transcribe", "classify-image", "match-image", "caption"),
 }  # others: analysis
 for _name in commands():
     _declare(_name, next((m for m, names in MODULES.items() if _name in names), "analysis"), USE, recorded=True)

@@ -1,4 +1,4 @@
-"""Commands for sound and images: transcribe, classify-image, match-image."""
+"""Commands for sound and images: transcribe, classify-image, match-image, caption."""
 
 from __future__ import annotations
 
@@ -143,5 +143,30 @@ def match_image(
         plain,
         lambda one: {"image": one.given, **asdict(one.found)},
         chunk=64,
+    )
+    run(command, images, files, as_json, IMAGE_SUFFIXES)
+
+
+def caption(
+    images: ImagesArgument = None,
+    *,
+    model: ModelOption,
+    as_json: JsonOption = False,
+    compute: ComputeOptions,
+    files: PathFileOptions,
+    beam: BeamOption = None,
+) -> None:
+    """Describe images, one line each."""
+    require("image", "an image file")
+    images, files = file_arguments(images, files, paths=True)
+    captioner = predictor_with(model, compute, "caption_full", "describe images")
+    options = {} if beam is None else {"beam": beam}
+    command = TextCommand(
+        "describing",
+        lambda paths, first: _pair_up(paths, captioner.caption_full(paths, first=first, **options)),
+        lambda one: one_line(one.found.text) + "\n",
+        lambda one: {"image": one.path, **asdict(one.found)},
+        blanks=False,
+        chunk=16,
     )
     run(command, images, files, as_json, IMAGE_SUFFIXES)

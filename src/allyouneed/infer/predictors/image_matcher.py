@@ -95,6 +95,7 @@ class ImageMatcher(Predictor):
         }
         figures = {"recall@1": sum(ways.values()) / 2, **ways}
         text = "\n".join(f"{name:<14} {value:5.1f} %" for name, value in figures.items())
+        text += f"  of {len(examples):,} images and {len(texts):,} texts"
         found = [texts[n] for n in cosines.argmax(1)]
         samples = [
             {"image": example.name, "expected": example.value, "found": best}

@@ -51,6 +51,7 @@ TASKS = {
     "transcription": TaskEntry(f"{__package__}.transcriber", "Transcriber", ("transcribe",)),
     "click": TaskEntry(f"{__package__}.click_predictor", "ClickPredictor", ("predict-click",)),
     "image-classification": TaskEntry(f"{__package__}.image_classifier", "ImageClassifier", ("classify-image",)),
+    "captioning": TaskEntry(f"{__package__}.captioner", "Captioner", ("caption",)),
     "image-text": TaskEntry(f"{__package__}.image_matcher", "ImageMatcher", ("match-image",)),
 }
 METHODS: dict[str, str] = {}  # of every predictor, by name: "module:function"

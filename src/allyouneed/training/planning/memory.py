@@ -83,7 +83,8 @@ def estimate(recipe: Recipe, model: Model, backend: Backend, processes: ProcessG
     rows = -(-(recipe.batch.rows or recipe.task.usual_rows) // processes.data_ranks)
     # all images of a model have as many tokens
     image = getattr(getattr(model, "source_embed", None) or getattr(model, "embed", None), "token_count", None)
-    tokens = rows * (recipe.batch.row if recipe.task.has_texts else image or 1), rows * (image or recipe.batch.source)
+    target = recipe.batch.row if image is None else recipe.max_tokens if recipe.task.has_texts else image
+    tokens = rows * target, rows * (image or recipe.batch.source)
     if isinstance(model, Retro):  # a neighbour has two chunks
         tokens = tokens[0], 2 * model.neighbours * tokens[0]
     passes = recipe.task.sides if not hasattr(model, "decoder") or not hasattr(model, "encoder") else 1

@@ -254,7 +254,8 @@ class Recipe(Config):
             raise ConfigError(
                 [f"kind: {needs if kind == 'retro' else f'{kind} does not use retrieval; retro does'}"], "model"
             )
-        limits = [limit for name in ("limit", "source_limit") if (limit := getattr(model, name, None)) is not None]
+        texts = ("limit",) if "source_embed" in self.task.reads else ("limit", "source_limit")
+        limits = [limit for name in texts if (limit := getattr(model, name, None)) is not None]
         if limits and self.task.has_texts and self.max_tokens * self.task.copies > min(limits):
             positions = min(limits)
             examples = f"examples have up to {self.max_tokens} tokens"

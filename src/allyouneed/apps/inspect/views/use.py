@@ -8,6 +8,7 @@ the engine was asked and what it found (infer/decoding/observe.py).
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
@@ -285,6 +286,11 @@ def _classify_image(predictor: Any, request: UseRequest, top: int) -> Document:
     return {"shows": "classes", "answer": found.label, "scores": list(found.scores.items())}
 
 
+def _caption(predictor: Any, request: UseRequest, top: int) -> Document:
+    (found,) = predictor.caption_full([_image(request, predictor)])
+    return {"shows": "classes", "answer": found.text, "scores": [(found.text, math.exp(found.score))]}
+
+
 def _match_image(predictor: Any, request: UseRequest, top: int) -> Document:
     labels = request.labels or [line for line in (request.text or "").splitlines() if line.strip()]
     if not labels:
@@ -322,6 +328,7 @@ _PREDICT = {
     "transcription": _transcribe,
     "image-classification": _classify_image,
     "image-text": _match_image,
+    "captioning": _caption,
     "click": _click,
 }
 _METHODS = {
@@ -341,6 +348,7 @@ _METHODS = {
     "transcription": "transcribe",
     "image-classification": "classify_image",
     "image-text": "match_image",
+    "captioning": "caption",
     "click": "predict_click",
 }
 

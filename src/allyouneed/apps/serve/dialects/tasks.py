@@ -36,6 +36,7 @@ Task = Literal[
     "preference",
     "image-classification",
     "image-text",
+    "captioning",
     "translation",
 ]
 Pair = Annotated[list[Text], Field(min_length=2, max_length=2)]
@@ -195,6 +196,13 @@ async def _classify_image(model: ServedModel, body: TaskRequest, limits: Limits)
     return [{"label": one.label, "scores": one.scores} for one in found]
 
 
+async def _caption(model: ServedModel, body: TaskRequest, limits: Limits) -> list[Any]:
+    predictor = model.offering("caption_full", "describe images")
+    images = await _images(body, limits)
+    found = await model.compute("caption", images, predictor.caption_full)
+    return [{"text": one.text, "score": one.score} for one in found]
+
+
 async def _match_image(model: ServedModel, body: TaskRequest, limits: Limits) -> list[Any]:
     predictor = model.offering("match_image_full", "match images and texts")
     labels = tuple(body.labels or ())
@@ -245,4 +253,5 @@ RUNNERS = {
     "preference": _score,
     "image-classification": _classify_image,
     "image-text": _match_image,
+    "captioning": _caption,
 }
