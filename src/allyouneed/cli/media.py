@@ -161,12 +161,11 @@ def caption(
     images, files = file_arguments(images, files, paths=True)
     captioner = predictor_with(model, compute, "caption_full", "describe images")
     options = {} if beam is None else {"beam": beam}
-    command = TextCommand(
+    command = paired(
         "describing",
-        lambda paths, first: _pair_up(paths, captioner.caption_full(paths, first=first, **options)),
+        lambda paths: captioner.caption_full(paths, **options),
         lambda one: one_line(one.found.text) + "\n",
-        lambda one: {"image": one.path, **asdict(one.found)},
-        blanks=False,
+        lambda one: {"image": one.given, **asdict(one.found)},
         chunk=16,
     )
     run(command, images, files, as_json, IMAGE_SUFFIXES)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from allyouneed.apps.propose.facts import PLAIN, TAGGED, ColumnFacts, Facts, FileFacts
+from allyouneed.apps.propose.facts import PLAIN, TAGGED, ColumnFacts, DataFacts, FileFacts
 from allyouneed.data.files.lines import inner_suffix
 from allyouneed.data.files.readers import OBJECT_SUFFIXES
 from allyouneed.errors import UserError, near
@@ -43,10 +43,10 @@ def task_type(name: str) -> type[Task]:
     return found
 
 
-Rule = Callable[[Facts], Choice | None]
+Rule = Callable[[DataFacts], Choice | None]
 
 
-def choose(facts: Facts, task: str | None = None) -> Choice:
+def choose(facts: DataFacts, task: str | None = None) -> Choice:
     """The first rule that fits, or the first for this task."""
     found = [choice for rule in RULES for choice in [rule(facts)] if choice is not None and choice.task in Task.known()]
     if task is not None:
@@ -66,13 +66,13 @@ def choose(facts: Facts, task: str | None = None) -> Choice:
     return Choice(**{**vars(found[0]), "others": others})
 
 
-def _entry(facts: Facts, *columns: ColumnFacts) -> dict[str, Any]:
+def _entry(facts: DataFacts, *columns: ColumnFacts) -> dict[str, Any]:
     """The keys that select these columns."""
     names = [column.name for column in columns]
     return {"keys" if inner_suffix(facts.first.file) in OBJECT_SUFFIXES else "columns": names}
 
 
-def _texts(facts: Facts) -> list[ColumnFacts]:
+def _texts(facts: DataFacts) -> list[ColumnFacts]:
     return [column for column in facts.first.columns.values() if column.is_text]
 
 
@@ -81,7 +81,7 @@ def _ordered(columns: list[ColumnFacts]) -> list[ColumnFacts]:
     return sorted(columns, key=lambda column: not SOURCE_NAMES.fullmatch(str(column.name)))
 
 
-def _tagged_lines(facts: Facts) -> Choice | None:
+def _tagged_lines(facts: DataFacts) -> Choice | None:
     if facts.first.shape != TAGGED:
         return None
     tags, words = facts.first.columns["tags"], facts.first.columns["words"]
@@ -91,7 +91,7 @@ def _tagged_lines(facts: Facts) -> Choice | None:
     return Choice("tagging", f"every word has one of {tags.distinct} tags", entry, (words,), tags)
 
 
-def _tagged_lists(facts: Facts) -> Choice | None:
+def _tagged_lists(facts: DataFacts) -> Choice | None:
     lists = [column for column in facts.first.columns.values() if column.is_list]
     pairs = [
         (words, tags)
@@ -105,7 +105,7 @@ def _tagged_lists(facts: Facts) -> Choice | None:
     return Choice("tagging", "two lists of equal length in every row", _entry(facts, words, tags), (words,))
 
 
-def _chats(facts: Facts) -> Choice | None:
+def _chats(facts: DataFacts) -> Choice | None:
     for column in facts.first.columns.values():
         if column.is_list and all(isinstance(one, dict) and {"role", "content"} <= one.keys() for one in column.sample):
             entry = {} if column.name == "messages" else {"key": column.name}
@@ -113,7 +113,7 @@ def _chats(facts: Facts) -> Choice | None:
     return None
 
 
-def _comparisons(facts: Facts) -> Choice | None:
+def _comparisons(facts: DataFacts) -> Choice | None:
     columns = facts.first.columns
     if not {"chosen", "rejected", "prompt"} <= columns.keys():
         return None
@@ -121,7 +121,7 @@ def _comparisons(facts: Facts) -> Choice | None:
     return Choice("preference", "prompts with a chosen and a rejected answer", {}, texts)
 
 
-def _similarity(facts: Facts) -> Choice | None:
+def _similarity(facts: DataFacts) -> Choice | None:
     numbers = [c for c in facts.first.columns.values() if c.is_number and SCORE_NAMES.fullmatch(str(c.name))]
     numbers += [c for c in facts.first.columns.values() if c.is_number and c.low < c.high and c not in numbers]
     texts = _texts(facts)
@@ -143,7 +143,7 @@ def _round_up(value: float) -> float:
     return next((top for top in (1.0, 5.0, 10.0, 100.0) if value <= top), value)
 
 
-def _classification(facts: Facts) -> Choice | None:
+def _classification(facts: DataFacts) -> Choice | None:
     labels = [c for c in facts.first.columns.values() if c.is_label]
     named = [c for c in labels if LABEL_NAMES.fullmatch(str(c.name))]
     texts = _texts(facts)
@@ -156,7 +156,7 @@ def _classification(facts: Facts) -> Choice | None:
     return Choice("classification", why, _entry(facts, *texts, label), tuple(texts), label)
 
 
-def _pairs(facts: Facts) -> Choice | None:
+def _pairs(facts: DataFacts) -> Choice | None:
     texts = _texts(facts)
     if len(texts) != 2:
         return None
@@ -174,7 +174,7 @@ def _pairs(facts: Facts) -> Choice | None:
     return Choice(task, "a text for every text, in one language", _entry(facts, source, target), (source, target))
 
 
-def _aligned(facts: Facts) -> Choice | None:
+def _aligned(facts: DataFacts) -> Choice | None:
     """Two files of plain text with equally many lines in two languages."""
     files = facts.of("train")
     if len(files) != 2 or any(one.shape != PLAIN or one.paragraphs for one in files) or files[0].rows != files[1].rows:
@@ -186,7 +186,7 @@ def _aligned(facts: Facts) -> Choice | None:
     return Choice("translation", why, {}, (source, target), aligned=tuple(files))
 
 
-def _language_model(facts: Facts) -> Choice | None:
+def _language_model(facts: DataFacts) -> Choice | None:
     texts = _texts(facts)
     if not texts:
         return None

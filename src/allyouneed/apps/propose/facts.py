@@ -160,7 +160,7 @@ class FileFacts:
 
 
 @dataclass
-class Facts:
+class DataFacts:
     """All files by role."""
 
     files: list[FileFacts]
@@ -184,7 +184,7 @@ class Facts:
         return [(one, other, count) for one, other in both if (count := len(keys[one] & keys[other]))]
 
 
-def look_at(paths: Sequence[Path]) -> Facts:
+def look_at(paths: Sequence[Path]) -> DataFacts:
     """Read the files; a folder stands for the files in it."""
     given = [inner for path in paths for inner in _splits(path)]
     opened = [(file, role) for path, role in given for file in expand_paths([path], SUFFIXES)]
@@ -192,7 +192,7 @@ def look_at(paths: Sequence[Path]) -> Facts:
     if all(one.role != "train" for one in files):  # a single file called test.tsv
         for one in files:
             one.role = "train"
-    return Facts(sorted(files, key=lambda one: list(SETS).index(one.role)))
+    return DataFacts(sorted(files, key=lambda one: list(SETS).index(one.role)))
 
 
 def _splits(path: Path) -> Iterator[tuple[Path, str | None]]:

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from allyouneed.apps.propose.choice import Choice, task_type
-from allyouneed.apps.propose.facts import Facts, FileFacts, tokens_in
+from allyouneed.apps.propose.facts import DataFacts, FileFacts, tokens_in
 from allyouneed.data.files.lines import inner_suffix
 from allyouneed.errors import UserError
 from allyouneed.files import write_text
@@ -49,7 +49,7 @@ class Written:
     command: str  # that uses the model
 
 
-def write_recipe(facts: Facts, choice: Choice, output: Path, start: str | None, force: bool) -> Written:
+def write_recipe(facts: DataFacts, choice: Choice, output: Path, start: str | None, force: bool) -> Written:
     """Write it, and check that it is valid."""
     if output.exists() and not force:
         raise UserError(f"{output}: exists; name another with --output, or overwrite it with --force")
@@ -81,7 +81,7 @@ def write_recipe(facts: Facts, choice: Choice, output: Path, start: str | None, 
     return Written(output, text, sizes, tuple(notes), used)
 
 
-def _notes(facts: Facts, choice: Choice, longest: int | None) -> Iterator[str]:
+def _notes(facts: DataFacts, choice: Choice, longest: int | None) -> Iterator[str]:
     if longest is not None and longest > LENGTHS[-1]:
         yield f"the longest texts have about {longest:,} tokens; more than {LENGTHS[-1]} are left out"
     for one in facts.files:
@@ -99,7 +99,7 @@ def _notes(facts: Facts, choice: Choice, longest: int | None) -> Iterator[str]:
 
 
 def _text(
-    facts: Facts,
+    facts: DataFacts,
     choice: Choice,
     output: Path,
     start: str | None,
@@ -145,7 +145,7 @@ def _text(
     return "\n".join(lines) + "\n"
 
 
-def _data(facts: Facts, choice: Choice, output: Path) -> Iterator[str]:
+def _data(facts: DataFacts, choice: Choice, output: Path) -> Iterator[str]:
     """The entries of every set; without validation data, a part of the training data."""
     entries = {role: list(_entries(facts.of(role), choice, output)) for role in ("train", "valid", "test")}
     comments = dict.fromkeys(entries, "")

@@ -9,13 +9,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from allyouneed.apps.propose.choice import Choice
-from allyouneed.apps.propose.facts import ColumnFacts, Facts, shown
+from allyouneed.apps.propose.facts import ColumnFacts, DataFacts, shown
 from allyouneed.apps.propose.recipe import Written
 
 CLASSES = 12  # listed
 
 
-def show_facts(console: Console, facts: Facts) -> None:
+def show_facts(console: Console, facts: DataFacts) -> None:
     files = _table("file", "set", "format", "encoding", "rows", "broken", "empty", "repeated")
     for one in facts.files:
         rows = f"{one.rows:,}" + ("" if one.complete else " or more")
