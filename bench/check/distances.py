@@ -39,7 +39,7 @@ def one_size(check: Check, sizes: tuple[int, ...], causal: bool, dtype: torch.dt
     columns = (far + 1 if causal else 2 * far + 1) * (far > 0)
     starts = random_starts(batch, time, check.device)
     layout = TokenLayout.of(Rows(torch.zeros_like(starts), segments=starts + 1))
-    rows = ops.Sentences(layout, batch)
+    rows = ops.Sentences(layout)
     shapes = (heads, time, width), (heads, time, width), (heads, time, values), (heads, time, columns)
     given = [torch.randn(batch, *shape).to(dtype) for shape in shapes]
     codes = torch.randint(0, 4, (batch, heads, time, rounds), dtype=torch.int32).to(check.device) if rounds else None

@@ -16,7 +16,6 @@ from allyouneed.data.tokenizers.base import Vocabularies
 from allyouneed.errors import UserError, near
 from allyouneed.folder import WEIGHTS, Folder, as_dtype, check_finite, check_vocabularies, read_about
 from allyouneed.interop.hf.checkpoint import is_hf_folder
-from allyouneed.kernels.preload import preload_libraries
 from allyouneed.models import NAMES, resolve
 from allyouneed.nn.models.weights import cast_weights
 from allyouneed.runtime.process import refuse_after_fork
@@ -36,7 +35,10 @@ def load(
     refuse_after_fork()
     path = find_model(path)
     check_device(device)
-    preload_libraries(device)
+    if torch.device(device).type == "cuda":
+        from allyouneed.kernels.preload import preload_libraries
+
+        preload_libraries(device)
     if is_hf_folder(path):
         from allyouneed.interop.hf import folder as hf
 

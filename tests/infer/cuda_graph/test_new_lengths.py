@@ -129,3 +129,11 @@ def test_room_changes_no_answer(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(runner, "WORTH", 1)
     monkeypatch.setattr(shape, "device_memory", lambda device: 1 << 40)
     assert answers() == plain
+
+
+def test_no_memory_to_spare_leaves_all_slots(captures: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of("llama")
+    monkeypatch.setattr(runner, "rows_in_memory", lambda model, capacity: 8 * 64 // capacity)
+    spec = engine.runner.spec(GREEDY)
+    found = engine.graphs.shape([RequestState(Request([1, 5], 20, (n,)), spec, 20) for n in range(8)])
+    assert (found.slots, found.capacity) == (8, 64)

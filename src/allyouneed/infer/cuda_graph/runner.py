@@ -426,7 +426,10 @@ class GraphRunnerCache:
         found = Shape(spec.device_key, slots, capacity, sources, self.addresses(spec), stops)
         if found in self.kept:
             return found
-        return found._replace(slots=min(slots, max(1, rows_in_memory(self.engine.model, capacity) // rows)))
+        if (fits := rows_in_memory(self.engine.model, capacity) // rows) < slots:  # there is none to spare
+            found = found._replace(capacity=next_power(longest + tokens - 1, MIN_CAPACITY))
+            fits = rows_in_memory(self.engine.model, found.capacity) // rows
+        return found._replace(slots=min(slots, max(1, fits)))
 
     def capacity(self, tokens: int, spec: DecodingSpec, slots: int) -> int:
         """Positions of a row, for so many tokens: some to spare, unless steps would take longer."""
