@@ -14,8 +14,8 @@ from tests.recipes.test_translator_data import HELD_OUT, Collect, archive, colle
 __all__ = ["collect"]  # a fixture
 
 DEBATE = """<DOCUMENT><Speaker id="1" name="X">
-  <ParallelChunk docOffset="0"><en>This is <Mark sense="a">what</Mark> we have asked for.</en>
-    <fr>C' est ce que nous <Mark>avons</Mark> demandé.</fr></ParallelChunk>
+  <ParallelChunk docOffset="0"><en>This , <Mark sense="a">is</Mark> the world' s wish.</en>
+    <fr>C' est ,  <Mark>voilà</Mark>, le vux du monde et mon uvre.</fr></ParallelChunk>
   <ParallelChunk docOffset="1"><en>The corpora have this sentence of old.</en>
     <fr>Les corpus ont cette phrase depuis longtemps.</fr></ParallelChunk>
   <ParallelChunk docOffset="2"><en>Thank you all.</en><fr>Merci à vous tous.</fr></ParallelChunk>
@@ -61,7 +61,7 @@ def test_debates_are_aligned_and_add_to_what_the_corpora_have(
         }
     )
     assert read(output / "en-fr.parliament-more.tsv.gz") == [
-        "This is what we have asked for.\tC'est ce que nous avons demandé."
+        "This, is the world's wish.\tC'est, voilà, le vœux du monde et mon œuvre."
     ]
     assert read(output / "en-de.parliament-more.tsv.gz") == [
         "That is all for today.\tDas ist alles für heute.",

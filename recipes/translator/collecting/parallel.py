@@ -103,8 +103,10 @@ def novels(repository: Repository, language: str) -> Iterator[Pair]:
 
 
 def _paragraphs(page: bytes) -> list[str]:
+    """Headings and paragraphs of a chapter, without the spaces that a translator left around marks."""
     elements = ElementTree.fromstring(re.sub(rb"<!DOCTYPE[^>]*>", b"", page)).iter()
-    return [" ".join("".join(one.itertext()).split()) for one in elements if re.search(r"}(?:p|h\d)$", str(one.tag))]
+    texts = (" ".join("".join(one.itertext()).split()) for one in elements if re.search(r"}(?:p|h\d)$", str(one.tag)))
+    return [re.sub(r" (?=[,.])|(?<=\b[cdjlmnst]['’]) (?=\w)", "", text, flags=re.IGNORECASE) for text in texts]
 
 
 def _strings(content: bytes) -> dict[str, str]:

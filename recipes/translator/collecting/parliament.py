@@ -17,6 +17,7 @@ from collecting.repositories import Repository
 SHORTEST, LONGEST = 4, 40  # words of a side
 SHARE = {"fr": 0.31, "de": 0.58}  # of the text, from all years: 450,000 pairs that the corpora do not have
 CHUNK = re.compile(r"<ParallelChunk\b.*?<en>(.*?)</en>\s*<fr>(.*?)</fr>", re.DOTALL)
+LOST = re.compile(r"\b(?:vux|curs?|churs?|nuds?|bufs?|ufs?|rancur\w*|(?:man|dés)?uvr\w*)\b", re.IGNORECASE)
 TAG = re.compile(r"<[^>]*>")
 
 
@@ -25,8 +26,16 @@ def discourse(repository: Repository, language: str) -> Iterator[Pair]:
     for _, text in repository.texts(r"^xml-files/.*\.xml$") if language == "fr" else ():
         for found in CHUNK.finditer(text):
             if _is_chosen(found[1], language):
-                english, other = (" ".join(html.unescape(TAG.sub("", one)).split()) for one in found.groups())
-                yield from _usable([(english, re.sub(r"(?<=\w)([’']) (?=\w)", r"\1", other))], language)
+                english, other = (html.unescape(TAG.sub("", one)) for one in found.groups())
+                yield from _usable([(tidied(english, "en"), tidied(other, language))], language)
+
+
+def tidied(text: str, language: str) -> str:
+    """Without the spaces at marks, and with the French œ that Europarl lost."""
+    plain = re.sub(r" (?=[,.])", "", " ".join(text.split()))
+    if language == "en":
+        return re.sub(r"(?<=\w)([’']) (?=s\b)", r"\1", plain)
+    return LOST.sub(lambda word: word[0].replace("u", "œu", 1), re.sub(r"(?<=\w)([’']) (?=\w)", r"\1", plain))
 
 
 def direct(repository: Repository, language: str) -> Iterator[Pair]:
