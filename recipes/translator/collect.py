@@ -3,26 +3,28 @@
     python recipes/translator/collect.py --snapshots FOLDER --packages FOLDER --data FOLDER --corpora FOLDER
         --output runs/translator [--show 5]
 
-What is collected are the rows of sources.tsv with the use `monolingual` or `names`, or the domain `extra`; a row that
-is deleted is left out. Read:
+What is collected are the rows of sources.tsv with the use `monolingual`, `names` or `collected`; a row that is deleted
+is left out. Read:
 
     --snapshots  OWNER+NAME, a bare clone of each repository that the rows name, with the commit that they name
     --packages   the packages that the rows name, as downloaded: NAME-VERSION.tgz of npm, NAME_VERSION_all.deb of Debian
     --data       mt/*/*.{test,valid}*.tsv.gz, the test sets; a text that contains a sentence of theirs is dropped
-    --corpora    {de,fr,zh}/ud-pud.tsv.zst, a test set as well
+    --corpora    {de,fr,zh}/ud-pud.tsv.zst, a test set as well; the parts of sources that are collected whole
 
 Written, the same bytes every time:
 
     {en,de,fr,zh}.mono.txt.gz   a sentence a line, at most 400,000, which distill.py translates
-    en-{de,fr,zh}.extra.tsv.gz  sentences of translated pages that prepare.py would keep (English, the other language)
-    en-{de,fr,zh}.names.tsv.gz  names
-    collected.json              how many of each source
+    en-{de,fr,zh}.DOMAIN.tsv.gz  pairs that prepare.py would keep (English, the other language), by the domain of their
+                                 row; DOMAIN-more where prepare.py writes this domain too
+    en-{de,fr,zh}.names.tsv.gz   names
+    collected.json               how many of each source
 """
 
 from __future__ import annotations
 
 import argparse
 import gzip
+import hashlib
 import json
 import random
 from collections.abc import Iterable, Iterator
@@ -32,13 +34,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from collecting.held_out import HeldOut
+from collecting.lexicons import BOOKS, FOOD
 from collecting.monolingual import MONOLINGUAL, MOST
 from collecting.names import FROM_PACKAGES, FROM_REPOSITORIES, LANGUAGES, Packages
 from collecting.parallel import EXTRA
+from collecting.parliament import CONTINUES, DEBATES
 from collecting.repositories import Repository
 from collecting.sentences import simplified
-from pairs import HAN, SOURCES, Pair, letters_and_digits, normalize, read_sources, write
-from prepare import reason_to_drop
+from pairs import HAN, SOURCES, Pair, letters_and_digits, normalize, read_corpus, read_sources, write
+from prepare import DOMAINS, reason_to_drop
 
 from allyouneed.errors import UserError
 
@@ -46,8 +50,10 @@ Item = TypeVar("Item", str, Pair)
 KNOWN = {
     "monolingual": [*MONOLINGUAL],
     "names": [*FROM_PACKAGES, *FROM_REPOSITORIES],
-    "extra": [*EXTRA],
+    "collected": [*EXTRA, *DEBATES, *FOOD, *BOOKS],
 }
+PACKED = FROM_PACKAGES | BOOKS
+CLONED = FROM_REPOSITORIES | EXTRA | DEBATES | FOOD
 
 
 @dataclass
@@ -56,6 +62,7 @@ class Inputs:
 
     repositories: dict[str, Repository] = field(default_factory=dict)
     packages: dict[str, Packages] = field(default_factory=dict)
+    domains: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def find(cls, rows: list[dict[str, str]], snapshots: Path, packages: Path) -> Inputs:
@@ -71,27 +78,29 @@ class Inputs:
         return found
 
     def add(self, row: dict[str, str], snapshots: Path, packages: Path) -> None:
-        name, kind = row["source"], "extra" if row["domain"] == "extra" else row["use"]
+        name, kind = row["source"], row["use"]
         if kind not in KNOWN:
             return  # prepare.py or another script reads it
         if name not in KNOWN[kind]:
             raise UserError(f"unknown source {name!r} (allowed as {kind}: {', '.join(KNOWN[kind])})")
-        if name in FROM_PACKAGES:
-            self.packages[name] = Packages(packages, FROM_PACKAGES[name][1])
+        if kind != "monolingual":
+            self.domains[name] = "names" if kind == "names" else row["domain"]
+        if name in PACKED:
+            self.packages[name] = Packages(packages, PACKED[name][1])
             self.packages[name].check()
         else:
             self.repositories[name] = Repository.parse(row["origin"], snapshots)
             self.repositories[name].check()
 
-    def pairs(self, language: str, kind: str) -> Iterator[tuple[str, Iterator[Pair]]]:
-        """Sources of names or extra pairs."""
-        for name in KNOWN[kind]:
-            if name in self.packages:
-                found = FROM_PACKAGES[name][0](self.packages[name], language)
-            elif name in self.repositories:
-                found = (FROM_REPOSITORIES | EXTRA)[name](self.repositories[name], language)
-            else:
+    def pairs(self, language: str, domain: str) -> Iterator[tuple[str, Iterator[Pair]]]:
+        """Sources of the pairs of a domain, or of names."""
+        for name in [*KNOWN["collected"], *KNOWN["names"]]:
+            if self.domains.get(name) != domain:
                 continue
+            if name in self.packages:
+                found = PACKED[name][0](self.packages[name], language)
+            else:
+                found = CLONED[name](self.repositories[name], language)
             if language == "zh":
                 found = ((english, simplified(other)) for english, other in found if HAN.search(other))
             yield name, found
@@ -120,20 +129,34 @@ def collect_sentences(inputs: Inputs, language: str, held_out: HeldOut) -> dict[
     return found
 
 
-def collect_pairs(inputs: Inputs, language: str, kind: str, held_out: HeldOut) -> dict[str, list[Pair]]:
-    """By source, each once."""
-    seen: set[Pair] = set()
+def collect_pairs(
+    inputs: Inputs, language: str, domain: str, held_out: HeldOut, corpora: Path
+) -> dict[str, list[Pair]]:
+    """By source, each once, and none that the corpora have of this source."""
+    seen: set[bytes] = set()
     found: dict[str, list[Pair]] = {}
-    for name, pairs in inputs.pairs(language, kind):
+    words = domain == "dictionary"
+    for name, pairs in inputs.pairs(language, domain):
+        part = corpora / language / f"{CONTINUES.get(name, name)}.tsv.zst"
+        if part.is_file():
+            seen.update(key for pair in read_corpus(part) if (key := identity(pair)))
         kept = found[name] = []
         for english, other in (tuple(map(normalize, pair)) for pair in pairs):
-            key = letters_and_digits(english), letters_and_digits(other)
-            if not all(key) or key in seen or held_out.within(english) or held_out.within(other):
+            key = identity((english, other))
+            if key is None or key in seen:
                 continue
-            if kind == "names" or reason_to_drop(english, other, language, "general") is None:
+            if domain != "names" and reason_to_drop(english, other, language, domain) is not None:
+                continue
+            if not held_out.within(english, words) and not held_out.within(other, words):
                 seen.add(key)
                 kept.append((english, other))
     return found
+
+
+def identity(pair: Pair) -> bytes | None:
+    """The same for pairs that differ in case, spaces and punctuation only; None if a side has nothing else."""
+    ours, theirs = map(letters_and_digits, pair)
+    return hashlib.blake2b(f"{ours}\t{theirs}".encode(), digest_size=8).digest() if ours and theirs else None
 
 
 def shuffled(items: Iterable[Item]) -> list[Item]:
@@ -180,10 +203,10 @@ def collect(given: argparse.Namespace) -> None:
             name = f"{language}.mono.txt.gz"
             report[name] = describe(name, sentences, given.show)
             write_sentences(given.output / name, shuffled(chain(*sentences.values())))
-    for language, kind in product(LANGUAGES, ("extra", "names")):
-        pairs = collect_pairs(inputs, language, kind, held_out)
-        if pairs:
-            name = f"en-{language}.{kind}.tsv.gz"
+    for language, domain in product(LANGUAGES, dict.fromkeys(inputs.domains.values())):
+        pairs = collect_pairs(inputs, language, domain, held_out, given.corpora)
+        if any(pairs.values()):
+            name = f"en-{language}.{domain}{'-more' if domain in DOMAINS else ''}.tsv.gz"
             report[name] = describe(name, pairs, given.show)
             write(given.output / name, shuffled(chain(*pairs.values())))
     (given.output / "collected.json").write_text(json.dumps(report, indent=1) + "\n", "utf-8")

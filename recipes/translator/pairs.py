@@ -26,7 +26,8 @@ def letters_and_digits(text: str) -> str:
 
 
 def read_sources(path: Path = SOURCES) -> list[dict[str, str]]:
-    """Rows of `source`, `use` (parallel, monolingual, names, words, augmentation), `domain`, `licence`, `origin`."""
+    """Rows of `source`, `use` (parallel, collected, monolingual, names, words, augmentation), `domain`, `licence`,
+    `origin`."""
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
 

@@ -31,6 +31,18 @@ MOST = {  # pairs of a domain, at most
     "manual": {"de": 350_000, "fr": 380_000, "zh": 480_000},
     "interface": {"de": 50_000, "fr": 50_000, "zh": 50_000},
 }
+# domains, in the order in which their sources are read
+DOMAINS = (
+    "validation",
+    "general",
+    "parliament",
+    "stories",
+    "law",
+    "scripture",
+    "dictionary",
+    "manual",
+    "interface",
+)
 EXAMPLE = "机器学习很有趣"  # of the README: must not be in the training data
 
 URL = re.compile(r"(?:https?|ftp)://[^\s<>\"'，。、）)]+|www\.[^\s<>\"'，。、）)]+")
@@ -126,10 +138,9 @@ def prepare_language(language: str, corpora: Path, data: Path, output: Path) -> 
     seen: set[bytes] = set()
     translations: Counter[bytes] = Counter()
     files = [("tatoeba", "everyday", iter(read_tatoeba(data, language, "tatoeba.train")))]
-    order = ["validation", "general", "parliament", "stories", "law", "scripture", "dictionary", "manual", "interface"]
     paths = {row["source"]: corpora / language / f"{row['source']}.tsv.zst" for row in read_sources()}
     rows = [row for row in read_sources() if paths[row["source"]].is_file()]
-    for row in sorted(rows, key=lambda row: order.index(row["domain"])):
+    for row in sorted(rows, key=lambda row: DOMAINS.index(row["domain"])):
         files.append((row["source"], row["domain"], read_corpus(paths[row["source"]])))
     for source, domain, pairs in files:
         counts = report.setdefault(source, Counter())

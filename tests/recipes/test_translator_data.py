@@ -40,7 +40,7 @@ msgstr "Der Schwan fliegt."
 
 @pytest.fixture
 def collect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Collect:
-    """Runs the command on a list of sources {name: (use, origin)}; gives the folder it wrote to."""
+    """Runs the command on a list of sources {name: (use, origin, domain)}; gives the folder it wrote to."""
     monkeypatch.syspath_prepend(RECIPE)
     import collect as command
 
@@ -48,10 +48,10 @@ def collect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Collect:
     tests.mkdir(parents=True)
     (tests / "tatoeba.test.tsv.gz").write_bytes(gzip.compress(f"Das bleibt draußen.\t{HELD_OUT}\n".encode()))
 
-    def run(sources: dict[str, tuple[str, str]]) -> Path:
+    def run(sources: dict[str, tuple[str, ...]]) -> Path:
         rows = ["source\tuse\tdomain\tlicence\torigin"]
-        for name, (use, origin) in sources.items():
-            rows.append(f"{name}\t{use}\t{'extra' if use == 'parallel' else 'any'}\tCC0\t{origin}")
+        for name, (use, origin, *domain) in sources.items():
+            rows.append(f"{name}\t{use}\t{domain[0] if domain else 'extra'}\tCC0\t{origin}")
         (tmp_path / "sources.tsv").write_text("\n".join(rows) + "\n", "utf-8")
         folders = {"snapshots": "", "packages": "", "data": "data", "corpora": "corpora", "output": "out"}
         given = [f"--{name}={tmp_path / folder}" for name, folder in folders.items()]
@@ -110,7 +110,7 @@ def test_files_of_repositories_are_written_without_the_test_sets(collect: Collec
         {
             "enwiki": ("monolingual", f"a/wiki@{wiki}: files"),
             "ud-gsd-de": ("monolingual", f"a/tree@{tree[:7]}"),
-            "stellarium-skycultures": ("parallel", f"a/sky@{sky}"),
+            "stellarium-skycultures": ("collected", f"a/sky@{sky}"),
             "dict-freedict": ("words", "of words.py"),
         }
     )
@@ -205,6 +205,5 @@ def test_the_licence_names_every_source(monkeypatch: pytest.MonkeyPatch) -> None
     for row in rows:
         assert all(row.values()), row
         assert f"| {row['source']} | {row['use']} | {row['domain']} | {row['licence']} |" in licence
-    used = {kind: {row["source"] for row in rows if row["use"] == kind} for kind in ("monolingual", "names")}
-    used["extra"] = {row["source"] for row in rows if row["domain"] == "extra"}
+    used = {kind: {row["source"] for row in rows if row["use"] == kind} for kind in collect.KNOWN}
     assert used == {kind: set(names) for kind, names in collect.KNOWN.items()}

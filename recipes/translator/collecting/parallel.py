@@ -1,4 +1,4 @@
-"""Pages and their translations, from the repositories of sources.tsv with the domain `extra`."""
+"""Pages and texts with their translations, from the repositories of sources.tsv that are used as `collected`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from xml.etree import ElementTree
 
 from pairs import Pair, letters_and_digits
 
@@ -14,6 +15,10 @@ from collecting.repositories import Repository
 from collecting.sentences import MARKUP, split
 
 FREE = re.compile(r"CC BY|CC0|GPL|[Pp]ublic [Dd]omain")
+SIDE_BY_SIDE = re.compile(  # translation, source
+    r'<span data-ttu-id="[^"]*">(.*?)</span><span class="sxs-lookup"><span data-stu-id="[^"]*">(.*?)</span></span>',
+    re.DOTALL,
+)
 NOT_FREE = re.compile(r"\b(NC|ND)\b")
 
 
@@ -50,10 +55,86 @@ def stellarium(repository: Repository, language: str) -> Iterator[Pair]:
                 yield from paragraph_pairs(plain(english), plain(other), language)
 
 
+def course(repository: Repository, language: str) -> Iterator[Pair]:
+    """Pages of a course, and those of the same path in translations/LL."""
+    folders = {"zh": "zh-CN|zh|cn"}.get(language, language)
+    translated = re.compile(rf"^translations/(?:{folders})/(.*\.md)$")
+    pages = dict(repository.texts(rf"^(?!translat|\.)(.*\.md)$|{translated.pattern}"))
+    for path, page in pages.items():
+        found = translated.match(path)
+        if found and found[1] in pages:
+            yield from page_pairs(pages[found[1]], page, language)
+
+
+def unciv(repository: Repository, language: str) -> Iterator[Pair]:
+    """Lines `English = translation`, without those that have a placeholder."""
+    name = {"de": "German", "fr": "French", "zh": "Simplified_Chinese"}[language]
+    for _, text in repository.texts(rf"/translations/{name}\.properties$"):
+        for line in text.splitlines():
+            english, _, other = line.replace("\\n", "\n").partition(" = ")
+            if other and not line.startswith("#"):
+                yield from paragraph_pairs(english.strip(), other.strip(), language)
+
+
+def lichess(repository: Repository, language: str) -> Iterator[Pair]:
+    """Messages of the same name, without those that have a placeholder."""
+    code = {"de": "de-DE", "fr": "fr-FR", "zh": "zh-CN"}[language]
+    found = {
+        path: _strings(text) for path, text in repository.files(rf"^translation/(source/\w+|dest/\w+/{code})\.xml$")
+    }
+    for path, texts in found.items():
+        english = found.get(path.replace("/dest/", "/source/").replace(f"/{code}.xml", ".xml"), {})
+        for name, other in texts.items() if "/dest/" in path else ():
+            if name in english and "%" not in english[name]:
+                yield from paragraph_pairs(english[name], other, language)
+
+
+def novels(repository: Repository, language: str) -> Iterator[Pair]:
+    """Chapters as HTML with the same number of headings and paragraphs."""
+    chapters = {
+        path.rsplit("/", 1)[1]: _paragraphs(page)
+        for path, page in repository.files(r"^gutenberg/[^/]+/out/google/html/en/.*\.html$")
+    }
+    for path, page in repository.files(rf"^gutenberg/[^/]+/out/google/html/{language}/.*\.html$"):
+        ours, theirs = chapters.get(path.rsplit("/", 1)[1], []), _paragraphs(page)
+        for one, two in zip(ours, theirs, strict=True) if len(ours) == len(theirs) else ():
+            if "Gutenberg" not in one:  # terms of use, in every book
+                yield from paragraph_pairs(one, two, language)
+
+
+def _paragraphs(page: bytes) -> list[str]:
+    """Headings and paragraphs of a chapter, without the spaces that a translator left around marks."""
+    elements = ElementTree.fromstring(re.sub(rb"<!DOCTYPE[^>]*>", b"", page)).iter()
+    texts = (" ".join("".join(one.itertext()).split()) for one in elements if re.search(r"}(?:p|h\d)$", str(one.tag)))
+    return [re.sub(r" (?=[,.])|(?<=\b[cdjlmnst]['’]) (?=\w)", "", text, flags=re.IGNORECASE) for text in texts]
+
+
+def _strings(content: bytes) -> dict[str, str]:
+    """Texts of a file as Android has them."""
+    texts = {one.get("name", ""): one.text or "" for one in ElementTree.fromstring(content).iter("string")}
+    return {name: re.sub(r"\\([\"'])", r"\1", text).replace("\\n", "\n") for name, text in texts.items()}
+
+
+def side_by_side(repository: Repository, language: str) -> Iterator[Pair]:
+    """Sentences of pages that show translation and source side by side, as far as people translated them."""
+    locale = {"de": "de-de", "fr": "fr-fr", "zh": "zh-cn"}[language]
+    for _, text in repository.texts(r"\.md$") if repository.name.lower().endswith(locale) else ():
+        if "ms.translationtype: HT" in text:
+            for other, english in SIDE_BY_SIDE.findall(text):
+                yield from paragraph_pairs(plain(english), plain(other), language)
+
+
+COURSES = ("ai", "ai-agents", "azure-developer", "data-science", "edge-ai", "iot", "security")
+MANUALS = ("hololens", "mixed-reality", "office-js", "smb-de", "smb-fr")
 EXTRA: dict[str, Callable[[Repository, str], Iterator[Pair]]] = {
     "nextstrain": nextstrain,
     "opensource-guide": opensource_guide,
     "stellarium-skycultures": stellarium,
+    "unciv": unciv,
+    "lichess": lichess,
+    "unicode-novels": novels,
+    **{f"ms-{name}": side_by_side for name in MANUALS},
+    **{f"course-{name}": course for name in (*COURSES, "web-development")},
 }
 
 
