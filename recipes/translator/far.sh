@@ -18,7 +18,7 @@ drive() { # in a process of its own
   mkdir -p "$W/R/snap" && mv "$W"/in/weights-*.zst "$W"/in/{snapshot,tokenizer,languages}.json "$W/R/snap/"
   mkdir -p "$W/small" && "$P" $recipes/pack.py sample "$W/R" "$W/small" && cp $recipes/*.yaml "$W/small/"
   "$P" $recipes/distill.py --model src/allyouneed/models/translator --data "$W/R" --only-monolingual --device "${D:-cuda}" \
-    --seconds "${BACK:-60}" --tag "※ " >"$W/back.log" 2>&1 &
+    --seconds "${BACK:-80}" --tag "※ " >"$W/back.log" 2>&1 &
   "$P" $recipes/session.py "$W/R" --snapshot "$W/R/snap" --only-encode --workers 12 >"$W/encode.log" 2>&1 &
   "$P" $recipes/session.py "$W/small" --snapshot "$W/R/snap" --minutes 0.05 --workers 2 >"$W/small.log" 2>&1 &
   wait
@@ -30,7 +30,7 @@ case $1 in
     mkdir -p "$W/code/recipes" "$W/in" "$W/site"
     cp -r src "$W/code/" && cp -r recipes/translator "$W/code/recipes/" && cp -r bench "$W/code/"
     for wheel in "$2"/*.whl; do "$P" -m zipfile -e "$wheel" "$W/site"; done
-    setsid nohup bash "$0" drive >"$W/log" 2>&1 &
+    setsid nohup bash $recipes/far.sh drive >"$W/log" 2>&1 &  # the copy: this file may be replaced meanwhile
     ;;
   add)
     [ ! -f "$2/model.safetensors" ] || mv "$2/model.safetensors" "$W/code/src/allyouneed/models/translator/"
