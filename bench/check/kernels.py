@@ -25,10 +25,10 @@ from bench.check.dilated import dilated
 from bench.check.distances import distances
 from bench.check.experts import experts
 from bench.check.gated import gated_units
-from bench.check.index_sums import index_sums
 from bench.check.interpreter import prepare_interpreter
 from bench.check.mixers import mixers
 from bench.check.packed_convolution import packed_convolutions
+from bench.check.packed_mixers import packed_mixers
 from bench.check.recurrences import sums
 from bench.check.report import Check
 from bench.check.state_spaces import state_spaces
@@ -49,8 +49,8 @@ JOBS = {
     "attention": tiled_attentions,
     "performer": performers,
     "gated": gated_units,
-    "index-sums": index_sums,
     "distances": distances,
+    "packed-mixers": packed_mixers,
     "banded": bands,
     "packed-convolution": packed_convolutions,
 }

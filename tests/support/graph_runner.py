@@ -50,6 +50,7 @@ MODELS = {
     "mla": ("llama-15m", [*SMALL, "decoder[0].mixer={kind: mla, heads: 4, kv_rank: 16, nope_width: 8, rope_width: 4, "
                           "value_width: 8, pattern: causal}"]),
     "infini": ("llama-15m", [*SMALL, "decoder[0].mixer={kind: infini, heads: 4, segment: 6}"]),
+    "gau": ("llama-15m", [*SMALL, "decoder[0].mixer={kind: gau, key_width: 8, pattern: causal}"]),
 }  # fmt: skip
 SEEN_PROMPT = ("llama-15m", [*SMALL, "decoder[0].mixer.pattern=causal | prompt"])
 DECODINGS = {

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from allyouneed.nn.common import Common
 from allyouneed.nn.cost import Cost
-from allyouneed.nn.ops.index_sums import index_sums, lookup
 from allyouneed.nn.positions.relative import Heads, Relative, RelativeModule, distances
 
 
@@ -60,7 +59,7 @@ class ShawModule(RelativeModule):
 
     def bias(self, q: Tensor, queries: Tensor, keys: Tensor, scale: float) -> Tensor:
         scores = q @ self.keys_table.weight.to(q.dtype).T * scale  # (batch, heads, queries, vectors)
-        return lookup(scores, self.index(queries, keys))
+        return scores.gather(-1, self.index(queries, keys).expand(*scores.shape[:3], -1))
 
     def query_bias(self, q: Tensor, scale: float, causal: bool) -> tuple[Tensor, int, Tensor | None]:
         columns = self.distance + 1 if causal else 2 * self.distance + 1
@@ -70,9 +69,10 @@ class ShawModule(RelativeModule):
     def key_bias(self, k: Tensor, queries: Tensor, keys: Tensor, scale: float) -> Tensor:
         scores = k @ self.keys_table.weight.to(k.dtype).T * scale  # (batch, heads, keys, vectors)
         index = self.index(queries, keys).transpose(-1, -2)  # (batch or 1, 1, keys, queries)
-        return lookup(scores, index).transpose(-1, -2)
+        return scores.gather(-1, index.expand(*scores.shape[:3], -1)).transpose(-1, -2)
 
     def values(self, weights: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
         assert self.values_table is not None
         table = self.values_table.weight.to(weights.dtype)
-        return index_sums(weights, self.index(queries, keys), len(table)) @ table
+        by_vector = weights.new_zeros(*weights.shape[:3], len(table))
+        return by_vector.scatter_add(-1, self.index(queries, keys).expand_as(weights), weights) @ table

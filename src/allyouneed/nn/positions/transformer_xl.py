@@ -83,7 +83,7 @@ class TransformerXLModule(RelativeModule):
     def apply_positions(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         return q + self.biases.content.to(q.dtype), k, v
 
-    @torch.compiler.disable  # it looks up the range of the distances
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # it looks up the range of the distances
     def bias(self, q: Tensor, queries: Tensor, keys: Tensor, scale: float) -> Tensor:
         away = distances(queries, keys)[:, None]  # (batch or 1, 1, queries, keys)
         if self.causal:
