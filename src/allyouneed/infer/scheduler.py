@@ -409,6 +409,8 @@ class Scheduler:
             if not queue.waiting:
                 self.postponement.steps = 0
             queue.add(self.arrivals, self.active)
+        if not queue.waiting:
+            return
         taken, urgency = list[RequestState](), partial(queue.urgency, step=self.steps)
         rows, tokens, free, slots = sum([state.spec.rows for state in self.active]), 0, 0, self.slots
         if slots and slots.batches and self.postponement.applies(queue, slots.rows_in_use, self.rows - rows):

@@ -28,7 +28,7 @@ def test_the_openai_client(server: Running, chat: Any) -> None:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     ids = chat.tokenizer.encode(PROMPT, specials=True)
     assert ids[0] == chat.tokenizer.bos
-    (expected,) = chat.engine.complete([ids], chat._decoding(None, {"method": "greedy", "max_length": 9, "loops": 0}))
+    (expected,) = chat.engine.complete([ids], chat.decoding_options({"method": "greedy", "max_length": 9, "loops": 0}))
     text = chat.tokenizer.decode([*ids, *expected[0].tokens])[len(chat.tokenizer.decode(ids)) :]
     options: Any = {"model": "chat", "messages": MESSAGES, "temperature": 0, "max_tokens": 9}
     whole = client.chat.completions.create(**options, logprobs=True, top_logprobs=2)

@@ -99,7 +99,7 @@ def test_logprobs_and_echo_are_those_of_a_forward_pass(client: httpx.Client, lm:
     answer = complete(client, prompt="The quick", temperature=0, max_tokens=4, logprobs=3, echo=True)
     found = answer["choices"][0]["logprobs"]
     prompt = [*lm.tokenizer.opening, *lm.tokenizer.encode("The quick")]
-    (generated,) = lm.engine.complete([prompt], lm._decoding(None, {"method": "greedy", "max_length": 4}))
+    (generated,) = lm.engine.complete([prompt], lm.decoding_options({"method": "greedy", "max_length": 4}))
     ids = [*prompt, *generated[0].tokens]
     log_probs = lm.logits(tokens=[ids])[0].log_softmax(-1)
     expected = [None, *(float(log_probs[n, ids[n + 1]]) for n in range(len(ids) - 1))]
@@ -116,7 +116,7 @@ def test_logprobs_and_echo_are_those_of_a_forward_pass(client: httpx.Client, lm:
 def test_bias_and_penalties_change_the_choice(client: httpx.Client, lm: Any) -> None:
     plain = complete(client, prompt="I am", temperature=0, max_tokens=12, logprobs=0)["choices"][0]
     (generated,) = lm.engine.complete(
-        [lm._prompt("I am", False)], lm._decoding(None, {"method": "greedy", "max_length": 12})
+        [lm._prompt("I am", False)], lm.decoding_options({"method": "greedy", "max_length": 12})
     )
     banned = {str(token): -100 for token in generated[0].tokens}
     biased = complete(client, prompt="I am", temperature=0, max_tokens=12, logprobs=0, logit_bias=banned)["choices"][0]

@@ -47,7 +47,7 @@ class GeneratingPredictor(Predictor):
         ones (`beam=1`, `max_length=60`, …). `on_progress(finished, total)` is called as texts are finished. `first`:
         the index of the first text in a longer request; samples depend on it and on the seed alone. `draft`: a smaller
         model, or "lookup", that drafts `ahead` tokens per step (speculative decoding)."""
-        options = self._decoding(decoding, changes)
+        options = self.decoding_options(changes, decoding)
         drafter: Draft | None = None
         if draft is not None or ahead is not None:
             from allyouneed.infer.speculative.drafts import draft_for
@@ -57,13 +57,10 @@ class GeneratingPredictor(Predictor):
             check_draft_options(options)
         return CallOptions(options, on_progress, first, drafter)
 
-    def _decoding(self, decoding: Decoding | None, changes: dict[str, Any]) -> Decoding:
-        """The decoding options; a sampling option implies `method=sample`, whatever the folder's default."""
+    def decoding_options(self, changes: dict[str, Any], decoding: Decoding | None = None) -> Decoding:
+        """The folder's decoding options, or those in their place, with these changes; a sampling option implies
+        `method=sample`."""
         return Decoding.of(self.folder.decoding if decoding is None else tree_of(decoding), **changes)
-
-    def decoding_options(self, changes: dict[str, Any]) -> Decoding:
-        """The folder's decoding options with these changes."""
-        return self._decoding(None, changes)
 
     @abstractmethod
     def build_engine(self) -> Engine:

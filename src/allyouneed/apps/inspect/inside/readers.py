@@ -154,7 +154,7 @@ def read_generator(predictor: Any, given: Any, target: Any = None, **options: An
     predictor.retrieve_as_trained()
     prompt = predictor._prompt(text, options.pop("specials", False))
     if target is None:
-        best = predictor.engine.complete([prompt], predictor._decoding(None, {"method": "greedy"} | options))[0][0]
+        best = predictor.engine.complete([prompt], predictor.decoding_options({"method": "greedy"} | options))[0][0]
         answer = [*best.tokens, *([predictor.tokenizer.eos] if best.finished else [])]
     elif not isinstance(target, str):
         raise UserError(f"target: expected a text, got {type(target).__name__}")
@@ -181,7 +181,7 @@ def read_generator(predictor: Any, given: Any, target: Any = None, **options: An
 def read_interleaved(predictor: Any, given: Any, target: Any = None, **options: Any) -> Reading:
     read = predictor.read_prompt(given, options.pop("images", ()), options.pop("audio", ()))
     if target is None:
-        decoding = predictor._decoding(None, {"method": "greedy"} | options)
+        decoding = predictor.decoding_options({"method": "greedy"} | options)
         best = predictor.engine.complete([read.tokens], decoding, media=[read.media])[0][0]
         answer = [*best.tokens, *([predictor.tokenizer.eos] if best.finished else [])]
     elif not isinstance(target, str):

@@ -126,7 +126,7 @@ class ModelRegistry:
                     model = await self._open(entry, loop)
                     if model.captures:
                         self.phase = f"loading {entry.name}: capturing CUDA graphs"
-                        await _in_thread(model.warm_up)
+                        await asyncio.to_thread(model.warm_up)
                     freeze_objects()
                     entry.model = model
                 finally:
@@ -136,10 +136,9 @@ class ModelRegistry:
     async def _open(self, entry: Entry, loop: asyncio.AbstractEventLoop) -> ServedModel:
         with failures_of_the_server(entry):
             if not entry.bytes:
-                entry.bytes = await _in_thread(lambda: _weight_bytes(entry.path))
+                entry.bytes = await asyncio.to_thread(_weight_bytes, entry.path)
             await self._make_room(entry)
-            found: ServedModel = await _in_thread(lambda: _load(entry, self.settings, self.metrics, loop))
-            return found
+            return await asyncio.to_thread(_load, entry, self.settings, self.metrics, loop)
 
     async def _make_room(self, entry: Entry) -> None:
         """Unload the models that were not used for the longest time."""
@@ -161,9 +160,9 @@ class ModelRegistry:
     async def unload(self, entry: Entry) -> None:
         model, entry.model = entry.model, None
         if model is not None:
-            await _in_thread(model.close)
+            await asyncio.to_thread(model.close)
             del model
-            await _in_thread(_free_memory)
+            await asyncio.to_thread(_free_memory)
             self.metrics.loaded.labels(entry.name).set(0)
 
     async def close(self) -> None:
@@ -171,14 +170,14 @@ class ModelRegistry:
         for entry in self.entries.values():
             model, entry.model = entry.model, None
             if model is not None:
-                await _in_thread(model.close)
+                await asyncio.to_thread(model.close)
 
     async def facts(self, entry: Entry) -> dict[str, Any]:
         """What is known of a model without loading it: its task and `max_model_len`."""
         if entry.model is not None:
             return entry.model.facts
         if entry.facts is None:
-            entry.facts = await _in_thread(lambda: _read_facts(entry.path))
+            entry.facts = await asyncio.to_thread(_read_facts, entry.path)
         return entry.facts
 
 
@@ -194,10 +193,6 @@ def failures_of_the_server(entry: Entry) -> Iterator[None]:
         log.error("the model %s cannot be loaded: %s", entry.name, error)
         message = f"the model {entry.name} cannot be loaded; the server's log says why"
         raise ApiError(message, 500, code="model_not_loaded") from error
-
-
-async def _in_thread(function: Callable[[], Any]) -> Any:
-    return await asyncio.to_thread(function)
 
 
 def _weight_bytes(path: Path) -> int:
