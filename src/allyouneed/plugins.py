@@ -163,6 +163,7 @@ def provide_own(kind: str) -> bool:
     return bool(modules)
 
 
+@cache
 def import_all_parts() -> None:
     """Import every part of this package, for those who list them."""
     for module in dict.fromkeys(module for modules in _own_modules().values() for module in modules):

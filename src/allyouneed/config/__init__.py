@@ -238,8 +238,9 @@ def read_tree(path: Path | str) -> Any:
         raise UserError(f"{path}: not valid {'JSON' if path.suffix == '.json' else 'YAML'}: {error}") from None
 
 
-def preset_names() -> list[str]:
-    return sorted(path.stem for path in PRESETS.glob("*.yaml"))
+@cache
+def preset_names() -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in PRESETS.glob("*.yaml")))
 
 
 @cache

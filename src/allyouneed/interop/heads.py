@@ -53,4 +53,4 @@ def with_head(model: nn.Module, head: Mapping[str, Any]) -> nn.Module:
 
 
 def config_of(model: nn.Module) -> Model:
-    return model.config  # type: ignore[assignment]
+    return model.config  # type: ignore[return-value]

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -16,8 +15,24 @@ from torch import Tensor
 IGNORE = -100  # label excluded from the loss, as in torch.nn.functional.cross_entropy
 
 
+class Tensors:
+    """A record of tensors, which are moved together."""
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Apply a function to every tensor, also of records in this one."""
+        found = dict[str, Any]()
+        for field in fields(self):  # type: ignore[arg-type]  # of a dataclass
+            one = getattr(self, field.name)
+            known = change(one) if isinstance(one, Tensor) else one
+            found[field.name] = one.each(change) if isinstance(one, Tensors) else known
+        return type(self)(**found)
+
+    def to(self, device: torch.device | str) -> Self:
+        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
+
+
 @dataclass(frozen=True)
-class Rows:
+class Rows(Tensors):
     """One side of a batch: `tokens` (batch, time), and either `lengths` or `segments` or neither.
 
     `lengths` (batch,): one sentence per row, padded on the right or on the left.
@@ -74,28 +89,18 @@ class Rows:
         return cls(tokens, lengths=torch.tensor(lengths), side=side)
 
     def to(self, device: torch.device | str) -> Rows:
-        return _each(self, partial(to_device, device=device))
-
-    def each(self, change: Callable[[Tensor], Tensor]) -> Rows:
-        """Apply a function to every tensor."""
-        return _each(self, change)
+        return self.each(lambda tensor: to_device(tensor, device))
 
 
 @dataclass(frozen=True)
-class Signal:
+class Signal(Tensors):
     """Image or audio input: pixels (batch, channels, height, width) or log-mel frames (batch, mels, time)."""
 
     values: Tensor
 
-    def to(self, device: torch.device | str) -> Signal:
-        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def each(self, change: Callable[[Tensor], Tensor]) -> Signal:
-        return _each(self, change)
-
 
 @dataclass(frozen=True)
-class Neighbours:
+class Neighbours(Tensors):
     """Neighbours retrieved for the chunks of a text (RETRO): `tokens` (batch, chunks, neighbours, length) and `lengths`
     (batch, chunks, neighbours), 0 for missing neighbours."""
 
@@ -119,36 +124,24 @@ class Neighbours:
                     lengths[row, chunk, index] = len(kept)
         return cls(tokens, lengths)
 
-    def to(self, device: torch.device | str) -> Neighbours:
-        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def each(self, change: Callable[[Tensor], Tensor]) -> Neighbours:
-        return _each(self, change)
-
 
 MEDIA = ("image", "audio")  # kinds of media in a text; `Rows.slots` numbers them from 1
 
 
 @dataclass(frozen=True)
-class Media:
+class Media(Tensors):
     """Images (count, channels, height, width) and sounds as log-mel frames (count, mels, time) of all rows of a batch,
     in the order of their slots."""
 
     image: Tensor | None = None
     audio: Tensor | None = None
 
-    def to(self, device: torch.device | str) -> Media:
-        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def each(self, change: Callable[[Tensor], Tensor]) -> Media:
-        return _each(self, change)
-
 
 Input = Rows | Signal | Neighbours | Media
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(Tensors):
     """Inputs of both sides, and labels of the target (`IGNORE` where there is none).
 
     Single-stack models have only a target. Two-tower models (CLIP) take one input each. The source of a retrieval model
@@ -161,17 +154,6 @@ class Batch:
     labels: Tensor | None = None
     # rows start new texts (True) or continue the previous batch (False); None: independent batches
     begins: bool | None = None
-
-    def to(self, device: torch.device | str) -> Batch:
-        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        return Batch(
-            target=self.target.each(change),
-            source=None if self.source is None else self.source.each(change),
-            labels=None if self.labels is None else change(self.labels),
-            begins=self.begins,
-        )
 
     @property
     def rows(self) -> Rows:
@@ -187,20 +169,9 @@ def count_labels(labels: Tensor) -> Tensor:
     return (labels != IGNORE).sum()
 
 
-D = TypeVar("D", Rows, Signal, Neighbours, Media)
-
-
 def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
     """A copy to a GPU begins after what the GPU is computing, and only from pinned memory the host does not wait for
     that."""
     if tensor.device.type == "cpu" and torch.device(device).type == "cuda":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
-
-
-def _each(value: D, change: Callable[[Tensor], Tensor]) -> D:
-    found = dict[str, Any]()
-    for field in fields(value):
-        one = getattr(value, field.name)
-        found[field.name] = change(one) if isinstance(one, Tensor) else one
-    return type(value)(**found)

@@ -323,13 +323,16 @@ def test_an_unknown_exercise_and_a_model_of_images_are_refused() -> None:
         build_document("lessons", vit, text="its image")
 
 
-def run(path: Path) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(["look", "lessons", "-o", str(path)])
-    return int(ended.value.code or 0)
-
-
 def test_the_command_writes_one_file_with_all_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a small model; with the bundled one, the command of README does (tests/test_docs.py)."""
+    model, text = model_of("post-norm")
+    model.predictor.folder.save(tmp_path / "model")
+
+    def run(path: Path) -> int:
+        with pytest.raises(SystemExit) as ended:
+            main(["look", "lessons", text, "--model", str(tmp_path / "model"), "-o", str(path)])
+        return int(ended.value.code or 0)
+
     path = tmp_path / "lessons.html"
     assert run(path) == 0
     text = path.read_text(encoding="utf-8")

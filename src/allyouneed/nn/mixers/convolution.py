@@ -225,11 +225,6 @@ class RecentTokens(State):
         self.end = min(slots.time, self.size)
         return both[:, MAX_TRIM:]
 
-    def select(self, rows: Tensor) -> None:
-        if self.tokens is not None and self.lengths is not None and self.oldest is not None:
-            self.tokens = self.tokens.index_select(0, rows)
-            self.lengths, self.oldest = self.lengths.index_select(0, rows), self.oldest.index_select(0, rows)
-
     def trim(self, length: int, each: Tensor | None = None) -> None:
         if self.tokens is None or self.lengths is None or self.oldest is None:
             return

@@ -381,9 +381,6 @@ class SourceFeatureSums(State):
     def __init__(self) -> None:
         self.sums: Tensor | None = None
 
-    def select(self, rows: Tensor) -> None:
-        self.sums = None if self.sums is None else self.sums.index_select(0, rows)
-
     def trim(self, length: int, each: Tensor | None = None) -> None:
         pass  # the source is constant
 

@@ -167,13 +167,8 @@ class MemoryTokens(State):
                 state.select(torch.tensor([order.index(row) for row in range(count)], device=device))
 
     def select(self, rows: Tensor) -> None:
+        super().select(rows)
         self.lengths = [self.lengths[row] for row in rows.tolist()]
-        for name in ("memory", "past", "tokens"):
-            if (value := getattr(self, name)) is not None:
-                setattr(self, name, value.index_select(0, rows))
-        for layer in self.layers.values():
-            for state in layer.values():
-                state.select(rows)
 
     def join(self, other: Self) -> None:
         lengths = self.lengths + other.lengths

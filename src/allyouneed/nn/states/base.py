@@ -26,7 +26,7 @@ breaks them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Self
@@ -43,9 +43,12 @@ class State(ABC):
 
     shared = False  # True: belongs to the source, so all its beams share one copy
 
-    @abstractmethod
     def select(self, rows: Tensor) -> None:
         """Row i becomes a copy of row `rows[i]`."""
+        for name, value in vars(self).items():
+            setattr(
+                self, name, _each(value, lambda tensor: tensor.index_select(0, rows), lambda part: part.select(rows))
+            )
 
     @abstractmethod
     def trim(self, length: int, each: Tensor | None = None) -> None:
@@ -67,7 +70,7 @@ class State(ABC):
     def detach(self) -> None:
         """Keep the values and cut the gradient."""
         for name, value in vars(self).items():
-            setattr(self, name, _detach(value))
+            setattr(self, name, _each(value, Tensor.detach, State.detach))
 
     @property
     @abstractmethod
@@ -158,7 +161,7 @@ class States:
         for layer in self.layers:
             for state in layer.values():
                 state.detach()
-        self.memory = _detach(self.memory)
+        self.memory = _each(self.memory, Tensor.detach, State.detach)
 
     def append_marks(self, new: TokenLayout, end: int) -> None:
         """Add the attributes of new tokens: marks become (rows, end); a missing one is False or 0."""
@@ -210,18 +213,20 @@ def concat_rows(ours: Tensor, theirs: Tensor) -> Tensor:
     return joint
 
 
-def _detach(value: Any) -> Any:
+def _each(value: Any, change: Callable[[Tensor], Tensor], visit: Callable[[State], None]) -> Any:
+    """The value with all its tensors changed; states in it are visited."""
     if isinstance(value, Tensor):
-        return value.detach()
+        return change(value)
     if isinstance(value, State):
-        value.detach()
+        visit(value)
     elif isinstance(value, list | tuple):
-        inside = [_detach(entry) for entry in value]
+        inside = [_each(entry, change, visit) for entry in value]
         return type(value)(*inside) if hasattr(value, "_fields") else type(value)(inside)
     elif isinstance(value, dict):
-        return {key: _detach(entry) for key, entry in value.items()}
+        return {key: _each(entry, change, visit) for key, entry in value.items()}
     elif is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{entry.name: _detach(getattr(value, entry.name)) for entry in fields(value)})
+        parts = {entry.name: _each(getattr(value, entry.name), change, visit) for entry in fields(value)}
+        return replace(value, **parts)
     return value
 
 

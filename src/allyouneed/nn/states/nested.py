@@ -13,10 +13,6 @@ class NestedStates(State):
     def __init__(self, parts: dict[str, State]) -> None:
         self.parts = parts
 
-    def select(self, rows: Tensor) -> None:
-        for state in self.parts.values():
-            state.select(rows)
-
     def trim(self, length: int, each: Tensor | None = None) -> None:
         for state in self.parts.values():
             state.trim(length, each)

@@ -160,15 +160,6 @@ class Recurrent(State):
         for name in ("pending", "pending_at"):
             vars(self).pop(name, None)
 
-    def select(self, rows: Tensor) -> None:
-        if self.now is None:
-            return
-        if self.pending_at is not None:
-            self.pending, self.pending_at = _select(self.pending, rows), self.pending_at.index_select(0, rows)
-        self.now, self.snapshot = _select(self.now, rows), _select(self.snapshot, rows)
-        if self.tail is not None and self.since is not None and self.lengths is not None:
-            self.tail, self.since, self.lengths = _select((self.tail, self.since, self.lengths), rows)
-
     def trim(self, length: int, each: Tensor | None = None) -> None:
         if self.tail is None or self.since is None or self.lengths is None:
             return
@@ -209,7 +200,3 @@ def _gather(x: Tensor, places: Tensor) -> Tensor:
     """x (batch, time, …) at these places (batch, n)."""
     index = places.view(*places.shape, *(1,) * (x.dim() - 2)).expand(*places.shape, *x.shape[2:])
     return x.gather(1, index)
-
-
-def _select(tensors: Carry, rows: Tensor) -> Carry:
-    return tuple(tensor.index_select(0, rows) for tensor in tensors)

@@ -107,12 +107,6 @@ class WindowKVCache(KVState):
         real = position < lengths[:, None]
         return TokenLayout(torch.where(real, position, 0), real.long())
 
-    def select(self, rows: Tensor) -> None:
-        if self.keys is None or self.values is None or self.lengths is None or self.written is None:
-            return
-        self.keys, self.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
-        self.lengths, self.written = self.lengths.index_select(0, rows), self.written.index_select(0, rows)
-
     def trim(self, length: int, each: Tensor | None = None) -> None:
         if self.lengths is None or self.written is None:
             return

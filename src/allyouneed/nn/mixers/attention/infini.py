@@ -372,11 +372,6 @@ class CompressiveMemory(State):
         self.lengths, self.since = indices.lengths, indices.since
         return near, far
 
-    def select(self, rows: Tensor) -> None:
-        names = ("memory", "keys", "values", "lengths", "since")
-        for name in names if self.memory is not None else ():
-            setattr(self, name, getattr(self, name).index_select(0, rows))
-
     def trim(self, length: int, each: Tensor | None = None) -> None:
         if self.lengths is None or self.since is None:
             return

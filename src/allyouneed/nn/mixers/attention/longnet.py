@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import replace
-from functools import cached_property
 from typing import Annotated, Literal
 
 import torch
@@ -30,6 +29,7 @@ from allyouneed.nn.ops.attention.block_sparse import BlockSparse
 from allyouneed.nn.ops.attention.dense import (
     AttentionFn,
     DenseAttention,
+    HasFallback,
     PairBias,
     ScoreMod,
     dense_mask,
@@ -239,15 +239,11 @@ def _with_counts(score_mod: ScoreMod, counts: Tensor) -> ScoreMod:
     return replace(score_mod, bias=bias, static=None)
 
 
-class CountedFlex:
+class CountedFlex(HasFallback):
     """FlexAttention with the logarithm of key counts as a bias inside the kernel; `make_fallback` as in `Flex`."""
 
     def __init__(self, kernel: Flex, log_count: PairBias, make_fallback: Callable[[], AttentionFn]) -> None:
         self.kernel, self.log_count, self.make_fallback = kernel, log_count, make_fallback
-
-    @cached_property
-    def fallback(self) -> AttentionFn:
-        return self.make_fallback()
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float, score_mod: ScoreMod) -> Tensor:
         if dropout or not score_mod.plain or not can_flex(q, v):

@@ -60,6 +60,16 @@ class ScoreMod:
 AttentionFn = Callable[[Tensor, Tensor, Tensor, float, ScoreMod], Tensor]
 
 
+class HasFallback:
+    """A plan for some calls; `make_fallback` builds the one for the others, once it is needed."""
+
+    make_fallback: Callable[[], AttentionFn]
+
+    @cached_property
+    def fallback(self) -> AttentionFn:
+        return self.make_fallback()
+
+
 @dataclass(frozen=True, eq=False)
 class DenseAttention:
     """SDPA with the pattern's mask."""

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from allyouneed.nn.ops.attention.block_sparse import merge_softmax
-from allyouneed.nn.ops.attention.dense import AttentionFn, ScoreMod
+from allyouneed.nn.ops.attention.dense import AttentionFn, HasFallback, ScoreMod
 from allyouneed.nn.ops.attention.flex import Flex, can_flex
 
 
@@ -75,7 +74,7 @@ class DilatedSegments:
         return self.scatter(ones)[0, :, :, 0] > 0
 
 
-class DilatedAttention:
+class DilatedAttention(HasFallback):
     """Softmax over the keys of all branches. `kernels`: attention within a segment, for each branch; `make_fallback`
     builds the plan for what they cannot do."""
 
@@ -85,10 +84,6 @@ class DilatedAttention:
     ) -> None:  # fmt: skip
         self.branches, self.kernels, self.make_fallback = list(branches), list(kernels), make_fallback
         self.skipped = [None if one.dilation == 1 else ~one.covered(device) for one in branches]
-
-    @cached_property
-    def fallback(self) -> AttentionFn:
-        return self.make_fallback()
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float, score_mod: ScoreMod) -> Tensor:
         if dropout or not score_mod.plain or not can_flex(q, v):

@@ -6,7 +6,7 @@ The kernel's block index table has (time / 128)² int32 entries: one megabyte fo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from allyouneed.nn.ops.attention.block_mask import BlockedTokens, BlockLayout
 from allyouneed.nn.ops.attention.block_sparse import merge_softmax
-from allyouneed.nn.ops.attention.dense import AttentionFn, PairBias, ScoreMod
+from allyouneed.nn.ops.attention.dense import AttentionFn, HasFallback, PairBias, ScoreMod
 from allyouneed.nn.patterns.core import TokenFields
 from allyouneed.torch_private import raise_recompile_limit
 
@@ -107,16 +107,12 @@ def block_mask(part: BlockLayout) -> Any:
     )
 
 
-class Flex:
+class Flex(HasFallback):
     """FlexAttention; `make_fallback` builds the plan for what the kernel cannot do: dropout, odd head widths."""
 
     def __init__(self, parts: Sequence[BlockLayout], make_fallback: Callable[[], AttentionFn]) -> None:
         self.parts, self.masks = list(parts), [block_mask(part) for part in parts]
         self.make_fallback = make_fallback
-
-    @cached_property
-    def fallback(self) -> AttentionFn:
-        return self.make_fallback()
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float, score_mod: ScoreMod) -> Tensor:
         pairwise = score_mod.plain or (score_mod.fused and score_mod.pair_bias is not None)

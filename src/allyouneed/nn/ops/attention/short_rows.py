@@ -4,7 +4,6 @@ looped over or read twice (kernels/triton/training/row_attention.py)."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,10 +11,10 @@ from torch import Tensor
 
 from allyouneed.kernels import usable
 from allyouneed.nn.context import TokenLayout
-from allyouneed.nn.ops.attention.dense import AttentionFn, ScoreMod
+from allyouneed.nn.ops.attention.dense import AttentionFn, HasFallback, ScoreMod
 
 
-class ShortRows:
+class ShortRows(HasFallback):
     """A token attends to its sentence, or to what is not later in it if `causal`. `make_fallback` builds the plan for
     what the kernel cannot do: dropout, odd head widths, single or mixed precision."""
 
@@ -24,10 +23,6 @@ class ShortRows:
     ) -> None:
         self.causal, self.make_fallback = causal, make_fallback
         self.tokens = [_segments(queries), _segments(keys), _positions(queries), _positions(keys)]
-
-    @cached_property
-    def fallback(self) -> AttentionFn:
-        return self.make_fallback()
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float, score_mod: ScoreMod) -> Tensor:
         if dropout or not score_mod.plain or not can_tile(q, k, v):

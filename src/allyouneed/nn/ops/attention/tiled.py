@@ -7,7 +7,6 @@ stored once for all equal tiles (BigBird), with tokens read in the order of the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -15,14 +14,14 @@ from torch import Tensor
 from allyouneed.kernels import usable
 from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.ops.attention.block_mask import BlockLayout
-from allyouneed.nn.ops.attention.dense import AttentionFn, ScoreMod
+from allyouneed.nn.ops.attention.dense import AttentionFn, HasFallback, ScoreMod
 from allyouneed.nn.patterns.core import Causal, Full, Pattern
 
 WIDEST = 128  # features of a head that fit in a program
 TILES_AT_ONCE = 512  # masks that are computed at once
 
 
-class Tiled:
+class Tiled(HasFallback):
     """`parts`: blocks of self-attention, one layout for each token order. Partial blocks of `Causal` and `Full` are
     masked by computing, those of other patterns by stored tiles. `make_fallback` builds the plan for what the kernels
     cannot do: dropout, wide heads. `constant_from`: as in `ScoreMod`."""
@@ -38,10 +37,6 @@ class Tiled:
         # blocks that are `near` or more apart share one bias
         self.near = parts[0].query.blocks + 1 if constant_from is None else 1 - (1 - constant_from) // self.block
         self.plan = [x for part in parts for x in part_tables(part, not self.computed, self.near)]
-
-    @cached_property
-    def fallback(self) -> AttentionFn:
-        return self.make_fallback()
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float, score_mod: ScoreMod) -> Tensor:
         by_distance = score_mod.distance_bias
