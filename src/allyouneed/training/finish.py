@@ -137,6 +137,8 @@ def finish(trainer: Trainer, last: Checkpoint | None, run: RunFolder, recipe_tex
     with trainer.scorer.warn_on_failure("computing the baselines"):
         stated |= _baselines(trainer, [split for split, row in scores.items() if row])
     write_text(run.model / CARD, card(weights, scores))
+    with trainer.scorer.warn_on_failure("writing the report"):
+        report(f"a report is in {_write_page(trainer, run, recipe_text, weights, scores, stated)}")
     result = {
         "steps": state.step,
         "asked": {"steps": recipe.last_step, "epochs": recipe.epochs},
@@ -148,8 +150,6 @@ def finish(trainer: Trainer, last: Checkpoint | None, run: RunFolder, recipe_tex
         "baselines": {name: [one.to_tree() for one in found] for name, found in stated.items()},
     }
     write_text(run.result, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    with trainer.scorer.warn_on_failure("writing the report"):
-        report(f"a report is in {_write_page(trainer, run, recipe_text, weights, scores, stated)}")
     report(f"the model is in {run.model}")
     return {name: row for name, row in scores.items() if row}
 

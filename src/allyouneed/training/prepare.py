@@ -65,7 +65,7 @@ class RunFolder:
         self.recipe, self.result, self.stopped = folder / "recipe.yaml", folder / "result.json", folder / STOPPED
         self.tokenizer, self.data, self.checkpoints = folder / "tokenizer", folder / "data", folder / "checkpoints"
         self.log, self.model, self.labels = folder / "log.jsonl", folder / "model", folder / "labels.json"
-        self.languages = folder / LANGUAGES
+        self.languages, self.page = folder / LANGUAGES, folder / PAGE
 
     @property
     def has_started(self) -> bool:
@@ -120,7 +120,7 @@ class RunFolder:
 
     def _remove_leftovers(self) -> None:
         """What a killed run was writing."""
-        for path in (*self._folders, self.recipe, self.result, self.labels, self.languages):
+        for path in (*self._folders, self.recipe, self.result, self.labels, self.languages, self.page):
             for found in leftovers(path):
                 if found.is_dir():
                     shutil.rmtree(found, ignore_errors=True)
@@ -138,7 +138,7 @@ class RunFolder:
                 path.rename(doomed)  # first: a partly deleted folder must never be used
                 shutil.rmtree(doomed, ignore_errors=True)
         bad = self.folder / "bad-batches.jsonl"
-        for path in (self.folder / PAGE, self.result, self.log, self.labels, self.languages, bad, self.recipe):
+        for path in (self.page, self.result, self.log, self.labels, self.languages, bad, self.recipe):
             path.unlink(missing_ok=True)
 
     def _read_recipe(self) -> dict[str, Any]:
