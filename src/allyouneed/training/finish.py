@@ -217,6 +217,8 @@ def score_commands(model: Path, recipe: Recipe, split: str) -> str:
         files = entry.files()
         tags = [("--to", getattr(entry, "to", None)), ("--from", getattr(entry, "from_", None))]
         options = ["--model", str(model), *(word for name, tag in tags if tag for word in (name, tag))]
+        if entry.portion is not None:
+            options += ["--portion", ",".join(f"{bound:g}" for bound in entry.portion)]
         if getattr(entry, "source", None) is not None:  # aligned files: source, target, source, target, …
             given = [["--source", str(a), "--target", str(b)] for a, b in zip(files[::2], files[1::2], strict=True)]
         else:
