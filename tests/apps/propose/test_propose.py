@@ -165,6 +165,10 @@ def test_formats_of_every_kind_are_proposed() -> None:
         book.active.append(row)
     book.save("a.xlsx")
     assert init("a.xlsx", "--force")["data"]["train"]["columns"] == ["Frage", "Thema"]
+    book.active.delete_rows(1)
+    book.save("a.xlsx")
+    train = init("a.xlsx", "--force")["data"]["train"]
+    assert train["columns"] == [0, 1] and train["header"] is False, "the first row is an example"
 
 
 def test_aligned_files_are_seen() -> None:
