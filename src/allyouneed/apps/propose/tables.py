@@ -64,11 +64,5 @@ def _column(column: ColumnFacts) -> tuple[str, ...]:
     lengths = f"{statistics.median(column.lengths):.0f}, at most {max(column.lengths)}" if column.lengths else ""
     examples = " · ".join(shown(example, 30) for example in column.examples)
     language = column.language if kind == "text" else ""
-    return (
-        str(column.name),
-        kind if column.filled else "empty",
-        f"{column.distinct:,}{'+' * (column.distinct >= DISTINCT)}",
-        language,
-        lengths,
-        examples,
-    )
+    values = f"{column.distinct:,}" + ("+" if column.distinct >= DISTINCT else "")
+    return str(column.name), kind if column.filled else "empty", values, language, lengths, examples
