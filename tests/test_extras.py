@@ -39,6 +39,8 @@ def test_every_extra_is_one_of_the_project() -> None:
         (["export", "nowhere", "x", "--to", "ctranslate2"], "ctranslate2"),
         (["bench", "nowhere", "--against", "ctranslate2"], "ctranslate2"),
         (["train", "recipe.yaml", "--set", "tensorboard=true"], "tensorboard"),
+        (["init", "a.xlsx"], "xlsx"),
+        (["init", "a.parquet"], "parquet"),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],
 )
@@ -52,6 +54,8 @@ def test_a_missing_package_is_reported_before_any_file_is_opened(
     monkeypatch.chdir(tmp_path)
     Path("list.txt").write_text("a.wav\nb.mp3\n")
     Path("sounds").mkdir()
+    Path("a.xlsx").touch()
+    Path("a.parquet").touch()
     Path("sounds", "a.ogg").touch()
     write_recipe(tmp_path)
     module = extras.EXTRAS[extra][0]

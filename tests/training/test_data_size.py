@@ -93,6 +93,6 @@ def test_a_length_that_was_set_leaves_out_what_it_does_with_a_warning(tmp_path: 
 def test_less_data_is_read_more_often_and_with_more_dropout() -> None:
     small, middle, large = (plan(count, 20 * count, 512) for count in (1_000, 50_000, 5_000_000))
     assert small.epochs == 30 and small.dropout == 0.3 and small.every == 39
-    assert middle.epochs == 3 and middle.dropout == 0.1 and middle.every == 244
+    assert middle.epochs == 10 and middle.dropout == 0.1 and middle.every == 244
     assert large.epochs == 3 and large.dropout == 0.1 and large.every == 500
     assert "30 epochs at most, dropout 0.3" in small.text(1_000)

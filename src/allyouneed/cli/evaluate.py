@@ -51,6 +51,9 @@ def evaluate(
         str | None,
         option(panel=FILES, metavar="A,B", help="columns of PAIRS, by name or index from 0; default: as in training"),
     ] = None,
+    portion: Annotated[
+        str | None, option(panel=FILES, metavar="FROM,TO", help="score a part of PAIRS, as split in training: 0.9,1")
+    ] = None,
     output: Annotated[
         Path | None, option("--output", "-o", panel=FILES, metavar="FILE", help="save the translations here")
     ] = None,
@@ -80,11 +83,12 @@ def evaluate(
         for name, value in given.items():
             if value is not None:
                 raise UserError(f"{name} is for translation, and {model} has another task; remove it")
-        _evaluate_examples(pairs, model, device, as_json, _columns(columns))
+        _evaluate_examples(pairs, model, device, as_json, _columns(columns) | _portion(portion))
         return
     for read in (pairs, source, target):
         check_not_input(read, output)
     layout = ({} if model is None else _context(model, context, pairs is not None)) | _columns(columns)
+    layout |= _portion(portion)
     tests = _test_pairs(pairs, source, target, layout, needs_source=model is not None)
     sources, references = [pair.source for pair in tests], [pair.target for pair in tests]
     if hypotheses is not None:
@@ -145,6 +149,17 @@ def _columns(text: str | None) -> dict[str, Any]:
         return {}
     names = [name.strip() for name in text.split(",")]
     return {"columns": [int(name) if name.isdecimal() else name for name in names]}
+
+
+def _portion(text: str | None) -> dict[str, Any]:
+    """The `portion` of a file, from `0.9,1`."""
+    if text is None:
+        return {}
+    try:
+        low, high = map(float, text.split(","))
+    except ValueError:
+        raise UserError(f"--portion {text}: expected two numbers from 0 to 1, such as 0.9,1") from None
+    return {"portion": (low, high)}
 
 
 def _evaluate_examples(path: Path, model: Path, device: str, as_json: bool, columns: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from allyouneed.training.recipe.recipe import Recipe
 ROWS = Task.usual_rows  # of a batch of texts
 UPDATES = 50  # of an epoch: smaller data gets smaller batches
 MOST_DROPPED = 0.8  # of the examples, for their length
-READ, MOST_READ = 3_000_000, (3, 30)  # tokens that a small model reads in all, and the passes over the data
+READ, MOST_READ = 10_000_000, (3, 30)  # tokens that a small model reads in all, and the passes over the data
 DROPOUT = ((2_000, 0.3), (20_000, 0.2), (1 << 62, 0.1))  # below so many examples
 PATIENCE = 6
 

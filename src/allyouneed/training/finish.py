@@ -20,14 +20,19 @@ from allyouneed.data.files.readers import Report
 from allyouneed.errors import UserError
 from allyouneed.files import write_text
 from allyouneed.folder import CARD, WEIGHTS, read_card, read_weights
+from allyouneed.infer.predictors.base import evenly_spaced
 from allyouneed.metrics.baselines import MOST_EXAMPLES, Baseline, baselines
 from allyouneed.metrics.translation import RESAMPLES
 from allyouneed.training.checkpoints import Checkpoint
 from allyouneed.training.loop import Trainer
+from allyouneed.training.planning.memory import format_bytes, memory_in_use
 from allyouneed.training.prepare import RunFolder
 from allyouneed.training.recipe.recipe import Recipe
-from allyouneed.training.validate import is_better, validation_loss
+from allyouneed.training.reporting.page import PAGE, RunFacts, write_page
+from allyouneed.training.reporting.progress import clock
+from allyouneed.training.validate import LOSS_METRICS, is_better, validation_loss
 
+SHOWN = 3  # generated examples on the report, where scoring needs none
 Baselines = dict[str, list[Baseline]]  # by set
 Scores = dict[str, dict[str, float]]  # by set: valid, test; empty: not scored
 
@@ -72,6 +77,7 @@ def model_card(fields: dict[str, Any], recipe_text: str) -> str:
         f"- trained on: {fields['examples']}, {fields['tokens']} in {fields['steps']:,} steps "
         f"({fields['epochs']} epochs begun), on {fields['machine']}",
         f"- weights: {fields['weights']}",
+        *([f"- report of the run: [{PAGE}](../{PAGE})"] if fields.get("baselines") is not None else []),
         "",
         "## Scores",
         "",
@@ -131,6 +137,8 @@ def finish(trainer: Trainer, last: Checkpoint | None, run: RunFolder, recipe_tex
     with trainer.scorer.warn_on_failure("computing the baselines"):
         stated |= _baselines(trainer, [split for split, row in scores.items() if row])
     write_text(run.model / CARD, card(weights, scores))
+    with trainer.scorer.warn_on_failure("writing the report"):
+        report(f"a report is in {_write_page(trainer, run, recipe_text, weights, scores, stated)}")
     result = {
         "steps": state.step,
         "asked": {"steps": recipe.last_step, "epochs": recipe.epochs},
@@ -163,6 +171,45 @@ def _baselines(trainer: Trainer, splits: Sequence[str]) -> Baselines:
     return found
 
 
+def _write_page(
+    trainer: Trainer, run: RunFolder, recipe_text: str, weights: str, scores: Scores, stated: Baselines
+) -> Path:
+    """The report, with the examples of the last set that was predicted; a few are generated where none was."""
+    recipe, state, prepared = trainer.recipe, trainer.state, trainer.prepared
+    fields = _card_fields(trainer, run, recipe_text, weights, scores)
+    if not (samples := trainer.scorer.samples) and recipe.metric in LOSS_METRICS:
+        few = evenly_spaced(prepared.test_examples or prepared.valid_examples, SHOWN)
+        samples = trainer.scorer.score(few, recipe.decoding.beam, SHOWN).samples if few else []
+    rows = [(split, "", row) for split, row in scores.items()]
+    rows += [(split, one.name, one.figures) for split, found in stated.items() for one in found]
+    memory = memory_in_use(trainer.backend.device)
+    facts = {
+        "task": recipe.task_kind,
+        "model": f"{fields['kind']}, {fields['vocabulary']}",
+        "parameters": f"{fields['parameters']:,}",
+        "trained": f"{fields['examples']}, {fields['tokens']}, {state.step:,} steps, {fields['epochs']} epochs begun",
+        "weights": weights,
+        "machine": fields["machine"],
+        "training time": clock(state.seconds),
+        "throughput": f"{state.tokens / max(state.seconds, 1e-9):,.0f} {recipe.task.loss_unit}/s",
+        **({} if memory is None else {"memory": format_bytes(memory)}),
+    }
+    return write_page(
+        run.folder,
+        RunFacts(
+            title=fields["name"],
+            facts=facts,
+            columns=list(dict.fromkeys([recipe.metric, *fields["columns"]])),
+            higher=dict(recipe.task.metrics),
+            scores=[row for split in scores for row in rows if row[0] == split],
+            samples=samples,
+            labels=prepared.labels,
+            data=prepared.report,
+            recipe=_portable(recipe_text),
+        ),
+    )
+
+
 def score_commands(model: Path, recipe: Recipe, split: str) -> str:
     """The commands that score a model folder on the files of a split, one per line."""
     lines = []
@@ -170,6 +217,8 @@ def score_commands(model: Path, recipe: Recipe, split: str) -> str:
         files = entry.files()
         tags = [("--to", getattr(entry, "to", None)), ("--from", getattr(entry, "from_", None))]
         options = ["--model", str(model), *(word for name, tag in tags if tag for word in (name, tag))]
+        if entry.portion is not None:
+            options += ["--portion", ",".join(f"{bound:g}" for bound in entry.portion)]
         if getattr(entry, "source", None) is not None:  # aligned files: source, target, source, target, …
             given = [["--source", str(a), "--target", str(b)] for a, b in zip(files[::2], files[1::2], strict=True)]
         else:
@@ -234,7 +283,9 @@ def _score_test_set(trainer: Trainer) -> dict[str, float]:
     """Empty if scoring failed."""
     recipe, prepared, found = trainer.recipe, trainer.prepared, dict[str, float]()
     with trainer.scorer.warn_on_failure("scoring the test data"):
-        judged = trainer.scorer.score(prepared.test_examples, recipe.decoding.beam, resamples=RESAMPLES)
+        show = 0 if recipe.metric in LOSS_METRICS else len(prepared.test_examples)
+        judged = trainer.scorer.score(prepared.test_examples, recipe.decoding.beam, show, RESAMPLES)
+        trainer.scorer.samples = judged.samples or trainer.scorer.samples
         found, text = judged.figures, f"\n{judged.text}"
         if not found:
             assert prepared.test is not None
@@ -261,6 +312,7 @@ def _compare_with_average(trainer: Trainer, single: Checkpoint) -> tuple[str, di
     recipe, report, metric = trainer.recipe, trainer.reporter.print, trainer.recipe.metric
     limit, averaged, chosen = recipe.validation.limit, _averaged(trainer), f"checkpoint of step {single.step}"
     found = trainer.scorer.evaluate(recipe.decoding.beam, limit=limit)
+    samples = trainer.scorer.samples
     report(f"{chosen}:  {_row(found)}{trainer.scorer.limit_text(limit)}")
     if len(averaged) > 1:
         set_weights(trainer.model, average_weights(averaged))
@@ -274,6 +326,7 @@ def _compare_with_average(trainer: Trainer, single: Checkpoint) -> tuple[str, di
             chosen, found = _average_name(averaged), of_average
         else:
             read_weights(trainer.model, single.path / WEIGHTS)
+            trainer.scorer.samples = samples
     if trainer.scorer.limit_text(limit):
         found = trainer.scorer.evaluate(recipe.decoding.beam)
         report(f"{chosen}:  {_row(found)}  (all {len(trainer.prepared.valid_examples):,})")

@@ -8,6 +8,7 @@ data/           the encoded examples
 checkpoints/    see checkpoints.py
 log.jsonl       every step
 model/          the trained model
+report.html     what the run did, for people
 result.json     the result, written last
 """
 
@@ -17,7 +18,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ from allyouneed.training.data_size import ROWS, check_left_out, choose_rows
 from allyouneed.training.optim.schedule import PAPER_WARMUP
 from allyouneed.training.recipe.recipe import Recipe
 from allyouneed.training.recipe.sections import SPLITS
+from allyouneed.training.reporting.page import PAGE
 from allyouneed.training.reporting.progress import Reporter
 
 # recipe keys that may change when a run is resumed: duration, validation, saving, hardware
@@ -63,7 +65,7 @@ class RunFolder:
         self.recipe, self.result, self.stopped = folder / "recipe.yaml", folder / "result.json", folder / STOPPED
         self.tokenizer, self.data, self.checkpoints = folder / "tokenizer", folder / "data", folder / "checkpoints"
         self.log, self.model, self.labels = folder / "log.jsonl", folder / "model", folder / "labels.json"
-        self.languages = folder / LANGUAGES
+        self.languages, self.page = folder / LANGUAGES, folder / PAGE
 
     @property
     def has_started(self) -> bool:
@@ -118,7 +120,7 @@ class RunFolder:
 
     def _remove_leftovers(self) -> None:
         """What a killed run was writing."""
-        for path in (*self._folders, self.recipe, self.result, self.labels, self.languages):
+        for path in (*self._folders, self.recipe, self.result, self.labels, self.languages, self.page):
             for found in leftovers(path):
                 if found.is_dir():
                     shutil.rmtree(found, ignore_errors=True)
@@ -136,7 +138,7 @@ class RunFolder:
                 path.rename(doomed)  # first: a partly deleted folder must never be used
                 shutil.rmtree(doomed, ignore_errors=True)
         bad = self.folder / "bad-batches.jsonl"
-        for path in (self.result, self.log, self.labels, self.languages, bad, self.recipe):
+        for path in (self.page, self.result, self.log, self.labels, self.languages, bad, self.recipe):
             path.unlink(missing_ok=True)
 
     def _read_recipe(self) -> dict[str, Any]:
@@ -281,6 +283,7 @@ class PreparedData:
     retriever: Retriever | None = None
     detector: LanguageDetector | None = None
     rows: int = ROWS  # of a batch
+    report: Report = field(default_factory=Report)  # of the training data
 
 
 def prepare(recipe: Recipe, run: RunFolder, reporter: Reporter, processes: int = 1) -> PreparedData:
@@ -345,6 +348,7 @@ def prepare(recipe: Recipe, run: RunFolder, reporter: Reporter, processes: int =
         retriever,
         _detector(recipe, run),
         rows,
+        store.report,
     )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from allyouneed.data.batches.packing import Batches
 from allyouneed.folder import Folder
-from allyouneed.infer.predictors.base import EvaluationResult
+from allyouneed.infer.predictors.base import EvaluationResult, Sample, evenly_spaced
 from allyouneed.infer.predictors.generator import Generator
 from allyouneed.infer.predictors.registry import predictor
 from allyouneed.metrics.likelihood import mean_loss
@@ -55,6 +56,7 @@ class Scorer:
         folder: Callable[[], Folder],
     ) -> None:
         self.recipe, self.prepared, self.backend, self.report, self.folder = recipe, prepared, backend, report, folder
+        self.samples: list[Sample] = []  # of the latest evaluation: every example that was predicted
 
     def evaluate(self, beam: int, show: int = 0, limit: int | None = None) -> dict[str, float]:
         """Loss over all validation examples, and metrics of the predictions for up to `limit` of them. What cannot be
@@ -70,9 +72,10 @@ class Scorer:
         if not examples:
             return found
         with self.warn_on_failure("scoring the validation data"):
-            judged = self.score(examples, beam, show)
+            judged = self.score(examples, beam, show if only_shown else len(examples))
+            self.samples = judged.samples
             if show and judged.samples:
-                self.report(judged.samples_text())
+                self.report(replace(judged, samples=evenly_spaced(judged.samples, show)).samples_text())
             found |= {} if only_shown else judged.figures
         return found
 

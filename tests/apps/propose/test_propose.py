@@ -115,6 +115,25 @@ def test_validation_data_is_split_off_by_texts(capsys: pytest.CaptureFixture[str
     assert "150" in capsys.readouterr().out, "repeated rows are counted"
 
 
+def test_the_portion_held_out_can_be_scored_again(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.tsv").write_text(labelled(80, random.Random(3)), encoding="utf-8")
+    init("a.tsv")
+    for words in (
+        ["train", "recipe.yaml", *SHORT],
+        ["evaluate", "a.tsv", "--portion", "0.9,1", "-m", "runs/recipe/model"],
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code in (0, None)
+    (held,) = load_recipe("recipe.yaml").data.valid
+    scores = json.loads(Path("runs/recipe/result.json").read_text())["scores"]["valid"]
+    out = capsys.readouterr().out
+    assert f"of {len(list(held.read(Report())))} texts" in out and f"{scores['accuracy']:5.1f} %" in out
+    with pytest.raises(SystemExit) as ended:
+        main(["evaluate", "a.tsv", "--portion", "1", "-m", "runs/recipe/model"])
+    assert ended.value.code == 2 and "--portion 1: expected two numbers" in capsys.readouterr().err
+
+
 def test_it_says_what_it_saw(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [f"{n};Das ist die schöne Nummer {n};{('gut', 'schlecht')[n % 3 == 0]}\n" for n in range(40)]
     Path("daten.train.csv").write_text("id;text;label\n" + "".join(rows) + rows[0] + "41;;gut\n", encoding="cp1252")
@@ -146,6 +165,10 @@ def test_formats_of_every_kind_are_proposed() -> None:
         book.active.append(row)
     book.save("a.xlsx")
     assert init("a.xlsx", "--force")["data"]["train"]["columns"] == ["Frage", "Thema"]
+    book.active.delete_rows(1)
+    book.save("a.xlsx")
+    train = init("a.xlsx", "--force")["data"]["train"]
+    assert train["columns"] == [0, 1] and train["header"] is False, "the first row is an example"
 
 
 def test_aligned_files_are_seen() -> None:

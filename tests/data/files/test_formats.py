@@ -17,9 +17,12 @@ from typing import Any
 
 import pytest
 
+from allyouneed import train_tokenizer
 from allyouneed.config import ConfigError, parse
-from allyouneed.data.batches.store import InputHashes
+from allyouneed.data.batches.encoding import LabelledTextEncoding
+from allyouneed.data.batches.store import InputHashes, Store
 from allyouneed.data.files.chats import ComparisonFiles
+from allyouneed.data.files.filters import Filters
 from allyouneed.data.files.formats.encodings import USUAL, fitting
 from allyouneed.data.files.labels import LabelledFiles, TaggedFiles
 from allyouneed.data.files.pairs import PairFiles
@@ -28,6 +31,7 @@ from allyouneed.data.files.readers import Files, Report
 from allyouneed.data.files.tables import MOST_COLUMNS
 from allyouneed.data.files.texts import TextFiles
 from allyouneed.errors import UserError
+from allyouneed.errors.extras import is_installed
 
 ROWS = [("Wer, „wirklich“?\nUnd", "HUM"), ("何？很好", "ENTY"), ("a;b|c", "ENTY"), ("  ", "HUM"), ("été", "ENTY")]
 PLAIN = [(text.split("\n")[0], label) for text, label in ROWS]
@@ -136,6 +140,23 @@ def test_every_format_gives_the_same_rows(tmp_path: Path, suffix: str) -> None:
     expected = PLAIN if suffix == ".tsv" else ROWS
     assert labelled(tmp_path / f"a{suffix}") == expected
     assert labelled(tmp_path / f"a{suffix}") == expected, "again, in the same order"
+
+
+def test_every_format_gives_the_same_store(tmp_path: Path) -> None:
+    """Training reads the store only, so that a run resumes exactly, whatever its data was."""
+    tokenizer = train_tokenizer([text for text, _ in ROWS], vocab=300)
+    encoding = LabelledTextEncoding({"text": tokenizer, "second": tokenizer}, 64, 2, 1, labels=["ENTY", "HUM"])
+    stores = []
+    for suffix in (".jsonl", ".db", ".zip", *([".parquet"] if is_installed("parquet") else [])):
+        WRITERS[suffix](tmp_path / f"a{suffix}")
+        files = [parse(LabelledFiles, {"path": str(tmp_path / f"a{suffix}"), "portion": [0.0, 0.8]})]
+        stores.append(Store.build(tmp_path / suffix, files, Filters(empty=False), encoding))
+    first = stores[0]
+    assert 0 < len(first) < len(ROWS)
+    for store in stores[1:]:
+        assert len(store) == len(first)
+        for name, column in first.columns.items():
+            assert (store[name].values == column.values).all() and (store[name].offsets == column.offsets).all()
 
 
 @pytest.mark.parametrize("suffix", [".xlsx", ".parquet", ".db"])

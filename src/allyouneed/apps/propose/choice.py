@@ -156,9 +156,17 @@ def _classification(facts: DataFacts) -> Choice | None:
     return Choice("classification", why, _entry(facts, *texts, label), tuple(texts), label)
 
 
+def _questions(facts: DataFacts) -> Choice | None:
+    columns = facts.first.columns
+    if not {"context", "question", "answers"} <= columns.keys():
+        return None
+    texts = tuple(columns[name] for name in ("question", "context"))
+    return Choice("question-answering", "questions with answers in a context", {}, texts)
+
+
 def _pairs(facts: DataFacts) -> Choice | None:
     texts = _texts(facts)
-    if len(texts) != 2:
+    if len(texts) != 2 or any(column.is_list for column in facts.first.columns.values()):
         return None
     source, target = _ordered(texts)
     here, there = source.language, target.language
@@ -205,6 +213,7 @@ RULES: tuple[Rule, ...] = (
     _tagged_lists,
     _chats,
     _comparisons,
+    _questions,
     _similarity,
     _classification,
     _aligned,

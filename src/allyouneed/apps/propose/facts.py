@@ -151,7 +151,7 @@ class FileFacts:
         if self.shape == TAGGED:
             return "a word and its tag per line"
         if suffix in (*formats.SUFFIXES, *JSON_SUFFIXES):
-            return suffix.removeprefix(".")
+            return suffix.removeprefix(".") + ("" if self.header is not False else ", no header")
         if self.shape == PLAIN:
             return "plain text, " + ("paragraphs" if self.paragraphs else "a text per line")
         separator = repr(self.file.separator or separator_of(self.file)).replace("'\\t'", "tab")
@@ -244,7 +244,8 @@ def _add_row(found: FileFacts, row: Mapping[int | str, Any], seen: set[bytes]) -
 def _opened(path: Path, role: str) -> FileFacts:
     suffix = inner_suffix(path)
     if suffix in formats.SUFFIXES:
-        return FileFacts(DataFile(path), role, TABLE)
+        header = _names_columns(DataFile(path), None) if suffix in formats.CELLS else None
+        return FileFacts(DataFile(path), role, TABLE, header)
     sample = next(read_chunks(path), b"")[:SAMPLE]
     encodings = fitting(sample)
     if not encodings:

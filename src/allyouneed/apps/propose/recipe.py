@@ -12,6 +12,7 @@ import yaml
 
 from allyouneed.apps.propose.choice import Choice, task_type
 from allyouneed.apps.propose.facts import DataFacts, FileFacts, tokens_in
+from allyouneed.data.files.formats.read import CELLS
 from allyouneed.data.files.lines import inner_suffix
 from allyouneed.errors import UserError
 from allyouneed.files import write_text
@@ -169,7 +170,8 @@ def _entries(files: list[FileFacts], choice: Choice, output: Path) -> Iterator[d
     for one, other in zip(files[:: 1 + both], files[1 :: 1 + both] if both else files, strict=False):
         places = {"source": one, "target": other} if both else {"path": one}
         entry: dict[str, Any] = {name: _seen_from(output, file.file.path) for name, file in places.items()}
-        header = None if one.header is None or one.header == (inner_suffix(one.file) == ".csv") else one.header
+        usual = inner_suffix(one.file) in (".csv", *CELLS)
+        header = None if one.header is None or one.header == usual else one.header
         read_as = {"encoding": one.file.encoding, "separator": one.file.separator, "header": header}
         read_as |= {"quotes": one.quotes}
         yield entry | choice.entry | {key: v for key, v in read_as.items() if v is not None and key in known}

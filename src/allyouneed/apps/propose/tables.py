@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from allyouneed.apps.propose.choice import Choice
-from allyouneed.apps.propose.facts import ColumnFacts, DataFacts, shown
+from allyouneed.apps.propose.facts import DISTINCT, ColumnFacts, DataFacts, shown
 from allyouneed.apps.propose.recipe import Written
 
 CLASSES = 12  # listed
@@ -64,4 +64,5 @@ def _column(column: ColumnFacts) -> tuple[str, ...]:
     lengths = f"{statistics.median(column.lengths):.0f}, at most {max(column.lengths)}" if column.lengths else ""
     examples = " · ".join(shown(example, 30) for example in column.examples)
     language = column.language if kind == "text" else ""
-    return str(column.name), kind if column.filled else "empty", f"{column.distinct:,}", language, lengths, examples
+    values = f"{column.distinct:,}" + ("+" if column.distinct >= DISTINCT else "")
+    return str(column.name), kind if column.filled else "empty", values, language, lengths, examples

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from allyouneed.data.files.formats.archives import open_binary
-from allyouneed.data.files.formats.encodings import as_utf8, misfit
 from allyouneed.errors import UserError
 
 PACKED_SUFFIXES = (".gz", ".zst")
@@ -36,6 +34,8 @@ class DataFile:
     @property
     def not_text(self) -> str:
         """What is wrong with a line that cannot be decoded."""
+        from allyouneed.data.files.formats.encodings import misfit
+
         return misfit(self.path, self.encoding)
 
 
@@ -112,10 +112,16 @@ def read_chunks(path: Path | DataFile) -> Iterator[bytes]:
     """Decompressed content in chunks; text of another encoding as UTF-8."""
     file = as_data_file(path)
     chunks = _unpacked(file.path)
-    return chunks if file.encoding is None else as_utf8(chunks, file.encoding)
+    if file.encoding is None:
+        return chunks
+    from allyouneed.data.files.formats.encodings import as_utf8
+
+    return as_utf8(chunks, file.encoding)
 
 
 def _unpacked(path: Path) -> Iterator[bytes]:
+    from allyouneed.data.files.formats.archives import open_binary
+
     packed = path.suffix.lower()
     damaged = f"{path}: the {packed} file is truncated or damaged; download or compress it again"
     try:
