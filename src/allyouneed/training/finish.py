@@ -110,7 +110,7 @@ def finish(trainer: Trainer, last: Checkpoint | None, run: RunFolder, recipe_tex
     scores: Scores = {}
     if prepared.valid is not None:
         before = weights
-        weights, scores["valid"] = _compare_with_average(trainer, single)
+        weights, scores["valid"] = _compare_with_average(trainer, single, weights)
         if weights != before:
             trainer.folder(card(weights, scores)).save(run.model)
     if prepared.test_examples:
@@ -221,15 +221,22 @@ def _load_first_choice(trainer: Trainer, single: Checkpoint) -> str:
     if trainer.prepared.valid is None and len(averaged) > 1:
         set_weights(trainer.model, average_weights(averaged))
         return f"{_average_name(averaged)} (not compared: no validation set)"
+    return _load_single(trainer, single)
+
+
+def _load_single(trainer: Trainer, single: Checkpoint) -> str:
+    """Load a checkpoint, or the moving average in it. Returns its description."""
     read_weights(trainer.model, single.path / WEIGHTS)
-    return f"checkpoint of step {single.step}"
+    means = single.moving_average()
+    set_weights(trainer.model, means)
+    return f"{'moving average' if means else 'checkpoint'} of step {single.step}"
 
 
-def _compare_with_average(trainer: Trainer, single: Checkpoint) -> tuple[str, dict[str, float]]:
-    """Load the average if it is better than `single`, which is loaded, on `validate.limit` examples. The description
-    of the weights, and their scores on all examples."""
+def _compare_with_average(trainer: Trainer, single: Checkpoint, weights: str) -> tuple[str, dict[str, float]]:
+    """Load the average if it is better than `single`, which is loaded and described by `weights`, on `validate.limit`
+    examples. The description of the weights, and their scores on all examples."""
     recipe, report, metric = trainer.recipe, trainer.reporter.print, trainer.recipe.metric
-    limit, averaged, chosen = recipe.validation.limit, _averaged(trainer), f"checkpoint of step {single.step}"
+    limit, averaged, chosen = recipe.validation.limit, _averaged(trainer), weights
     found = trainer.scorer.evaluate(recipe.decoding.beam, limit=limit)
     report(f"{chosen}:  {_row(found)}{trainer.scorer.limit_text(limit)}")
     if len(averaged) > 1:
@@ -243,7 +250,7 @@ def _compare_with_average(trainer: Trainer, single: Checkpoint) -> tuple[str, di
         if better:
             chosen, found = _average_name(averaged), of_average
         else:
-            read_weights(trainer.model, single.path / WEIGHTS)
+            _load_single(trainer, single)
     if trainer.scorer.limit_text(limit):
         found = trainer.scorer.evaluate(recipe.decoding.beam)
         report(f"{chosen}:  {_row(found)}  (all {len(trainer.prepared.valid_examples):,})")
@@ -251,7 +258,9 @@ def _compare_with_average(trainer: Trainer, single: Checkpoint) -> tuple[str, di
 
 
 def _averaged(trainer: Trainer) -> list[Checkpoint]:
-    return trainer.checkpoints.regular()[-trainer.recipe.average :] if trainer.recipe.average > 1 else []
+    """The checkpoints to be averaged; none where training kept a moving average."""
+    several = trainer.recipe.average > 1 and trainer.recipe.optimiser.ema is None
+    return trainer.checkpoints.regular()[-trainer.recipe.average :] if several else []
 
 
 def _average_name(averaged: Sequence[Checkpoint]) -> str:
