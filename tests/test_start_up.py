@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -39,42 +39,45 @@ def tiny_folder(command: str, folder: Path) -> Path:
     return ayn.save(module, tokenizer, folder, labels=("no", "yes") if command == "classify" else ())
 
 
+class Start(NamedTuple):
+    """What a command has loaded, and left in the temporary folder."""
+
+    modules: list[str]
+    left: list[Path]
+
+
 @pytest.fixture(scope="module", params=["--help", "translate", "generate", "classify"])
-def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def start(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Start:
     command, work = str(request.param), tmp_path_factory.mktemp("start")
     arguments = [command]
     if command == "translate":
         arguments += ["机器学习很有趣"]
     elif command in MODELS:
         arguments += ["--model", str(tiny_folder(command, work / "model")), "the cat"]
-    return modules_loaded(arguments, work, ROOT)
-
-
-def test_a_command_loads_few_modules(loaded: list[str]) -> None:
-    assert 10 < len(loaded) <= MOST
-
-
-def test_a_command_on_a_cpu_loads_nothing_of_a_gpu(loaded: list[str]) -> None:
-    assert not [name for name in loaded if "cuda" in name or "triton" in name]
-
-
-def test_a_command_loads_no_other_app(loaded: list[str]) -> None:
-    others = ("serve", "inspect", "browse", "translate.documents")
-    assert not [name for name in loaded if name.startswith(tuple(f"allyouneed.apps.{app}" for app in others))]
-
-
-@pytest.mark.parametrize("command", ["translate", "generate"])
-def test_a_command_on_a_cpu_leaves_nothing_in_the_temporary_folder(command: str, tmp_path: Path) -> None:
-    """Importing torch's compiler would create the folder of its cache there."""
-    temporary = tmp_path / "temporary"
+    temporary = work / "temporary"
     temporary.mkdir()
-    arguments = ["translate", "--to", "de", "The car is red."]
-    if command == "generate":
-        arguments = ["generate", "--model", str(tiny_folder(command, tmp_path / "model")), "the cat"]
-    run, usual = [sys.executable, "-m", "allyouneed", *arguments], dict(os.environ)
-    usual.pop("TORCHINDUCTOR_CACHE_DIR", None)
-    subprocess.run(run, check=True, capture_output=True, env=usual | {"TMPDIR": str(temporary)})
-    assert not list(temporary.iterdir())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+        patch.setenv("TMPDIR", str(temporary))
+        return Start(modules_loaded(arguments, work, ROOT), list(temporary.iterdir()))
+
+
+def test_a_command_loads_few_modules(start: Start) -> None:
+    assert 10 < len(start.modules) <= MOST
+
+
+def test_a_command_on_a_cpu_loads_nothing_of_a_gpu(start: Start) -> None:
+    assert not [name for name in start.modules if "cuda" in name or "triton" in name]
+
+
+def test_a_command_loads_no_other_app(start: Start) -> None:
+    others = ("serve", "inspect", "browse", "translate.documents")
+    assert not [name for name in start.modules if name.startswith(tuple(f"allyouneed.apps.{app}" for app in others))]
+
+
+def test_a_command_on_a_cpu_leaves_nothing_in_the_temporary_folder(start: Start) -> None:
+    """Importing torch's compiler would create the folder of its cache there."""
+    assert not start.left
 
 
 def test_parts_are_found_by_their_kind_in_a_process_that_has_imported_none(tmp_path: Path) -> None:

@@ -13,13 +13,23 @@ from allyouneed.kernels.triton.decode_attention import SplitConfig, decode_atten
 from allyouneed.nn.ops.activations import ACTIVATIONS as ACTIVATION
 from bench.check.report import LIMITS, Check, Sizes
 
-# rows, heads, kv heads, width, positions, tokens per block (kernels/triton/decode_attention.py), splits of the keys
-LOOKS = [(3, 4, 4, 8, 20, 0, 1), (3, 8, 2, 10, 130, 0, 2), (5, 8, 2, 64, 200, 1, 3), (4, 2, 2, 16, 90, 8, 2)]
+# rows, heads, kv heads, width, positions, tokens per block (kernels/triton/decode_attention.py), splits of the keys,
+# keys of a split at least
+LOOKS = [
+    (3, 4, 4, 8, 20, 0, 1),
+    (3, 8, 2, 10, 130, 0, 2),
+    (5, 8, 2, 64, 200, 1, 3),
+    (4, 2, 2, 16, 90, 8, 2),
+    (6, 2, 2, 16, 200, 0, 4, 64),  # of short rows, some splits have no keys
+    (6, 4, 2, 16, 200, 0, 5, 96),
+    (3, 2, 2, 16, 60, 0, 3, 128),
+]
 LARGE_LOOKS = [
     (64, 32, 4, 64, 500, 0, 1),
     (1, 32, 4, 64, 4000, 0, 16),
     (256, 8, 8, 64, 60, 1, 1),
     (7, 6, 2, 80, 300, 8, 3),
+    (1, 12, 12, 64, 1000, 0, 11, 128),
 ]
 # rows, outputs, inputs, gated, activation, parts
 MAPS = [
@@ -39,7 +49,7 @@ ACTIVATIONS = {"": lambda x: x, **{name: ACTIVATION[name] for name in ("relu", "
 
 def check_decode_attention(check: Check, sizes: Sizes, dtype: torch.dtype, new: bool, turned: bool) -> None:
     """One query a row over keys that lie where the rows' tables say; what is stored on the way counts as well."""
-    rows, heads, kv, width, places, every, shares = sizes
+    rows, heads, kv, width, places, every, shares, *least = sizes
     torch.manual_seed(places)
     slots, blocks = (places, rows) if every <= 1 else (every, rows * (places // every + 1))
     keys, values = torch.randn(2, blocks, kv, slots, width).to(check.device, dtype)
@@ -64,7 +74,7 @@ def check_decode_attention(check: Check, sizes: Sizes, dtype: torch.dtype, new: 
     given_table = (table.int().to(check.device), seen.to(check.device), width**-0.5, every)
     own = turns[seen.to(check.device)].float() if turned else None
     out = decode_attention(q, keys, values, *given_table, (k, v) if new else None, own,
-               cut=SplitConfig(shares, 32, 4))  # fmt: skip
+               cut=SplitConfig(shares, 32, 4, *least))  # fmt: skip
     mine = [cache[block.to(check.device), :, spot.to(check.device)] for cache in (keys, values)]
     kind = f"{'new' if new else 'kept'}{', turned' if turned else ''}"
     check.report(f"look {tuple(sizes)} {str(dtype)[6:]} {kind}", [out, *mine], exact, LIMITS[dtype])

@@ -36,7 +36,7 @@ from allyouneed.nn.models.base import Model
 from bench.family_speed.sizes import TINY, variants
 
 PROMPTS = [[1, 5, 6, 7, 8, 9], [1, 9], [1, *range(3, 14)], [1, 20, 21, 22]]
-TOKENS = {"plain": 16, "captured": 40}  # of each text
+TOKENS = {"plain": 12, "captured": 40}  # of each text
 CALLS = 4
 SIZES = replace(TINY, given=max(map(len, PROMPTS)), new=max(TOKENS.values()))
 

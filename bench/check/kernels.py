@@ -16,16 +16,19 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[2]))  # for bench.*
 
 from bench.check.attention import packed_rows, performers, tiled_attentions
+from bench.check.banded import bands
 from bench.check.bias_gradients import slopes
 from bench.check.cross_entropy import entropies
 from bench.check.decoding import decoding
 from bench.check.deferred import deferred
 from bench.check.dilated import dilated
+from bench.check.distances import distances
 from bench.check.experts import experts
 from bench.check.gated import gated_units
 from bench.check.index_sums import index_sums
 from bench.check.interpreter import prepare_interpreter
 from bench.check.mixers import mixers
+from bench.check.packed_convolution import packed_convolutions
 from bench.check.recurrences import sums
 from bench.check.report import Check
 from bench.check.state_spaces import state_spaces
@@ -47,6 +50,9 @@ JOBS = {
     "performer": performers,
     "gated": gated_units,
     "index-sums": index_sums,
+    "distances": distances,
+    "banded": bands,
+    "packed-convolution": packed_convolutions,
 }
 
 

@@ -109,7 +109,7 @@ def largest(model: Engine, requested: list[tuple[Request, Decoding]]) -> int:
     """Blocks that the largest request can need: with fewer it is refused."""
     scheduler = Scheduler(model.runner, pool=BlockPool(10**6))
     assert scheduler.blocks is not None
-    return max(scheduler.blocks.most(scheduler.submit(*one)) for one in requested)
+    return max(scheduler.blocks.measure(scheduler.submit(*one)) for one in requested)
 
 
 def main() -> None:

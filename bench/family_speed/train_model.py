@@ -80,11 +80,15 @@ class Trained:
     def captured(self) -> bool:
         return self.updates.update is not None
 
+    @property
+    def obstacle(self) -> str | None:
+        return self.updates.obstacle
+
 
 class HuggingFace:
     """Their model of the same sizes; every layer and the loss compiled."""
 
-    captured = False
+    captured, obstacle = False, None
 
     def __init__(self, s: Sizes, backend: Backend, batch: Batch) -> None:
         import transformers
@@ -166,7 +170,13 @@ def child(name: str, length: int, given: argparse.Namespace) -> None:
         peak = torch.cuda.max_memory_allocated() / 2**30 if cuda else 0.0
         torch.cuda.empty_cache()
         together = 4 if total <= TOKENS else 1
-        say(ready=time.perf_counter() - begun, compiled=compiled, captured=net.captured, peak=peak)
+        say(
+            ready=time.perf_counter() - begun,
+            compiled=compiled,
+            captured=net.captured,
+            peak=peak,
+            obstacle=net.obstacle,
+        )
         for line in sys.stdin:
             steps, start = 0, time.perf_counter()
             while not steps or time.perf_counter() - start < float(line):

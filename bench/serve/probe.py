@@ -103,22 +103,19 @@ def patch_engine() -> None:
     on_device(ChunkedPrefill, "step", "device prefill")
     timed(EngineLoop, "_report", "report")
     timed(Delivery, "deliver", "deliver")
-    step, run = EngineLoop._step, EngineLoop._run
+    step, run = Scheduler.step, EngineLoop._run
     last = [0.0]
 
-    def measured(self: Any, exact: bool, scheduler: Any) -> None:
-        if scheduler.idle and not self.states[exact]:
-            last[0] = 0.0
-            return step(self, exact, scheduler)
+    def measured(self: Any) -> None:
         began, cpu = time.perf_counter(), time.thread_time()
         if last[0]:
             totals["gap"] = totals.get("gap", 0.0) + began - last[0]
-        step(self, exact, scheduler)
-        last[0] = time.perf_counter() if self.states[exact] else 0.0
+        step(self)
+        last[0] = 0.0 if self.idle else time.perf_counter()
         totals["step"] = totals.get("step", 0.0) + time.perf_counter() - began
         totals["steps"] = totals.get("steps", 0) + 1
         totals["step cpu"] = totals.get("step cpu", 0.0) + time.thread_time() - cpu
-        totals["rows"] = totals.get("rows", 0) + len(scheduler.active)
+        totals["rows"] = totals.get("rows", 0) + len(self.active)
 
     def watched(self: Any) -> None:
         threads["engine"] = threading.get_ident()
@@ -127,7 +124,7 @@ def patch_engine() -> None:
         else:
             run(self)
 
-    EngineLoop._step, EngineLoop._run = measured, watched  # type: ignore[method-assign]
+    Scheduler.step, EngineLoop._run = measured, watched  # type: ignore[method-assign]
     time_collections()
     threads["event loop"] = threading.main_thread().ident or 0
     threading.Thread(target=write_totals, daemon=True).start()

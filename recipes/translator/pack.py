@@ -2,6 +2,7 @@
 
     python recipes/translator/pack.py pack FOLDER OUT [--most 48]       OUT/1/*.bz2, OUT/2/*.bz2, …
     python recipes/translator/pack.py unpack OUT/1 FOLDER
+    python recipes/translator/pack.py sample FOLDER OUT         the first 400 lines of every file, and back-translations
 
 Every *.tsv.gz and *.mono.txt.gz of the folder becomes bzip2, which checks itself, monolingual text first; a folder of
 OUT holds at most `--most` MB. Unpacked files are gzip again, at its fastest level.
@@ -51,9 +52,21 @@ def unpack(given: Path, folder: Path, workers: int | None) -> None:
     print(f"{len(files)} files unpacked")
 
 
+def sample(folder: Path, output: Path, lines: int = 400) -> None:
+    """Enough of the training files to compile the model by; the pairs of the words stand for back-translations."""
+    for path in folder.glob("*.tsv.gz"):
+        with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
+            text = "".join(line for _, line in zip(range(lines), file, strict=False))
+        (output / path.name).write_bytes(gzip.compress(text.encode(), 1, mtime=0))
+        if path.name.endswith(".words.tsv.gz"):
+            back = output / path.name.replace(".words.tsv.gz", ".back")
+            back.mkdir(exist_ok=True)
+            (back / "0.tsv.gz").write_bytes((output / path.name).read_bytes())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("pack", "unpack"))
+    parser.add_argument("command", choices=("pack", "unpack", "sample"))
     parser.add_argument("source", type=Path)
     parser.add_argument("output", type=Path)
     parser.add_argument("--most", type=int, default=48, help="MB of a folder")
@@ -61,6 +74,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.command == "pack":
         pack(given.source, given.output, given.most, given.workers)
+    elif given.command == "sample":
+        sample(given.source, given.output)
     else:
         unpack(given.source, given.output, given.workers)
 

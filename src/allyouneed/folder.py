@@ -276,8 +276,7 @@ def check_vocabularies(path: Path, vocabularies: Vocabularies, config: Model) ->
 
 def token_types(config: Any) -> int | None:
     """Token types that the model has vectors for; None: it reads none."""
-    found: int | None = getattr(getattr(config, "embed", None), "types", None)
-    return found
+    return getattr(getattr(config, "embed", None), "types", None)
 
 
 def check_finite(where: str, model: nn.Module) -> None:

@@ -50,8 +50,7 @@ def cpu_flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sc
     operator = _aten("_scaled_dot_product_flash_attention_for_cpu")
     if operator is None:
         return plain_attention(q, k, v, mask, scale)
-    found: tuple[Tensor, Tensor] = operator(q, k, v, attn_mask=mask, scale=scale)
-    return found
+    return operator(q, k, v, attn_mask=mask, scale=scale)
 
 
 def cpu_flash_attention_backward(
@@ -61,10 +60,7 @@ def cpu_flash_attention_backward(
     operator = _aten("_scaled_dot_product_flash_attention_for_cpu_backward")
     if operator is None:
         return plain_attention_backward(gradient, q, k, v, out, lse, mask, scale)
-    found: tuple[Tensor, Tensor, Tensor] = operator(
-        gradient, q, k, v, out, lse, 0.0, False, attn_mask=mask, scale=scale
-    )
-    return found
+    return operator(gradient, q, k, v, out, lse, 0.0, False, attn_mask=mask, scale=scale)
 
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
@@ -99,8 +95,7 @@ def _like_heads(x: Tensor, q: Tensor) -> Tensor:
 def int8_matmul(x: Tensor, y: Tensor) -> Tensor:
     """(rows, inputs) int8 @ (inputs, outputs) int8 -> int32, exact."""
     multiply = getattr(torch, "_int_mm", None)
-    found: Tensor = x.int() @ y.int() if multiply is None else multiply(x, y)
-    return found
+    return x.int() @ y.int() if multiply is None else multiply(x, y)
 
 
 def scaled_matmul(
@@ -110,8 +105,7 @@ def scaled_matmul(
     contiguous, so that no layout is copied. `fast`: sums of fewer bits between steps of the matrix units."""
     if x.is_cuda:
         bias = None if bias is None else bias.to(dtype)
-        found: Tensor = torch._scaled_mm(x, y.t(), x_step, y_step, bias, out_dtype=dtype, use_fast_accum=fast)
-        return found
+        return torch._scaled_mm(x, y.t(), x_step, y_step, bias, out_dtype=dtype, use_fast_accum=fast)
     wide = torch.promote_types(dtype, torch.float32)
     with torch.autocast(x.device.type, enabled=False):
         product = (x.to(wide) @ y.to(wide).t()) * (x_step * y_step).to(wide)
@@ -158,8 +152,7 @@ def pack_linear(codes: Tensor, step: Tensor, biases: Sequence[Tensor | None]) ->
 def quantized_operator(name: str) -> Callable[..., Tensor]:
     """`torch.ops.quantized.<name>` without Python's dispatch overhead, a sixth of a small product's time."""
     overload = getattr(torch.ops.quantized, name).default
-    found: Callable[..., Tensor] = getattr(overload, "_op", overload)
-    return found
+    return getattr(overload, "_op", overload)
 
 
 # --- recurrent networks ----------------------------------------------------------------------------------------------

@@ -194,7 +194,9 @@ def test_what_cannot_be_divided_is_refused(book: Path, out: Path) -> None:
             text_commands.run(shout(), None, files)
 
 
-def test_arguments_are_input_and_output(book: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_are_input_and_output(
+    book: Path, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(book.parent.parent)
     for arguments, options in (
         (["in", "done"], FileOptions(shard="1/2")),
@@ -203,7 +205,9 @@ def test_arguments_are_input_and_output(book: Path, out: Path, monkeypatch: pyte
     ):
         texts, files = file_arguments(arguments, options)
         assert texts is None and (files.input_, files.output) == (Path(arguments[0]), Path("done"))
+    capsys.readouterr()
     assert file_arguments(["in", "done"], FileOptions())[0] == ["in", "done"], "words, that happen to be a folder"
+    assert capsys.readouterr().err == "note: 'in' is read as a text; use --input to read the folder\n"
     assert file_arguments(["in", "out.txt"], PathFileOptions(), paths=True)[1].input_ == Path("in")
     assert file_arguments(["a.wav", "b.wav"], PathFileOptions(), paths=True)[0] == ["a.wav", "b.wav"]
     assert file_arguments(["in/book.txt", "x.jsonl"], PathFileOptions(), paths=True)[1].output == Path("x.jsonl")

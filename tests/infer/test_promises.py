@@ -186,7 +186,7 @@ def test_every_mixer_keeps_every_promise(name: str) -> None:
     ]
     room = Scheduler(engine.runner, rows=40, pool=BlockPool(10**6, size=2))
     assert room.blocks is not None
-    most = max(room.blocks.most(room.submit(r, decoding)) for r, decoding in cases)
+    most = max(room.blocks.measure(room.submit(r, decoding)) for r, decoding in cases)
     scheduler = Scheduler(engine.runner, rows=40, budget=8, pool=BlockPool(most, size=2))
     states, gone = [], []
     for number, (request, decoding) in enumerate(cases):

@@ -419,7 +419,7 @@ def test_states_stay_within_the_memory_limit(decoder_engine: Engine) -> None:
     while not scheduler.idle:
         scheduler.step()
         used = sum(batch.states.bytes for batch in scheduler.running)
-        used += sum(batch.states.bytes for batch in scheduler.prefilling)
+        used += sum(batch.states.bytes for batch in scheduler.prefill.batches)
         most, at_once = max(most, used), max(at_once, len(scheduler.active))
     assert all(state.answer for state in states) and 1 < at_once < 30 and 0 < most <= 60_000
     assert not scheduler.active
@@ -459,7 +459,7 @@ def soak(
             if not running:
                 break
     scheduler.run()
-    assert scheduler.idle and not scheduler.active and not scheduler.running and not scheduler.prefilling
+    assert scheduler.idle and not scheduler.active and not scheduler.running and not scheduler.prefill.batches
     assert all(state.finished for state, *_ in cases)
     answered = [one for one in cases if one[0].answer is not None]
     assert 0.5 * count < len(answered) < count

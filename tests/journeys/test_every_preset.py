@@ -1,9 +1,9 @@
-"""Every preset with every task: refused before anything is built, or trained, saved, loaded and used."""
+"""Every preset and every task, from a recipe to a model in use (journey.py): each step works or is refused by name, as
+docs/journeys.md says."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import allyouneed as ayn
+import journeys_page
 from allyouneed.config import parse, preset_names, preset_tree, tree_of
 from allyouneed.errors import UserError
 from allyouneed.interop.save import usual_task
@@ -19,27 +20,12 @@ from allyouneed.nn.models.base import Model
 from allyouneed.training import Recipe, train
 from allyouneed.training.prepare import RunFolder, prepare
 from allyouneed.training.reporting.progress import Reporter
+from journey import KEYS, Journey
 from shrink import shrink
-from toy_images import picture
-from toy_texts import ENCODER, GOOD, RECIPE, RUNS, WITHOUT_TEXTS, Listener, recipe
+from toy_texts import ENCODER, RECIPE, RUNS, WITHOUT_TEXTS, Listener, recipe
 
 # the plain run of every task; the others need a model to start from
 TASKS = [run for run in RUNS if " " not in run and run != "dpo"]
-# what a model is asked, by the method that its predictor has
-QUESTIONS: dict[str, Any] = {
-    "translate": "the cat sees the sea",
-    "generate": "the cat",
-    "fill": "the cat <mask> the sea",
-    "fill_mask": "the cat <mask> the sea",
-    "classify": GOOD[0],
-    "tag": "Anna lives in Paris",
-    "embed": "the cat",
-    "score": ("the cat", "good"),
-    "caption": picture("red", random.Random(0)),
-    "match_image": (picture("red", random.Random(0)), ["a red square on the left", "a blue square on the right"]),
-    "classify_image": picture("red", random.Random(0)),
-    "predict_click": {"items": "a b", "item": "c", "place": "Ulm"},
-}
 
 
 @cache
@@ -66,7 +52,7 @@ def given(folder: Path, texts: Path, task: str, preset: str, **keys: Any) -> Rec
         keys["task"] = {"kind": task, "context": 1}
     tree = RECIPE | own | {"model": small(preset), "data": data, "output": folder / "run"} | keys
     if task in WITHOUT_TEXTS:
-        del tree["tokenizer"], data["max_tokens"]
+        del tree["tokenizer"], tree["data"]["max_tokens"]
     made: Recipe = parse(Recipe, tree, "recipe")
     made.model_for(None)
     return made
@@ -100,28 +86,30 @@ def test_a_task_trains_a_preset_or_refuses_it_before_anything_is_built(
         assert torch.isfinite(loss.total) and int(loss.tokens) > 0, task
         trained.append(task)
     assert bool(trained) == trains_here(preset)
+    journeys_page.compare(f"tasks {preset}", dict.fromkeys(trained, ""))
 
 
-def asked(model: Any) -> Any:
-    """The answer to the question for a model of its kind."""
-    method = next(name for name in QUESTIONS if hasattr(model, name))
-    question = QUESTIONS[method]
-    return getattr(model, method)(*question) if isinstance(question, tuple) else getattr(model, method)(question)
-
-
-def journey(task: str, preset: str, texts: Path, folder: Path) -> None:
-    """Two updates, from the recipe to an answer of the loaded model."""
-    keys = {"steps": 2, "save": {"every": 2, "keep": 1}, "schedule": {"kind": "constant", "peak": 0.001, "warmup": 0}}
+def walk(task: str, preset: str, texts: Path, folder: Path, steps: Sequence[str] | None = None) -> dict[str, str]:
+    """The steps of a small model of a preset, each with the message that refused it."""
     folder.mkdir(exist_ok=True)
-    made = given(folder, texts, task, preset, **keys)
-    result = train(made, console=Listener().console)
-    assert asked(ayn.load(result.model)) is not None
+    entries = {
+        split: {"path": str(texts / f"{split}.{RUNS[task][0]}"), **RUNS[task][2]} for split in ("train", "valid")
+    }
+    made = given(folder, texts, task, preset, **KEYS, data=entries | {"max_tokens": 24})
+    return Journey(made, Path(entries["valid"]["path"])).walk(steps)
 
 
 @pytest.mark.parametrize("preset", [name for name in preset_names() if trains_here(name)])
-def test_what_is_trained_for_its_usual_task_can_be_loaded_and_used(preset: str, texts: Path, tmp_path: Path) -> None:
-    config = shrink(parse(Model, preset_tree(preset)))  # type: ignore[type-abstract]
-    journey(usual_task(config), preset, texts, tmp_path)
+def test_a_preset_goes_every_step_that_the_page_says(preset: str, texts: Path, tmp_path: Path) -> None:
+    task = usual_task(shrink(parse(Model, preset_tree(preset))))  # type: ignore[type-abstract]
+    journeys_page.compare(f"{preset} {task}", walk(task, preset, texts, tmp_path))
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_task_goes_every_step_that_the_page_says(run: str, texts: Path, tmp_path: Path) -> None:
+    made = recipe(tmp_path, texts, run, **KEYS, output=str(tmp_path / "run"))
+    found = Journey(made, texts / f"valid.{RUNS[run][0]}").walk()
+    journeys_page.compare(f"- {run}", found)
 
 
 @pytest.mark.slow
@@ -132,7 +120,8 @@ def test_what_is_trained_for_any_task_can_be_loaded_and_used(preset: str, texts:
             given(tmp_path, texts, task, preset)
         except UserError:
             continue
-        journey(task, preset, texts, tmp_path / task)
+        found = walk(task, preset, texts, tmp_path / task, ["train", "Python", "command", "evaluate", "HTTP"])
+        assert not any(found.values()), found
 
 
 @pytest.mark.parametrize("types", [1, 2, 3])

@@ -1,6 +1,7 @@
 """The algorithms of kernels/triton/retention.py and wkv.py, step by step in torch, against the plain definitions.
 Where there is Triton, also the kernels themselves, by its interpreter (bench/check/kernels.py)."""
 
+import importlib
 import importlib.util
 import os
 import re
@@ -184,3 +185,18 @@ if importlib.util.find_spec("triton") is not None:
             timeout=600,
         )
         assert done.returncode == 0, done.stdout + done.stderr
+
+    @pytest.mark.parametrize("name", ["retention", "selective_scan", "short_convolution", "wkv"])
+    def test_no_kernel_is_compiled_anew_for_the_length_of_a_text(name):
+        module = importlib.import_module(f"allyouneed.kernels.triton.{name}")
+        text = Path(module.__file__).read_text("utf-8")
+        kernels = [one for one in vars(module).values() if hasattr(one, "params") and f"{one.__name__}[" in text]
+        sizes = [param for one in kernels for param in one.params if param.name in module.TEXT_SIZES]
+        assert sizes and all(param.do_not_specialize for param in sizes)
+
+    def test_attention_is_split_alike_for_all_capacities():
+        from allyouneed.kernels.triton.decode_attention import split_config
+
+        for rows, heads in ((1, 12), (3, 8), (64, 12)):
+            assert len({split_config(rows, heads, 1, 128 << n) for n in range(1, 8)}) == 1
+            assert split_config(rows, heads, 1, 128).shares == 1

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -45,6 +47,20 @@ def data(tmp_path: Path) -> Path:
     tree["validate"] |= {"every": 1000}
     (tmp_path / "teacher.yaml").write_text(yaml.safe_dump(tree), "utf-8")
     return tmp_path
+
+
+def encode_here(patch: pytest.MonkeyPatch) -> None:
+    """From now on a session encodes in this process, which saves two more the imports of seconds."""
+    import encode
+    import session
+
+    def run(command: list[str], check: bool) -> None:
+        patch.setattr("sys.argv", command[1:])
+        encode.main()
+
+    patch.setattr(session, "subprocess", SimpleNamespace(run=run))
+    patch.setattr(encode, "ProcessPoolExecutor", lambda workers, context: ThreadPoolExecutor(workers))
+    patch.setenv("RAYON_NUM_THREADS", "1")  # it sets this for its processes
 
 
 def weights_of(folder: Folder) -> dict[str, Tensor]:
@@ -123,6 +139,7 @@ def test_a_session_continues_from_the_snapshot_of_the_last(data: Path, monkeypat
 
     rows: list[int] = []
     first = run()
+    encode_here(monkeypatch)
     kept = (data / "teacher" / "snapshot").rename(data / "kept")
     second = run("--snapshot", str(kept), "--decay")
     assert rows == [1, 2]
@@ -139,6 +156,7 @@ def test_a_session_writes_snapshots_on_the_way(
     tree["save"] |= {"minutes": 1e-6}
     tree["validate"] |= {"every": 2}
     (data / "teacher.yaml").write_text(yaml.safe_dump(tree), "utf-8")
+    encode_here(monkeypatch)
     monkeypatch.setattr(session.Session, "share", property(lambda self: self.state.step / 6))
     monkeypatch.setattr("sys.argv", ["session.py", str(data), "--workers", "1"])
     session.main()
@@ -156,6 +174,18 @@ def test_packed_files_come_back_in_any_order(tmp_path: Path) -> None:
         pack.unpack(tmp_path / "out" / number, tmp_path / "back", 1)
     for name, text in texts.items():
         assert gzip.decompress((tmp_path / "back" / name).read_bytes()).decode() == text
+
+
+def test_a_sample_has_the_beginning_of_every_file_and_back_translations(tmp_path: Path) -> None:
+    import pack
+
+    (tmp_path / "out").mkdir()
+    for name in ("en-de.words.tsv.gz", "en-de.general.tsv.gz"):
+        (tmp_path / name).write_bytes(gzip.compress(b"a\tb\n" * 9))
+    pack.sample(tmp_path, tmp_path / "out", lines=3)
+    found = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.gz")}
+    assert found == {"en-de.words.tsv.gz", "en-de.general.tsv.gz", "en-de.back/0.tsv.gz"}
+    assert gzip.decompress((tmp_path / "out/en-de.back/0.tsv.gz").read_bytes()) == b"a\tb\n" * 3
 
 
 def test_no_training_pair_has_a_sentence_of_a_test_set_on_either_side(

@@ -44,7 +44,7 @@ class TapeGraph(TorchDispatchMode):
 
 
 def capture(
-    step: Callable[[], None], tries: int = 2, pool: Any = None, reset: Callable[[], object] | None = None
+    step: Callable[[], None], tries: int = prefill.WARM_UPS, pool: Any = None, reset: Callable[[], object] | None = None
 ) -> TapeGraph:
     """In place of `capture_warm`. Recording runs the step, which capturing does not: its results are undone by the
     caller's reset, and by the replay with the same inputs that follows."""
@@ -65,7 +65,7 @@ class EmptyGraph:
 
 
 def capture_nothing(
-    step: Callable[[], None], tries: int = 2, pool: Any = None, reset: Callable[[], object] | None = None
+    step: Callable[[], None], tries: int = prefill.WARM_UPS, pool: Any = None, reset: Callable[[], object] | None = None
 ) -> EmptyGraph:
     """In place of `capture_warm`, where the work of the host is counted."""
     prefill.warm_up(step, tries, reset)

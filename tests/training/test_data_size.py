@@ -9,6 +9,7 @@ import yaml
 
 from allyouneed.errors import UserError
 from allyouneed.training import train
+from allyouneed.training.data_size import plan
 from allyouneed.training.prepare import RunFolder, prepare
 from allyouneed.training.recipe.file import load_recipe
 from allyouneed.training.reporting.log import read_log
@@ -87,3 +88,11 @@ def test_a_length_that_leaves_out_almost_everything_stops_the_run(tmp_path: Path
 def test_a_length_that_was_set_leaves_out_what_it_does_with_a_warning(tmp_path: Path) -> None:
     data, listener = prepared(tmp_path, LONG, "tokenizer.vocab=262", "data.max_tokens=128")
     assert data.examples == 10 and "warning: data.max_tokens: 128 leaves out 90 of 100" in listener.text
+
+
+def test_less_data_is_read_more_often_and_with_more_dropout() -> None:
+    small, middle, large = (plan(count, 20 * count, 512) for count in (1_000, 50_000, 5_000_000))
+    assert small.epochs == 30 and small.dropout == 0.3 and small.every == 39
+    assert middle.epochs == 3 and middle.dropout == 0.1 and middle.every == 244
+    assert large.epochs == 3 and large.dropout == 0.1 and large.every == 500
+    assert "30 epochs at most, dropout 0.3" in small.text(1_000)

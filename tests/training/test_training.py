@@ -255,3 +255,30 @@ def test_the_model_card_contains_no_local_paths(make: Make, tmp_path: Path, monk
 def test_an_update_larger_than_an_epoch_is_reported(make: Make, capsys: pytest.CaptureFixture[str]):
     train(make(steps=1, accumulate=500), fresh=True)
     assert "so updates have no more, although accumulate is 500" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_result_stands_beside_its_baselines(make: Make, listener: Listener) -> None:
+    """In the output, on the card and in result.json, on the same examples."""
+    recipe = make(valid=True, test=True, steps=2, validate={"every": 2, "metric": "bleu"}, decoding={"beam": 1})
+    result = train(recipe, console=listener.console)
+    written = json.loads((recipe.output / "result.json").read_text())["baselines"]
+    assert [one["name"] for one in written["test"]] == ["the source, unchanged", "nothing"]
+    assert written["valid"][0]["figures"].keys() == {"bleu", "chrf", "exact"}
+    assert "test baseline, the source, unchanged:  bleu" in listener.text
+    assert "| valid, baseline: nothing |  | " in Folder.load(result.model).card
+
+
+def test_a_failing_baseline_loses_no_result(make: Make, listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any) -> Any:
+        raise ZeroDivisionError("no words")
+
+    monkeypatch.setattr("allyouneed.training.finish.baselines", failing)
+    recipe = make(valid=True, steps=2, validate={"every": 2, "metric": "bleu"}, decoding={"beam": 1})
+    assert train(recipe, console=listener.console).scores["valid"]["bleu"] >= 0
+    assert "warning: computing the baselines failed (ZeroDivisionError: no words)" in listener.text
+
+
+def test_baselines_of_much_data_are_left_out(make: Make, listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("allyouneed.training.finish.MOST_EXAMPLES", 5)
+    train(make(valid=True, steps=2), console=listener.console)
+    assert "baselines: left out, as there are more than 5 training examples" in listener.text

@@ -17,7 +17,7 @@ import typer
 from allyouneed import __version__
 from allyouneed.cli import completion
 from allyouneed.cli.commands import App, accept_plugins, accept_quiet, expand_groups, record_options
-from allyouneed.cli.options import EXCHANGE, LOOK, TRAIN, USE, PluginOption, QuietOption, SetOption, option
+from allyouneed.cli.options import EXCHANGE, LOOK, TRAIN, USE, PluginOption, QuietOption, SetOption, argument, option
 from allyouneed.errors import UserError, printable
 from allyouneed.infer.predictors.registry import commands
 from allyouneed.runtime.process import allow_open_files, use_passive_openmp
@@ -50,7 +50,7 @@ def _root(
 
 
 def train(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="a YAML file that describes the run")],
+    recipe: Annotated[Path, argument("RECIPE", "a YAML file that describes the run")],
     changes: SetOption = None,
     restart: Annotated[bool, option("--restart", help="start over even if the output folder holds a run")] = False,
     plugin: PluginOption = None,
@@ -65,14 +65,29 @@ def train(
     run(load_recipe(recipe, changes or [], plugin or []), fresh=restart, console=Console(quiet=True) if quiet else None)
 
 
+def init(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE…", help="files or folders; their names tell train, valid and test apart"),
+    ],
+    task: Annotated[str | None, option("--task", metavar="NAME", help="the task, if not the likeliest")] = None,
+    output: Annotated[
+        Path, option("--output", "-o", metavar="FILE", show_default=True, help="the recipe to write")
+    ] = Path("recipe.yaml"),
+    start: Annotated[
+        str | None, option("--start", metavar="FOLDER", help="fine-tune this model instead of a new one")
+    ] = None,
+    force: Annotated[bool, option("--force", help="overwrite an existing recipe")] = False,
+) -> None:
+    """Look at data, say what is in it, and write a recipe that trains on it."""
+    from allyouneed.apps.propose import propose
+
+    propose(files, task, output, start, force)
+
+
 def describe(
     model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            autocompletion=completion.models,
-            help="a preset, a YAML file, a model folder or translator",
-        ),
+        str, argument("MODEL", "a preset, a YAML file, a model folder or translator", autocompletion=completion.models)
     ],
     changes: SetOption = None,
     length: Annotated[int, option(min=1, max=1 << 24, show_default=True, help="context length for the FLOPs")] = 1024,
@@ -133,6 +148,7 @@ _declare("browse", "generation", USE)
 _declare("merge", "text.merge", USE, plugins=False)
 _declare("serve", "serve", USE)
 _declare("train", "", TRAIN, plugins=False, quiet=False)
+_declare("init", "", TRAIN, plugins=False, quiet=False)
 _declare("evaluate", "evaluate", TRAIN)
 _declare("describe", "", LOOK, quiet=False)
 _declare("demo", "", TRAIN, plugins=False, quiet=False)

@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from allyouneed.cli.loading import predictor_with
 from allyouneed.cli.messages import warnings_as_notes
 from allyouneed.cli.options import (
@@ -21,11 +19,21 @@ from allyouneed.cli.options import (
     ModelOption,
     TextFileOptions,
     TopOption,
+    argument,
     option,
 )
 from allyouneed.cli.text.streams import atomic_file, json_text, progress
 from allyouneed.cli.text.text_input import InputSource, check_not_input, file_arguments, open_input
-from allyouneed.cli.text_commands import TextCommand, one_line, ranked_lines, results, run, write_results
+from allyouneed.cli.text_commands import (
+    Paired,
+    TextCommand,
+    one_line,
+    paired,
+    ranked_lines,
+    results,
+    run,
+    write_results,
+)
 from allyouneed.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,23 +43,8 @@ if TYPE_CHECKING:
 TABLES = (".csv", ".tsv")  # files with a header
 
 
-@dataclass(frozen=True)
-class TextResult:
-    """An input and its prediction."""
-
-    text: Any
-    found: Any
-
-
-def _pair_up(texts: list[Any], found: list[Any]) -> list[TextResult]:
-    return [TextResult(text, one) for text, one in zip(texts, found, strict=True)]
-
-
 def fill_mask(
-    texts: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="TEXT", help="texts with <mask>; default: standard input"),
-    ] = None,
+    texts: Annotated[list[str] | None, argument("TEXT", "texts with <mask>; default: standard input")] = None,
     *,
     model: ModelOption,
     top: Annotated[int, option(min=1, show_default=True, help="number of tokens to show per mask")] = 5,
@@ -67,31 +60,30 @@ def fill_mask(
     texts, files = file_arguments(texts, files)
     filler = predictor_with(model, compute, ("fill_mask", "fill"), "fill masks")
 
-    def plain(one: TextResult) -> str:
+    def plain(one: Paired) -> str:
         rows = [f"{f.score:.4f}\t{one_line(f.token)}\t{one_line(f.text)}\n" for mask in one.found for f in mask]
         return "".join(rows) + "\n"
 
-    masks: TextCommand[TextResult] = TextCommand(
-        "filling",
-        lambda texts, first: _pair_up(texts, filler.fill_mask(texts, top)),
-        plain,
-        lambda one: {"text": one.text, "masks": [[asdict(filling) for filling in mask] for mask in one.found]},
-        blanks=False,
-    )
-    gaps: TextCommand[TextResult] = TextCommand(  # span corruption: gaps of any length, one result
-        "filling",
-        lambda texts, first: _pair_up(texts, filler.fill(texts)),
-        lambda one: one_line(one.found) + "\n",
-        lambda one: {"text": one.text, "filled": one.found},
-        blanks=False,
-    )
-    run(masks if hasattr(filler, "fill_mask") else gaps, texts, files, as_json)
+    if hasattr(filler, "fill_mask"):
+        command = paired(
+            "filling",
+            lambda texts: filler.fill_mask(texts, top),
+            plain,
+            lambda one: {"text": one.given, "masks": [[asdict(filling) for filling in mask] for mask in one.found]},
+        )
+    else:  # span corruption: gaps of any length, one result
+        command = paired(
+            "filling",
+            lambda texts: filler.fill(texts),
+            lambda one: one_line(one.found) + "\n",
+            lambda one: {"text": one.given, "filled": one.found},
+        )
+    run(command, texts, files, as_json)
 
 
 def classify(
     texts: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="TEXT", help="texts, or pairs of texts separated by a tab; default: standard input"),
+        list[str] | None, argument("TEXT", "texts, or pairs of texts separated by a tab; default: standard input")
     ] = None,
     *,
     model: ModelOption,
@@ -121,9 +113,7 @@ def classify(
 
 
 def tag(
-    texts: Annotated[
-        list[str] | None, typer.Argument(metavar="TEXT", help="sentences; default: standard input")
-    ] = None,
+    texts: Annotated[list[str] | None, argument("TEXT", "sentences; default: standard input")] = None,
     *,
     model: ModelOption,
     as_json: JsonOption = False,
@@ -137,21 +127,18 @@ def tag(
     texts, files = file_arguments(texts, files)
     tagger = predictor_with(model, compute, "tag_full", "tag words")
 
-    def tree(one: TextResult) -> dict[str, Any]:
+    def tree(one: Paired) -> dict[str, Any]:
         tags: TaggedSentence = one.found
         spans = [
             {"kind": span.kind, "begin": span.begin, "end": span.end, "words": tags.words[span.begin : span.end]}
             for span in tags.places
         ]
-        return {"text": one.text, "words": tags.words, "tags": tags.tags, "spans": spans}
+        return {"text": one.given, "words": tags.words, "tags": tags.tags, "spans": spans}
 
-    def plain(one: TextResult) -> str:
+    def plain(one: Paired) -> str:
         return "".join(f"{word}\t{label}\n" for word, label in zip(one.found.words, one.found.tags, strict=True)) + "\n"
 
-    command = TextCommand(
-        "tagging", lambda texts, first: _pair_up(texts, tagger.tag_full(texts)), plain, tree, blanks=False
-    )
-    run(command, texts, files, as_json)
+    run(paired("tagging", lambda texts: tagger.tag_full(texts), plain, tree), texts, files, as_json)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +150,7 @@ class EmbedFileOptions(TextFileOptions):
 
 
 def embed(
-    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="texts; default: standard input")] = None,
+    texts: Annotated[list[str] | None, argument("TEXT", "texts; default: standard input")] = None,
     *,
     model: ModelOption,
     compute: ComputeOptions,
@@ -173,11 +160,12 @@ def embed(
     texts, files = file_arguments(texts, files)
     embedder = predictor_with(model, compute, "embed", "embed texts", task="similarity")
     nothing = embedder.embed([])
-    command: TextCommand[TextResult] = TextCommand(
+    command = paired(
         "embedding",
-        lambda texts, first: _pair_up(texts, embedder.embed(texts).tolist()),
-        lambda one: json_text({"text": one.text, "vector": one.found}),
-        lambda one: {"text": one.text, "vector": one.found},
+        lambda texts: embedder.embed(texts).tolist(),
+        lambda one: json_text({"text": one.given, "vector": one.found}),
+        lambda one: {"text": one.given, "vector": one.found},
+        blanks=True,
         pack=lambda one: array("f", one.found).tobytes(),
         width=nothing.shape[1],
     )
@@ -188,7 +176,7 @@ def embed(
     _save_array(command, open_input(texts, files), files, nothing)
 
 
-def _save_array(command: TextCommand[TextResult], source: InputSource, files: FileOptions, nothing: Any) -> None:
+def _save_array(command: TextCommand[Paired], source: InputSource, files: FileOptions, nothing: Any) -> None:
     """Save vectors of an unknown number of texts: all are held in memory."""
     import numpy as np
 
@@ -202,8 +190,7 @@ def _save_array(command: TextCommand[TextResult], source: InputSource, files: Fi
 
 def similarity(
     texts: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="TEXT", help="two texts; default: pairs separated by a tab, from standard input"),
+        list[str] | None, argument("TEXT", "two texts; default: pairs separated by a tab, from standard input")
     ] = None,
     *,
     model: ModelOption,
@@ -225,17 +212,12 @@ def similarity(
         texts = ["\t".join(text.replace("\t", " ") for text in texts)]
     embedder = predictor_with(model, compute, "similarity", "compare texts", task="similarity")
 
-    def predict(texts: list[Any], first: int) -> list[TextResult]:
-        pairs = texts if query is None else [(query, text) for text in texts]
-        return _pair_up(texts, embedder.similarity(pairs))
-
-    command: TextCommand[TextResult] = TextCommand(
+    command = paired(
         "comparing",
-        predict,
-        lambda one: f"{one.found:.4f}" + ("\n" if query is None else f"\t{one.text}\n"),
-        lambda one: {"texts": list(one.text) if query is None else [query, one.text], "similarity": one.found},
+        lambda texts: embedder.similarity(texts if query is None else [(query, text) for text in texts]),
+        lambda one: f"{one.found:.4f}" + ("\n" if query is None else f"\t{one.given}\n"),
+        lambda one: {"texts": list(one.given) if query is None else [query, one.given], "similarity": one.found},
         parse=_two if query is None else str,
-        blanks=False,
     )
     if top is None:
         run(command, texts, files, as_json)
@@ -245,13 +227,12 @@ def similarity(
     found = (one for _, one in results(command, source) if one is not None)
     with warnings_as_notes():
         best = heapq.nlargest(top, found, key=lambda one: one.found)
-    write_results(command, ((one.text, one) for one in best), files.output, as_json, force=files.force)
+    write_results(command, ((one.given, one) for one in best), files.output, as_json, force=files.force)
 
 
 def score(
     texts: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="TEXT", help="a prompt and its answers; default: pairs separated by a tab, from stdin"),
+        list[str] | None, argument("TEXT", "a prompt and its answers; default: pairs separated by a tab, from stdin")
     ] = None,
     *,
     model: ModelOption,
@@ -268,25 +249,19 @@ def score(
         texts = [f"{prompt}\t{answer}" for answer in answers]
     scorer = predictor_with(model, compute, "score", "score answers")
 
-    def predict(pairs: list[Any], first: int) -> list[TextResult]:
-        prompts, answers = [prompt for prompt, _ in pairs], [answer for _, answer in pairs]
-        return _pair_up(pairs, scorer.score(prompts, answers))
-
-    command: TextCommand[TextResult] = TextCommand(
+    command = paired(
         "scoring",
-        predict,
+        lambda pairs: scorer.score([prompt for prompt, _ in pairs], [answer for _, answer in pairs]),
         lambda one: f"{one.found:.4f}\n",
-        lambda one: {"prompt": one.text[0], "answer": one.text[1], "score": one.found},
+        lambda one: {"prompt": one.given[0], "answer": one.given[1], "score": one.found},
         parse=_two,
-        blanks=False,
     )
     run(command, texts, files, as_json)
 
 
 def predict_click(
     texts: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="ROW", help="JSON objects, or a log (CSV, TSV, JSONL); default: JSON from stdin"),
+        list[str] | None, argument("ROW", "JSON objects, or a log (CSV, TSV, JSONL); default: JSON from stdin")
     ] = None,
     *,
     model: ModelOption,
@@ -300,13 +275,12 @@ def predict_click(
     if files.input_ is not None and files.input_.suffix in TABLES:
         check_not_input(files.input_, files.output)
         texts, files = clicks.table_rows(files.input_), replace(files, input_=None)
-    command: TextCommand[TextResult] = TextCommand(
+    command = paired(
         "predicting",
-        lambda rows, first: _pair_up(rows, clicks.predict_click(rows)),
+        lambda rows: clicks.predict_click(rows),
         lambda one: f"{one.found:.4f}\n",
-        lambda one: {"row": one.text, "probability": one.found},
+        lambda one: {"row": one.given, "probability": one.found},
         parse=_object,
-        blanks=False,
     )
     run(command, texts, files, as_json)
 

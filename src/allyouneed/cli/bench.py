@@ -13,10 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from allyouneed.cli.messages import show_notes
-from allyouneed.cli.options import FILES, DeviceOption, JsonOption, option
+from allyouneed.cli.options import FILES, DeviceOption, JsonOption, argument, option
 from allyouneed.cli.text.streams import progress, read_lines
 from allyouneed.errors import UserError
 from allyouneed.errors.extras import EXTRAS, require
@@ -29,7 +27,7 @@ NAMES = {"first": "first token, ms", "reading": "a prompt read, tokens/s"}
 
 
 def bench(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="a model folder: ours, Hugging Face's or translator")],
+    model: Annotated[Path, argument("MODEL", "a model folder: ours, Hugging Face's or translator")],
     *,
     rows: Annotated[str, option(metavar="N,N,…", show_default=True, help="batch sizes")] = "1,8,32",
     beam: Annotated[int, option(min=1, show_default=True, help="beam width, for encoder-decoders")] = 4,

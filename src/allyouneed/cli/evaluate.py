@@ -7,8 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from allyouneed.cli.loading import load_predictor, predictor_with
 from allyouneed.cli.messages import show_notes
 from allyouneed.cli.options import (
@@ -19,6 +17,7 @@ from allyouneed.cli.options import (
     FromOption,
     JsonOption,
     ToOption,
+    argument,
     option,
 )
 from allyouneed.cli.text.streams import open_output, progress, read_lines
@@ -31,9 +30,7 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    pairs: Annotated[
-        Path | None, typer.Argument(metavar="PAIRS", help="test pairs: TSV, CSV or JSON (.gz, .zst too)")
-    ] = None,
+    pairs: Annotated[Path | None, argument("PAIRS", "test pairs: TSV, CSV or JSON (.gz, .zst too)")] = None,
     model: Annotated[
         Path | None, option("--model", "-m", metavar="FOLDER", help="the model to score, e.g. translator")
     ] = None,

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
 
 from allyouneed.cli.completion import words
 from allyouneed.cli.documents import DocumentCommand, format_of_table, note_lines, translate_documents
@@ -28,6 +26,7 @@ from allyouneed.cli.options import (
     ToOption,
     TranslateOptions,
     TranslatorOption,
+    argument,
     option,
 )
 from allyouneed.cli.text.text_input import file_arguments, open_input
@@ -45,8 +44,7 @@ SpecialsOption = Annotated[bool, option("--specials", help="parse special tokens
 
 def translate(
     texts: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="TEXT", help="texts; or an input and an output file; default: standard input"),
+        list[str] | None, argument("TEXT", "texts; or an input and an output file; default: standard input")
     ] = None,
     *,
     model: TranslatorOption = None,
@@ -153,10 +151,7 @@ def translate(
 
 
 def generate(
-    prompts: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="PROMPT", help="texts to continue; default: standard input"),
-    ] = None,
+    prompts: Annotated[list[str] | None, argument("PROMPT", "texts to continue; default: standard input")] = None,
     *,
     model: ModelOption,
     as_json: JsonOption = False,
@@ -242,38 +237,54 @@ def _print_stream(stream: Any, before: str) -> str:
     return text
 
 
-def chat(
-    messages: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="MESSAGE", help="what you say, turn by turn; default: standard input, a line a turn"),
-    ] = None,
-    *,
-    model: ModelOption,
-    system: Annotated[str | None, option(metavar="TEXT", help="system message at the start of the chat")] = None,
-    best_of: Annotated[int | None, option("--best-of", min=2, help="draw N answers; needs --reward")] = None,
+@dataclass(frozen=True, kw_only=True)
+class RewardOptions:
+    best_of: Annotated[int | None, option("--best-of", min=2, help="draw N answers; needs --reward")] = None
     reward: Annotated[
         Path | None, option(metavar="FOLDER", help="reward model that chooses among the answers of --best-of")
-    ] = None,
-    as_json: JsonOption = False,
-    compute: ComputeOptions,
-    decoding: GenerateOptions,
-) -> None:
-    """Chat with a model that has a chat template. `--json` prints the whole chat at its end, as training reads it."""
-    if (best_of is None) != (reward is None):
-        raise UserError("--best-of and --reward belong together; set both")
+    ] = None
+
+    def check(self) -> None:
+        if (self.best_of is None) != (self.reward is None):
+            raise UserError("--best-of and --reward belong together; set both")
+
+
+def _chatter(
+    model: Path, compute: ComputeOptions, decoding: GenerateOptions, rewards: RewardOptions
+) -> tuple[Any, dict[str, Any]]:
+    """A model that chats, and the options of its answers."""
     options = with_draft(decoding, compute, "chat_full", "chat")
     if {"draft", "best"} & set(options):
         raise UserError("chat answers once and without a draft; remove --best and --draft")
     chatter = predictor_with(model, compute, "chat_full", "chat")
     _ = chatter.chat_template  # an error, before anything is typed
-    if reward is not None:
-        options |= {"best_of": best_of, "reward": predictor_with(reward, compute, "score", "score answers")}
+    if rewards.reward is not None:
+        scorer = predictor_with(rewards.reward, compute, "score", "score answers")
+        options |= {"best_of": rewards.best_of, "reward": scorer}
+    return chatter, options
+
+
+def chat(
+    messages: Annotated[
+        list[str] | None, argument("MESSAGE", "what you say, turn by turn; default: standard input, a line a turn")
+    ] = None,
+    *,
+    model: ModelOption,
+    system: Annotated[str | None, option(metavar="TEXT", help="system message at the start of the chat")] = None,
+    rewards: RewardOptions,
+    as_json: JsonOption = False,
+    compute: ComputeOptions,
+    decoding: GenerateOptions,
+) -> None:
+    """Chat with a model that has a chat template. `--json` prints the whole chat at its end, as training reads it."""
+    rewards.check()
+    chatter, options = _chatter(model, compute, decoding, rewards)
     conversation: list[dict[str, str]] = [] if system is None else [{"role": "system", "content": system}]
     for number, (_, text) in enumerate(open_input(messages, TextFileOptions()).items):
         if not text.strip():
             continue
         conversation.append({"role": "user", "content": text})
-        if as_json or reward is not None:
+        if as_json or rewards.reward is not None:
             full = chatter.chat_full(conversation, first=number, **options)
             answer = full.text
             if not as_json:
@@ -287,7 +298,7 @@ def chat(
 
 
 def browse(
-    question: Annotated[str, typer.Argument(metavar="QUESTION", help="what to find out")],
+    question: Annotated[str, argument("QUESTION", "what to find out")],
     *,
     pages: Annotated[Path, option("--pages", metavar="FOLDER", help="the pages: .txt and .md files")],
     model: Annotated[
@@ -299,10 +310,7 @@ def browse(
     lines: Annotated[int, option(min=1, show_default=True, help="lines of a page shown at once")] = 10,
     results: Annotated[int, option(min=1, show_default=True, help="pages found by a search")] = 5,
     max_steps: Annotated[int, option("--max-steps", min=1, show_default=True, help="commands of the model")] = 20,
-    best_of: Annotated[int | None, option("--best-of", min=2, help="draw N sessions; needs --reward")] = None,
-    reward: Annotated[
-        Path | None, option(metavar="FOLDER", help="reward model that chooses among the sessions of --best-of")
-    ] = None,
+    rewards: RewardOptions,
     record: Annotated[Path | None, option(metavar="FILE", help="append the session, as `task: chat` reads it")] = None,
     as_json: JsonOption = False,
     compute: ComputeOptions,
@@ -311,9 +319,8 @@ def browse(
     """Answer a question with a text browser over a folder of pages: the steps, the answer and its quotes."""
     from allyouneed.apps.browse.browser import HELP, Browser
 
-    if (best_of is None) != (reward is None):
-        raise UserError("--best-of and --reward belong together; set both")
-    if model is None and (reward is not None or decoding.given()):
+    rewards.check()
+    if model is None and (rewards.reward is not None or decoding.given()):
         raise UserError("--best-of, --reward and decoding options need --model")
     if index is not None:
         require("retrieval", "--index")
@@ -327,12 +334,7 @@ def browse(
             if session.finished:
                 break
     else:
-        options = with_draft(decoding, compute, "chat_full", "chat")
-        if {"draft", "best"} & set(options):
-            raise UserError("a session is one text and without a draft; remove --best and --draft")
-        if reward is not None:
-            options |= {"best_of": best_of, "reward": predictor_with(reward, compute, "score", "score answers")}
-        chatter = predictor_with(model, compute, "chat_full", "chat")
+        chatter, options = _chatter(model, compute, decoding, rewards)
         session = browser.ask(chatter, question, max_steps=max_steps, **options)
         for message in () if as_json else session.messages[1:]:
             if message["role"] == "assistant":
@@ -359,9 +361,7 @@ def _show_indented(text: str) -> None:
 
 
 def seq2seq(
-    texts: Annotated[
-        list[str] | None, typer.Argument(metavar="TEXT", help="texts to rewrite; default: standard input")
-    ] = None,
+    texts: Annotated[list[str] | None, argument("TEXT", "texts to rewrite; default: standard input")] = None,
     *,
     model: ModelOption,
     as_json: JsonOption = False,

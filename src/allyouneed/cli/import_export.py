@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from allyouneed.cli.messages import created_folders_as_note, show_notes, show_status
-from allyouneed.cli.options import option
+from allyouneed.cli.options import argument, option
 from allyouneed.errors import UserError, printable
 from allyouneed.errors.extras import EXTRAS, is_installed, require
 
 if TYPE_CHECKING:
     from allyouneed.lab.selfcheck import Check
 
-OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="the folder to write; new or empty")]
+OutArgument = Annotated[Path, argument("OUT", "the folder to write; new or empty")]
 NoCheckOption = Annotated[bool, option("--no-check", help="skip the comparison with the original")]
 
 
 def import_(
-    source: Annotated[Path, typer.Argument(metavar="MODEL", help="a folder or model file of another library")],
+    source: Annotated[Path, argument("MODEL", "a folder or model file of another library")],
     out: OutArgument,
     *,
     dtype: Annotated[
@@ -60,7 +60,7 @@ def import_(
 
 
 def export(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="a model folder, or translator")],
+    model: Annotated[Path, argument("MODEL", "a model folder, or translator")],
     out: OutArgument,
     *,
     to: Annotated[str, option("--to", metavar="hf|ctranslate2", help="format to write")],

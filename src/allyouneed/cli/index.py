@@ -6,15 +6,13 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from allyouneed.cli.messages import created_folders_as_note, is_quiet, show_notes, show_status
-from allyouneed.cli.options import DeviceOption, option
+from allyouneed.cli.options import DeviceOption, argument, option
 from allyouneed.errors import UserError
 
 
 def index(
-    corpus: Annotated[list[Path], typer.Argument(metavar="CORPUS", help="text files or folders (.txt, .jsonl, .gz)")],
+    corpus: Annotated[list[Path], argument("CORPUS", "text files or folders (.txt, .jsonl, .gz)")],
     *,
     encoder: Annotated[Path, option("--encoder", "-e", metavar="FOLDER", help="the embedding model")],
     output: Annotated[Path, option("--output", "-o", metavar="FOLDER", help="the index to write")],

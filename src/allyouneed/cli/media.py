@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Annotated
 
 from allyouneed.cli.loading import predictor_with
 from allyouneed.cli.options import (
@@ -18,37 +16,21 @@ from allyouneed.cli.options import (
     ModelOption,
     PathFileOptions,
     TopOption,
+    argument,
     option,
 )
 from allyouneed.cli.text.shards import files_below
 from allyouneed.cli.text.streams import read_lines
 from allyouneed.cli.text.text_input import file_arguments
-from allyouneed.cli.text_commands import TextCommand, one_line, ranked_lines, run
+from allyouneed.cli.text_commands import Paired, one_line, paired, ranked_lines, run
 from allyouneed.errors import UserError
 from allyouneed.errors.extras import is_installed, missing, require
 
 SOUND_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".m4a", ".opus", ".aiff")  # of the files of a folder
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
 ImagesArgument = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="IMAGE", help="image files, or a folder or list of them; default: standard input"),
+    list[str] | None, argument("IMAGE", "image files, or a folder or list of them; default: standard input")
 ]
-
-
-@dataclass(frozen=True)
-class FileResult:
-    """A file and its prediction."""
-
-    path: str
-    found: Any
-
-    @property
-    def notes(self) -> list[str]:
-        return list(getattr(self.found, "notes", ()))
-
-
-def _pair_up(paths: list[str], found: list[Any]) -> list[FileResult]:
-    return [FileResult(path, one) for path, one in zip(paths, found, strict=True)]
 
 
 def _check_formats(sounds: list[str] | None, input_: Path | None) -> None:
@@ -67,8 +49,7 @@ def _check_formats(sounds: list[str] | None, input_: Path | None) -> None:
 
 def transcribe(
     sounds: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="SOUND", help="sound files, or a folder or list of them; default: standard input"),
+        list[str] | None, argument("SOUND", "sound files, or a folder or list of them; default: standard input")
     ] = None,
     *,
     model: ModelOption,
@@ -87,18 +68,17 @@ def transcribe(
     _check_formats(sounds, files.input_)
     transcriber = predictor_with(model, compute, "transcribe_full", "transcribe sound")
 
-    def plain(one: FileResult) -> str:
+    def plain(one: Paired) -> str:
         if not timestamps:
             return one_line(one.found.text.strip()) + "\n"
         parts = [f"{s.start:.2f}\t{s.end:.2f}\t{one_line(s.text.strip())}\n" for s in one.found.segments]
         return "".join(parts) + "\n"
 
-    command = TextCommand(
+    command = paired(
         "transcribing",
-        lambda paths, first: _pair_up(paths, transcriber.transcribe_full(paths, **options)),
+        lambda paths: transcriber.transcribe_full(paths, **options),
         plain,
-        lambda one: {"sound": one.path, **asdict(one.found)},
-        blanks=False,
+        lambda one: {"sound": one.given, **asdict(one.found)},
         chunk=4,
     )
     run(command, sounds, files, as_json, SOUND_SUFFIXES)
@@ -117,14 +97,13 @@ def classify_image(
     require("image", "an image file")
     images, files = file_arguments(images, files, paths=True)
     classifier = predictor_with(model, compute, "classify_image_full", "classify images")
-    command = TextCommand(
+    command = paired(
         "classifying",
-        lambda paths, first: _pair_up(paths, classifier.classify_image_full(paths, top=top or 5)),
+        lambda paths: classifier.classify_image_full(paths, top=top or 5),
         lambda one: ranked_lines(
             top is not None, [(s, label) for label, s in list(one.found.scores.items())[: top or 1]]
         ),
-        lambda one: {"image": one.path, "label": one.found.label, "scores": one.found.scores},
-        blanks=False,
+        lambda one: {"image": one.given, "label": one.found.label, "scores": one.found.scores},
         chunk=64,
     )
     run(command, images, files, as_json, IMAGE_SUFFIXES)
@@ -155,15 +134,14 @@ def match_image(
     images, files = file_arguments(images, files, paths=True)
     matcher = predictor_with(model, compute, "match_image_full", "match images and texts")
 
-    def plain(one: FileResult) -> str:
+    def plain(one: Paired) -> str:
         return ranked_lines(True, sorted(((s, one_line(text)) for text, s in one.found.scores.items()), reverse=True))
 
-    command = TextCommand(
+    command = paired(
         "matching",
-        lambda paths, first: _pair_up(paths, matcher.match_image_full(paths, candidates) if paths else []),
+        lambda paths: matcher.match_image_full(paths, candidates) if paths else [],
         plain,
-        lambda one: {"image": one.path, **asdict(one.found)},
-        blanks=False,
+        lambda one: {"image": one.given, **asdict(one.found)},
         chunk=64,
     )
     run(command, images, files, as_json, IMAGE_SUFFIXES)
@@ -183,12 +161,11 @@ def caption(
     images, files = file_arguments(images, files, paths=True)
     captioner = predictor_with(model, compute, "caption_full", "describe images")
     options = {} if beam is None else {"beam": beam}
-    command = TextCommand(
+    command = paired(
         "describing",
-        lambda paths, first: _pair_up(paths, captioner.caption_full(paths, first=first, **options)),
+        lambda paths: captioner.caption_full(paths, **options),
         lambda one: one_line(one.found.text) + "\n",
-        lambda one: {"image": one.path, **asdict(one.found)},
-        blanks=False,
+        lambda one: {"image": one.given, **asdict(one.found)},
         chunk=16,
     )
     run(command, images, files, as_json, IMAGE_SUFFIXES)

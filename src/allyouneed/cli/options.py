@@ -16,6 +16,10 @@ USE, TRAIN, LOOK, EXCHANGE = "Use a model", "Train and measure", "Look inside", 
 FILES, LANGUAGES, SEARCH, SAMPLING = "Files", "Multilingual models", "Search", "Sampling"
 
 
+def argument(metavar: str, help: str, **more: Any) -> Any:
+    return typer.Argument(metavar=metavar, help=help, **more)
+
+
 def option(*names: str, panel: str = "Options", show_default: bool = False, **more: Any) -> Any:
     return typer.Option(*names, rich_help_panel=panel, show_default=show_default, **more)
 
@@ -59,40 +63,21 @@ DtypeOption = Annotated[
 ]
 InputOption = Annotated[
     Path | None,
-    option(
-        "--input",
-        "-i",
-        panel=FILES,
-        metavar="FILE",
-        help="read one text per line (.gz, .zst too), or a folder",
-    ),
+    option("--input", "-i", panel=FILES, metavar="FILE", help="read one text per line (.gz, .zst too), or a folder"),
 ]
 OutputOption = Annotated[
     Path | None,
-    option(
-        "--output",
-        "-o",
-        panel=FILES,
-        metavar="FILE",
-        help="write here; appears when complete (.gz, .zst too)",
-    ),
+    option("--output", "-o", panel=FILES, metavar="FILE", help="write here; appears when complete (.gz, .zst too)"),
 ]
 ForceOption = Annotated[bool, option("--force", panel=FILES, help="overwrite an existing output")]
 RestartOption = Annotated[bool, option("--restart", panel=FILES, help="discard an interrupted run instead of resuming")]
 ShardOption = Annotated[
-    str | None,
-    option("--shard", panel=FILES, metavar="I/N", help="do part I of N: lines of a file, files of a folder"),
+    str | None, option("--shard", panel=FILES, metavar="I/N", help="do part I of N: lines of a file, files of a folder")
 ]
 WholeOption = Annotated[bool, option("--whole", panel=FILES, help="read the input as one text, line breaks included")]
 ListOption = Annotated[
     Path | None,
-    option(
-        "--input",
-        "-i",
-        panel=FILES,
-        metavar="FILE",
-        help="read paths from a file, one per line, or a folder",
-    ),
+    option("--input", "-i", panel=FILES, metavar="FILE", help="read paths from a file, one per line, or a folder"),
 ]
 TopOption = Annotated[int | None, option("--top", min=1, help="show the N most likely, with probabilities")]
 
@@ -117,8 +102,7 @@ RepetitionOption = Annotated[
     float | None, option("--repetition-penalty", panel=SEARCH, help="above 1: penalize tokens already generated")
 ]
 LoopsOption = Annotated[
-    int | None,
-    option("--loops", min=0, panel=SEARCH, help="stop after N repetitions in a row (default 8); 0: never"),
+    int | None, option("--loops", min=0, panel=SEARCH, help="stop after N repetitions in a row (default 8); 0: never")
 ]
 NoRepeatOption = Annotated[
     int | None, option("--no-repeat", min=1, panel=SEARCH, help="never repeat an n-gram of this many tokens")

@@ -6,16 +6,14 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from allyouneed.cli.messages import created_folders_as_note, show_notes, show_status
-from allyouneed.cli.options import FILES, LANGUAGES, FromOption, JsonOption, option
+from allyouneed.cli.options import FILES, LANGUAGES, FromOption, JsonOption, argument, option
 from allyouneed.errors import UserError
 
 
 def quantize(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="a model folder: ours or Hugging Face's")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="the folder to write; new or empty")],
+    model: Annotated[Path, argument("MODEL", "a model folder: ours or Hugging Face's")],
+    out: Annotated[Path, argument("OUT", "the folder to write; new or empty")],
     *,
     to: Annotated[str, option("--to", metavar="int8|bf16|ternary|ternary-int8", help="format of the weights")],
     data: Annotated[

@@ -9,10 +9,8 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from allyouneed.cli.messages import is_quiet, show_status
-from allyouneed.cli.options import DtypeOption, option
+from allyouneed.cli.options import DtypeOption, argument, option
 from allyouneed.errors import UserError
 
 NETWORK, SIZES = "Network and keys", "Sizes"
@@ -22,8 +20,7 @@ UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20
 
 def serve(
     folders: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="FOLDER", help="model folders, or NAME=FOLDER; default: the bundled translator"),
+        list[str] | None, argument("FOLDER", "model folders, or NAME=FOLDER; default: the bundled translator")
     ] = None,
     *,
     default: Annotated[str | None, option(metavar="NAME", help="model of requests that name none")] = None,

@@ -52,6 +52,34 @@ class TextCommand(Generic[R]):
     copies: Callable[[], Callable[[str], bool]] | None = None
 
 
+@dataclass(frozen=True)
+class Paired:
+    """An input and its prediction."""
+
+    given: Any
+    found: Any
+
+    @property
+    def notes(self) -> list[str]:
+        return list(getattr(self.found, "notes", ()))
+
+
+def paired(
+    doing: str,
+    find: Callable[[list[Any]], Sequence[Any]],
+    plain: Callable[[Paired], str],
+    tree: Callable[[Paired], dict[str, Any]],
+    blanks: bool = False,
+    **more: Any,
+) -> TextCommand[Paired]:
+    """A command whose predictions, `find(inputs)`, are shown with their inputs."""
+
+    def predict(given: list[Any], first: int) -> list[Paired]:
+        return [Paired(one, found) for one, found in zip(given, find(given), strict=True)]
+
+    return TextCommand(doing, predict, plain, tree, blanks=blanks, **more)
+
+
 def run(
     command: TextCommand[R],
     texts: Sequence[str] | None,

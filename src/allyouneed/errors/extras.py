@@ -13,8 +13,9 @@ EXTRAS = {
     "tensorboard": ("tensorboard", "`tensorboard: true` of a recipe is refused"),
     "retrieval": ("faiss", "`index` and RETRO models are refused"),
     "sound": ("soundfile", "only .wav files can be transcribed"),
+    "parquet": ("pyarrow", ".parquet, .arrow and .feather files are refused"),
+    "xlsx": ("openpyxl", ".xlsx files are refused"),
     "image": ("PIL", "image files cannot be opened; pixels given as arrays work"),
-    "parquet": ("pyarrow", "Parquet files cannot be read"),
     "serve": ("fastapi", "`serve` is refused"),
     "ctranslate2": ("ctranslate2", "`export --to ctranslate2` and `bench --against ctranslate2` are refused"),
 }

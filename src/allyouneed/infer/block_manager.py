@@ -54,16 +54,13 @@ class BlockManager:
 
     # --- what a request needs ----------------------------------------------------------------------------------------
 
-    def constant(self, state: RequestState) -> int:
-        """Blocks to reserve for states that are not paged."""
-        request = state.request
+    def measure(self, state: RequestState) -> int:
+        """The most blocks it can come to need; `unpaged` ones among them are known to it afterwards."""
+        request, rows = state.request, state.spec.rows
         length = len(request.prompt) + state.limit
-        return self.declared.constant(length, len(request.source or ())) * state.spec.rows
-
-    def most(self, state: RequestState) -> int:
-        """The most blocks it can come to need."""
-        pages = self.declared.pages(len(state.request.prompt) + state.limit)
-        return self.constant(state) + (pages and pages + 1) * state.spec.rows
+        state.unpaged = self.declared.constant(length, len(request.source or ())) * rows
+        pages = self.declared.pages(length)
+        return state.unpaged + (pages and pages + 1) * rows
 
     def soon(self, state: RequestState, unread: int) -> int:
         """Blocks for its unread prompt tokens and its first token."""
@@ -80,7 +77,8 @@ class BlockManager:
         """Evict enough cached prefixes for `counts` more tokens of each row, all at once rather than block by block."""
         if isinstance(states, PagedStates) and states.has_pages:
             size, rows = self.pool.size, zip(states.lengths, states.block_tables, counts, strict=True)
-            self.evict(sum([max(0, -(-(seen + count) // size) - len(table)) for seen, table, count in rows]))
+            if needed := sum([max(0, -(-(seen + count) // size) - len(table)) for seen, table, count in rows]):
+                self.evict(needed)
 
     def evict(self, needed: int) -> bool:
         """Evict cached prefixes until this many blocks are free; False: they are not."""
@@ -89,9 +87,8 @@ class BlockManager:
         return len(self.pool.free) >= needed
 
     def reserve(self, state: RequestState) -> None:
-        if count := self.constant(state):
-            self.evict(count)
-            state.reserved = self.pool.allocate(count)
+        self.evict(state.unpaged)
+        state.reserved = self.pool.allocate(state.unpaged)
 
     def release(self, state: RequestState) -> None:
         self.pool.release(state.reserved)
@@ -105,9 +102,9 @@ class BlockManager:
 
     def resume(self, state: RequestState, states: PagedStates, rows: int, force: bool) -> bool:
         """Swap a preempted request in, if there are blocks for it and its next tokens, or anyway (`force`)."""
-        if not self.evict(self.constant(state) + states.swapped_blocks + 2 * rows) and not force:
+        if not self.evict(state.unpaged + states.swapped_blocks + 2 * rows) and not force:
             return False
-        state.reserved = self.pool.allocate(self.constant(state))
+        state.reserved = self.pool.allocate(state.unpaged)
         states.swap_in()
         return True
 
@@ -118,7 +115,7 @@ class BlockManager:
         paged = PagedStates(states, self.pool)
         if self.shares_prefixes:
             for row, state in enumerate(requests):
-                paged.adopt_blocks(row, self.prefixes.find(state.request.prefix_key))
+                paged.adopt_blocks(row, self.prefixes.find(state.inputs[0]))
         return paged
 
     def keep_prefixes(self, states: States, requests: Iterable[tuple[int, RequestState]]) -> None:
@@ -126,7 +123,7 @@ class BlockManager:
         assert isinstance(states, PagedStates)
         if self.shares_prefixes:
             for row, state in requests:
-                self.prefixes.keep(state.request.prefix_key, states.block_tables[row])
+                self.prefixes.keep(state.inputs[0], states.block_tables[row])
 
     def hold_prefixes(self, states: States, requests: Iterable[tuple[int, RequestState]]) -> None:
         """Cache the prompts of these rows once `verify_prefixes` knows that they were read well: the first tokens of
@@ -147,13 +144,8 @@ class BlockManager:
         for state in [state for state in self.unverified if state.tokens or state.finished]:
             blocks = self.unverified.pop(state)
             if state.error is None and (state.tokens or state.done):
-                self.prefixes.keep(state.request.prefix_key, blocks)
+                self.prefixes.keep(state.inputs[0], blocks)
             self.pool.release(blocks)
-
-    def forget_prefix(self, state: RequestState) -> None:
-        """Nothing of a failed request stays cached; `recount` follows."""
-        if self.shares_prefixes:
-            self.prefixes.drop(state.request.prefix_key)
 
     def waste(self, running: Iterable[States]) -> float:
         """The share of the blocks in use by these states that holds nothing."""

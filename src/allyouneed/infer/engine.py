@@ -5,7 +5,7 @@ order of the input, and each is the same as alone in its batch."""
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from allyouneed.infer.scheduler import Scheduler, new_graphs
 from allyouneed.infer.scheduling.admission import LargestFirst
 from allyouneed.infer.speculative.stats import check_draft_options
 from allyouneed.infer.validation import RequestValidator
-from allyouneed.runtime.process import pause_gc
+from allyouneed.runtime.process import evaluation_mode, pause_gc
 
 if TYPE_CHECKING:
     import torch
@@ -143,19 +143,12 @@ class Engine:
         if draft is not None:
             check_draft_options(decoding)
         scheduler = self._offline()
-        was_training: bool = self.model.training
-        if was_training:  # only then: it visits every module
-            self.model.eval()
-        try:
+        with evaluation_mode(self.model), closing(scheduler):
             request = Request(prompt, decoding.continuation_limit(), (first,), stop=stop, media=tuple(media))
             state = scheduler.submit(request, spec)
             state.streams = True
             yield from scheduler.stream(state)
             return state.hypotheses[0]
-        finally:
-            scheduler.close()
-            if was_training:
-                self.model.train()
 
     def decode(
         self, requests: Sequence[Request], spec: DecodingSpec | Decoding, on_progress: Progress | None = None

@@ -89,13 +89,8 @@ def share_rows(requests: Sequence[RequestState]) -> list[list[RequestState]]:
     """Requests with equal sources and prompts together: the model reads each once (`n` samples of one prompt)."""
     rows: dict[Any, list[RequestState]] = {}
     for state in requests:
-        rows.setdefault(prefill_key(state), []).append(state)
+        rows.setdefault(state.inputs, []).append(state)
     return list(rows.values())
-
-
-def prefill_key(state: RequestState) -> Any:
-    request = state.request
-    return tuple(request.prefix_key), None if request.source is None else tuple(request.source)
 
 
 @dataclass(eq=False)
@@ -117,14 +112,10 @@ class PrefillBatch:
     def prompts(self) -> list[Sequence[int]]:
         return [row[0].request.prompt for row in self.rows]
 
-    @property
-    def unread(self) -> list[int]:
-        return [len(prompt) - at for prompt, at in zip(self.prompts, self.read, strict=True)]
-
     def unread_tokens(self) -> Iterator[tuple[RequestState, int]]:
         """Each request and its unread tokens; the tokens of a row count for its first request."""
-        for row, left in zip(self.rows, self.unread, strict=True):
-            yield from ((state, 0 if n else left) for n, state in enumerate(row))
+        for row, prompt, read in zip(self.rows, self.prompts, self.read, strict=True):
+            yield from ((state, 0 if n else len(prompt) - read) for n, state in enumerate(row))
 
     def keep(self, rows: list[int]) -> None:
         if rows and len(rows) < len(self.rows):

@@ -24,8 +24,7 @@ class PrefixCache:
     def find(self, prompt: Sequence[int]) -> list[int]:
         """The blocks a prompt can start with, now held by the caller; its last token is always left to read."""
         size, end = self.pool.size, len(prompt) - 1
-        keys, found = self._known([tuple(prompt[at : at + size]) for at in range(0, end // size * size, size)])
-        self._touch(keys)
+        found = self._known([tuple(prompt[at : at + size]) for at in range(0, end // size * size, size)])[1]
         self.prompt_tokens, self.hits = self.prompt_tokens + len(prompt), self.hits + len(found) * size
         self.pool.retain(found)
         return found
@@ -42,10 +41,11 @@ class PrefixCache:
         for parent, _ in keys:
             self.children[parent] = self.children.get(parent, 0) + 1
         self.pool.cache(new)
-        self._touch(known)
+        for key in reversed(known):  # they are evicted after the new ones, which continue them
+            self.blocks.move_to_end(key)
 
     def _known(self, texts: Sequence[tuple[int, ...]]) -> tuple[list[Key], list[int]]:
-        """Keys and blocks of the longest cached prefix of these blocks of tokens."""
+        """Keys and blocks of the longest cached prefix of these blocks of tokens, now the most recently used."""
         keys, found, before = list[Key](), list[int](), 0
         for text in texts:
             key = before, text
@@ -55,12 +55,9 @@ class PrefixCache:
             keys.append(key)
             found.append(block)
             before = block
-        return keys, found
-
-    def _touch(self, keys: Sequence[Key]) -> None:
-        """Mark the blocks of a prompt as most recently used."""
         for key in reversed(keys):
             self.blocks.move_to_end(key)
+        return keys, found
 
     def evict(self) -> bool:
         """Drop the least recently used block that no other continues; False: there is none."""

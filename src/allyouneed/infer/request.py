@@ -65,11 +65,8 @@ class Request(NamedTuple):
     media: tuple[Medium, ...] = ()
     allowed: Sequence[int] | Tensor | None = None
 
-    @property
-    def prefix_key(self) -> Sequence[int]:
+    def prompt_with_media(self) -> list[int]:
         """The prompt, with the number of each medium in place of the tokens at its slots: equal for equal prompts."""
-        if not self.media:
-            return self.prompt
         key = list(self.prompt)
         for medium in self.media:
             key[medium.at : medium.at + medium.slots] = [-1 - medium.number] * medium.slots

@@ -34,11 +34,6 @@ class ActiveBatch(Protocol):
     def close(self) -> None: ...
 
 
-def make_search(spec: DecodingSpec, requests: Sequence[RequestState], device: torch.device) -> Search:
-    beams = spec.decoding.method == "beam" and spec.decoding.beam > 1
-    return BeamSearch(spec, requests, device) if beams else IndependentSearch(spec, requests, device)
-
-
 class RunningBatch:
     """`groups`: requests in the order of their rows in the states, by specification; all need `group` rows each, and
     have one before their first token. `limit`: positions of a row, if they are limited."""
@@ -51,12 +46,15 @@ class RunningBatch:
         limit: int | None = None,
     ) -> None:
         self.model, self.states, self.limit = model, states, limit
-        self.searches = [make_search(spec, requests, states.device) for spec, requests in groups]
+        self.searches: list[Search] = []
         self.rows: list[list[int]] = []  # rows of each search in the states
-        for search in self.searches:
-            begin = sum(map(len, self.rows))
-            self.rows.append(list(range(begin, begin + len(search.requests))))
-        (self.group,) = {search.group for search in self.searches}
+        begin = 0
+        for spec, requests in groups:
+            beams = spec.decoding.method == "beam" and spec.rows > 1
+            self.searches.append((BeamSearch if beams else IndependentSearch)(spec, requests, states.device))
+            self.rows.append(list(range(begin, begin + len(requests))))
+            begin += len(requests)
+        self.group = self.searches[0].group
         self.columns: Columns | None = None
 
     def __len__(self) -> int:
@@ -123,13 +121,13 @@ class RunningBatch:
     def reorder(self, orders: Sequence[list[int] | None]) -> None:
         """Row i of a search continues its row `order[i]`; None: its rows stay. States move only when needed."""
         moved: list[int] = []
-        placed: list[tuple[Search, list[int]]] = []
-        for search, rows, order in zip(self.searches, self.rows, orders, strict=True):
+        before, self.searches, self.rows = zip(self.searches, self.rows, orders, strict=True), [], []
+        for search, rows, order in before:
             past = rows if order is None else [rows[row] for row in order]
             if past:
-                placed.append((search, list(range(len(moved), len(moved) + len(past)))))
+                self.searches.append(search)
+                self.rows.append(list(range(len(moved), len(moved) + len(past))))
                 moved += past
-        self.searches, self.rows = [search for search, _ in placed], [rows for _, rows in placed]
         if not moved:
             self.states.close()
         elif moved != list(range(len(self.states.lengths))):
@@ -172,6 +170,7 @@ class RunningBatch:
                 self.rows.append(here)
 
     def close(self) -> None:
-        """Abandon the requests and release what the states hold."""
-        self.states.close()
+        """Abandon the requests and release what the states hold; without requests, they hold nothing."""
+        if self.searches:
+            self.states.close()
         self.searches, self.rows = [], []

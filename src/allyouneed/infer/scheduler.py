@@ -18,7 +18,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from functools import partial
 from itertools import count
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -27,14 +27,14 @@ from allyouneed.errors import UserError
 from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.model_runner import ModelRunner
-from allyouneed.infer.prefill import PrefillBatch, prefill_key, share_rows
+from allyouneed.infer.prefill import PrefillBatch, share_rows
 from allyouneed.infer.request import Request
 from allyouneed.infer.running_batch import ActiveBatch, RunningBatch
 from allyouneed.infer.scheduling.admission import FairQueue, LargestFirst, Postponement
 from allyouneed.infer.scheduling.chunked_prefill import ChunkedPrefill
 from allyouneed.infer.validation import RequestValidator
 from allyouneed.nn.states.paged import BlockPool
-from allyouneed.runtime.process import inference, refuse_after_fork
+from allyouneed.runtime.process import evaluation_mode, inference
 
 if TYPE_CHECKING:
     from allyouneed.infer.block_manager import BlockManager
@@ -98,6 +98,10 @@ class Scheduler:
 
             self.blocks = BlockManager(engine, pool)
             self.preemption = Preemption(self, self.blocks)
+        # calls a function; where blocks run out, frees some
+        self.with_blocks: Callable[..., None] = lambda act, _=None: act()
+        if self.preemption is not None:
+            self.with_blocks = self.preemption.run
         self.graphs: GraphRunnerCache | None = None
         if memory is None and not engine.exact:
             self.graphs = graphs or (new_graphs(engine) if pool is None else None)
@@ -137,9 +141,10 @@ class Scheduler:
         if shortlist is not None and request.source and request.allowed is None and spec.decoding.shortlist:
             request = request._replace(allowed=shortlist.allowed(request.source))
         streams = self.offline is None or request.listener is not None
-        limit = self.engine.token_limit(request)
+        limit, source = self.engine.token_limit(request), None if request.source is None else tuple(request.source)
         state = RequestState(request, spec, limit, streams, failures=self.failures, number=next(self._numbers))
-        if request.source is not None and not request.source:
+        state.inputs = tuple(request.prompt_with_media() if request.media else request.prompt), source
+        if source == ():
             state.hypotheses, state.done = [Hypothesis([], 0.0, 0.0, [], True)], True
             return state
         self._check(state)
@@ -156,7 +161,7 @@ class Scheduler:
             raise UserError(f"the request needs {rows} rows (beam, best), the scheduler has {self.rows}; ask for fewer")
         if self.memory is not None and (needed := self._bytes([state])) > self.memory:
             raise UserError(f"the request needs {needed:,} bytes of state, the limit is {self.memory:,}; shorten it")
-        if self.blocks is not None and (needed := self.blocks.most(state)) > (most := self.blocks.pool.blocks):
+        if self.blocks is not None and (needed := self.blocks.measure(state)) > (most := self.blocks.pool.blocks):
             raise UserError(f"the request needs {needed} blocks of state, the pool has {most}; shorten it")
 
     def _bytes(self, states: Sequence[RequestState]) -> int:
@@ -171,8 +176,8 @@ class Scheduler:
     def warm_up(self, requests: Iterable[tuple[Request, DecodingSpec | Decoding | None]] = ()) -> None:
         """Prepare for the first request: capture the usual prefills, and decode these requests, which leave no trace
         but captured graphs and compiled kernels."""
-        with self._inference():
-            if self.prefill.captured is not None:
+        if self.prefill.captured is not None:
+            with inference(self.engine.model):
                 self.prefill.captured.warm_up(self.budget)
         if self.graphs is not None:
             self.graphs.capture_now()
@@ -200,9 +205,9 @@ class Scheduler:
     def run(self, on_step: Callable[[], None] | None = None) -> None:
         """Step until every request is finished. A failed one has its `error`; offline, where all belong to one call,
         the first is raised."""
-        with self._inference():
+        with evaluation_mode(self.engine.model):
             while not self.idle:
-                self._step()
+                self.step()
                 if on_step is not None:
                     on_step()
 
@@ -224,64 +229,55 @@ class Scheduler:
                 self.step()
 
     def step(self) -> None:
-        with self._inference():
-            self._step()
-
-    def _inference(self) -> ExitStack:
-        refuse_after_fork()
-        self._refuse_inside_step()
-        model, stack = self.engine.model, ExitStack()
-        if model.training:  # only then: it visits every module
-            model.eval()
-            stack.callback(model.train)
-        stack.enter_context(inference())
-        return stack
+        if self.is_stepping:
+            self._refuse_inside_step()
+        with inference(self.engine.model):
+            if self.is_stepping:  # the last step was interrupted, and so was cleaning up after it
+                self._abandon(KeyboardInterrupt())
+            self.is_stepping = True
+            try:
+                if self.offline is None:
+                    if self.arrivals or self.fair.waiting or self.preempted:
+                        self._admit()
+                elif not self.running:
+                    self._admit_batch(self.offline)
+                for batch in list(self.running):
+                    try:
+                        self.with_blocks(batch.step, batch)
+                    except Exception as error:
+                        self.drop(batch, error)
+                    self.end(batch)
+                if self.prefill.batches:
+                    self.prefill.step()
+                if self.slots is not None and self.slots.batches:
+                    self.slots.step(self.fail)  # after the prefill: the run it launches includes the new requests
+                if self.blocks is not None:
+                    self.blocks.end_step()
+                self.steps += 1
+                if self.active:
+                    self._settle()
+                self.is_stepping = False
+            except BaseException as error:
+                had_requests = bool(self.active)
+                self._abandon(error)
+                if not isinstance(error, Exception) or not had_requests:
+                    raise
+            if self.failures:
+                self._after_failures()
 
     def _refuse_inside_step(self) -> None:
         """Refuse what a listener, a stop condition or a logits processor must not do: the batches are half changed."""
-        caller: FrameType | None = sys._getframe(1) if self.is_stepping else None
+        caller: FrameType | None = sys._getframe(2)
         while caller is not None:
-            if caller.f_code is Scheduler._step.__code__ and caller.f_locals["self"] is self:
+            if caller.f_code is Scheduler.step.__code__ and caller.f_locals["self"] is self:
                 raise UserError(
                     "a listener, a stop condition or a logits processor has called step, run, stream or close of the "
                     "scheduler that is calling it; let it return first (it may submit and cancel requests)"
                 )
             caller = caller.f_back
 
-    def _step(self) -> None:
-        if self.is_stepping:  # the last step was interrupted, and so was cleaning up after it
-            self._abandon(KeyboardInterrupt())
-        self.is_stepping = True
-        try:
-            if self.offline is None:
-                self._admit()
-            elif not self.running:
-                self._admit_batch(self.offline)
-            for batch in list(self.running):
-                self._step_batch(batch)
-            if self.prefill.batches:
-                self.prefill.step()
-            if self.slots is not None and self.slots.batches:
-                self.slots.step(self.fail)  # after the prefill: the run it launches includes the new requests
-            if self.blocks is not None:
-                self.blocks.end_step()
-            self.steps += 1
-            if self.active:
-                self._settle()
-            self.is_stepping = False
-        except BaseException as error:
-            had_requests = bool(self.active)
-            self._abandon(error)
-            if not isinstance(error, Exception) or not had_requests:
-                raise
-        if self.failures:
-            self._after_failures()
-
-    def _step_batch(self, batch: ActiveBatch) -> None:
-        try:
-            self.with_blocks(batch.step, batch)
-        except Exception as error:
-            self.drop(batch, error)
+    def end(self, batch: ActiveBatch) -> None:
+        """Remove a batch whose requests have all left."""
         if batch in self.running and not batch.active:
             batch.close()
             self.running.remove(batch)
@@ -299,7 +295,7 @@ class Scheduler:
         for state in self.active:
             if state.done and state.streams and state.spec.rows > 1:
                 self._stream_best(state)
-            if state not in here and self.blocks is not None:
+            if state.reserved and state not in here and self.blocks is not None:
                 self.blocks.release(state)
         self.active = [state for state in self.active if state in here]
 
@@ -311,14 +307,15 @@ class Scheduler:
     def _held(self) -> set[RequestState]:
         """Requests in any batch."""
         here = set[RequestState]() if self.slots is None else set(self.slots.requests)
-        batches: list[ActiveBatch | PrefillBatch] = [*self.running, *self.preempted, *self.prefilling]
+        batches: list[ActiveBatch | PrefillBatch] = [*self.running, *self.preempted, *self.prefill.batches]
         for batch in batches:
             here.update(batch.requests)
         return here
 
     def close(self) -> None:
         """Abandon everything: unfinished requests are cancelled, blocks go back to the pool, slots are free again."""
-        self._refuse_inside_step()
+        if self.is_stepping:
+            self._refuse_inside_step()
         waiting = [*self.arrivals, *self.fair, *([] if self.offline is None else self.offline.waiting)]
         for state in [*waiting, *self.active]:
             state.cancel()
@@ -373,10 +370,10 @@ class Scheduler:
         failed = list(self.failures)
         self.failures.clear()
         if self.blocks is not None:
-            for state in failed:
-                self.blocks.forget_prefix(state)
+            for state in failed if self.blocks.shares_prefixes else ():  # nothing of them stays cached
+                self.blocks.prefixes.drop(state.inputs[0])
             held = [batch.states for batch in [*self.running, *self.preempted] if isinstance(batch, RunningBatch)]
-            self.blocks.recount([*held, *(batch.states for batch in self.prefilling)], self.active)
+            self.blocks.recount([*held, *(batch.states for batch in self.prefill.batches)], self.active)
         for state in failed:
             if state.error is not None and (self.offline is not None or not isinstance(state.error, Exception)):
                 raise state.error
@@ -409,11 +406,10 @@ class Scheduler:
         if self.preempted and self.preemption is not None:
             self.preemption.resume()
         if self.arrivals:
+            if not queue.waiting:
+                self.postponement.steps = 0
             queue.add(self.arrivals, self.active)
-        if not queue.waiting:
-            self.postponement.end()
-            return
-        taken: list[RequestState] = []
+        taken, urgency = list[RequestState](), partial(queue.urgency, step=self.steps)
         rows, tokens, free, slots = sum([state.spec.rows for state in self.active]), 0, 0, self.slots
         if slots and slots.batches and self.postponement.applies(queue, slots.rows_in_use, self.rows - rows):
             return
@@ -421,14 +417,14 @@ class Scheduler:
             free = blocks.free(one for batch in self.prefill.batches for one in batch.unread_tokens())
         known: set[Any] = set()  # what is read once for several of them
         while (state := queue.peek(self.steps)) is not None:
-            if self.preempted and self.urgency(self.preempted[0].requests[0]) < self.urgency(state):
+            if self.preempted and urgency(self.preempted[0].requests[0]) < urgency(state):
                 break
-            size, key = len(state.request.source or state.request.prompt), prefill_key(state)
+            size, key = len(state.request.source or state.request.prompt), state.inputs
             unread = 0 if key in known else len(state.request.prompt)
             rows, tokens = rows + state.spec.rows, tokens + (0 if key in known else size)
             full = rows > self.rows or (self.memory is not None and self._bytes([*self.active, state]) > self.memory)
             if blocks is not None:
-                free -= blocks.constant(state) + blocks.soon(state, unread)
+                free -= state.unpaged + blocks.soon(state, unread)
                 full = full or (free < 0 and bool(self.active))
             if full or (taken and key not in known and tokens > self.budget):
                 break
@@ -436,11 +432,11 @@ class Scheduler:
             self.active.append(state)
             state.admitted = True
             queue.pop(state, size + state.limit)
-            if blocks is not None:
+            if state.unpaged and blocks is not None:
                 blocks.reserve(state)
             taken.append(state)
         if taken:
-            self.postponement.end()
+            self.postponement.steps = 0
         if taken and self.slots is not None and blocks is None:
             given, taken = taken, []
             try:
@@ -455,25 +451,11 @@ class Scheduler:
         here = self._held()
         self.fail([state for state in requests if state not in here], error)
 
-    def urgency(self, state: RequestState) -> tuple[int, int, int]:
-        return self.fair.urgency(state, self.steps)
-
-    @property
-    def prefilling(self) -> list[PrefillBatch]:
-        """Prompts that are being read."""
-        return self.prefill.batches
-
-    # --- blocks ------------------------------------------------------------------------------------------------------
-
-    def with_blocks(self, act: Callable[[], None], batch: ActiveBatch | None = None) -> None:
-        """Call `act`; where blocks run out, free some."""
-        act() if self.preemption is None else self.preemption.run(act, batch)
-
     def waste(self) -> float:
         """The share of the blocks in use that holds nothing."""
         assert self.blocks is not None
         running = [batch.states for batch in self.running if isinstance(batch, RunningBatch)]
-        return self.blocks.waste(running + [batch.states for batch in self.prefilling])
+        return self.blocks.waste(running + [batch.states for batch in self.prefill.batches])
 
     # --- running batches ---------------------------------------------------------------------------------------------
 
@@ -483,11 +465,8 @@ class Scheduler:
             if isinstance(other, RunningBatch) and other.can_join(batch):
                 try:
                     other.join(batch)
-                except Exception as error:
-                    self._drop_both(batch, other, error)
+                except Exception as error:  # neither can be used any more
+                    self.fail(batch.requests, error)
+                    self.drop(other, error)
                 return
         self.running.append(batch)
-
-    def _drop_both(self, batch: RunningBatch, other: RunningBatch, error: Exception) -> None:
-        self.fail(batch.requests, error)
-        self.drop(other, error)

@@ -53,5 +53,4 @@ def with_head(model: nn.Module, head: Mapping[str, Any]) -> nn.Module:
 
 
 def config_of(model: nn.Module) -> Model:
-    config: Model = model.config  # type: ignore[assignment]
-    return config
+    return model.config  # type: ignore[assignment]

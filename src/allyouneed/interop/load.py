@@ -35,6 +35,10 @@ def load(
     refuse_after_fork()
     path = find_model(path)
     check_device(device)
+    if torch.device(device).type == "cuda":
+        from allyouneed.kernels.preload import preload_libraries
+
+        preload_libraries(device)
     if is_hf_folder(path):
         from allyouneed.interop.hf import folder as hf
 

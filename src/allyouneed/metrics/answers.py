@@ -110,8 +110,7 @@ def spearman(found: Sequence[float], expected: Sequence[float]) -> float:
 def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
     _, inverse, counts = np.unique(np.asarray(values, dtype=np.float64), return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
-    means: NDArray[np.float64] = (ends - (counts - 1) / 2)[inverse]
-    return means
+    return (ends - (counts - 1) / 2)[inverse]
 
 
 def recall_at_1(scores: NDArray[np.floating], right: NDArray[np.integer]) -> float:

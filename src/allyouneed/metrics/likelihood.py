@@ -14,6 +14,7 @@ from allyouneed.data.batches.packing import Batches
 from allyouneed.data.retrieval.neighbours import NeighbourItems
 from allyouneed.nn.batch import Batch
 from allyouneed.nn.states.segment_memory import with_segment_memory
+from allyouneed.runtime.process import evaluation_mode
 from allyouneed.tasks.task import Task
 
 
@@ -33,12 +34,10 @@ def mean_loss(
 def _mean(
     model: nn.Module, task: Task, batches: Iterable[Batch], around: Callable[[], AbstractContextManager[object]]
 ) -> dict[str, float]:
-    was_training = model.training
-    model.eval()
     device = next(model.parameters()).device
     sums, tokens, reader = [], [], with_segment_memory(model, task.has_memory)
     figures: dict[str, float] = {}
-    try:
+    with evaluation_mode(model):
         for batch in batches:
             with around():
                 loss = task.loss(reader, batch.to(device))
@@ -46,8 +45,6 @@ def _mean(
             tokens.append(loss.tokens)
             for name, value in loss.figures.items():
                 figures[name] = figures.get(name, 0.0) + float(value)
-    finally:
-        model.train(was_training)
     count = int(torch.stack(tokens).sum())
     mean = float(torch.stack(sums).double().sum() / count)
     found = {"loss": mean} | ({"perplexity": math.exp(min(mean, 700.0))} if task.has_perplexity else {})

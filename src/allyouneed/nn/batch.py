@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -73,7 +74,7 @@ class Rows:
         return cls(tokens, lengths=torch.tensor(lengths), side=side)
 
     def to(self, device: torch.device | str) -> Rows:
-        return self.each(lambda tensor: to_device(tensor, device))
+        return _each(self, partial(to_device, device=device))
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Rows:
         """Apply a function to every tensor."""

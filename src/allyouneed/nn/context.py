@@ -64,10 +64,14 @@ class TokenLayout:
         """A number above all positions, if the host knows one."""
         return self.time if self.consecutive else None
 
-    def last_position(self) -> int:
-        """The highest of all tokens; -1 without tokens. Reads from the device."""
-        positions = self.real_positions
-        return int(positions.max()) if positions.numel() else -1
+    def longer_than(self, limit: int) -> int | None:
+        """Tokens up to the last position, if they are more than `limit`. Reads from the device, unless rows are known
+        to be no longer."""
+        positions, bound = self.real_positions, self.position_bound
+        if (bound is not None and bound <= limit) or not positions.numel():
+            return None
+        longest = int(positions.max()) + 1
+        return longest if longest > limit else None
 
     @classmethod
     def of(cls, rows: Rows) -> TokenLayout:
@@ -233,8 +237,7 @@ class ReplayedDecisions:
     def decide(self, make: Callable[[], T]) -> T:
         if self.next is None:
             self.decisions.append(make())
-            found: T = self.decisions[-1]
-            return found
+            return self.decisions[-1]
         self.next += 1
         found = self.decisions[self.next - 1]
         return found
@@ -271,8 +274,7 @@ class Context:
         key = owner, name
         if key not in self.memo:
             self.memo[key] = make()
-        found: T = self.memo[key]
-        return found
+        return self.memo[key]
 
     def call(self, part: Any, x: Any, state: Any = None) -> Any:
         """part(x). Stacks, blocks and wirings call every sub-layer, norm and end through here, so that a tracing

@@ -24,11 +24,13 @@ class SubLayer(nn.Module):
     sub-layers is compiled as a whole (training/backend.py). `unpacks`: it reads sentences one after another
     (`unpack_rows(context, restarts=True)`, ops/unpack.py). On a GPU packed rows stay as they are; elsewhere they are
     unpacked to one sentence per row, whose shapes differ from batch to batch, so that such batches run eagerly.
+    `capturable`: not traceable, but in training on a GPU it runs the same kernels for all batches of one shape.
     `position_limit`: the positions for which it has weights, which a captured step cannot check; None: any number.
     `calls_maps`: it calls its linear maps, so that another class may compute them in training.
     """
 
     traceable: bool = False
+    capturable: bool = False
     unpacks: bool = False
     calls_maps: bool = True
     position_limit: int | None = None
@@ -65,9 +67,9 @@ class Mixer(Part, slot="token mixer"):
     supports_self: ClassVar[bool] = True  # usable without an encoder
 
     @property
-    @abstractmethod
     def causal(self) -> bool:
-        """No token depends on a later one, so it can decode."""
+        """No token depends on a later one, so it can decode. A mixer that reads later tokens overrides it."""
+        return True
 
     def leak(self) -> str | None:
         """What makes it attend to later tokens, if known."""

@@ -22,8 +22,7 @@ def apply(op: Op, inputs: Sequence[Tensor], context: Context, layers: Sequence[d
     """One operation on tensors (batch, time, width)."""
     match op:
         case Call(part=part, state=state):
-            found: Tensor = context.call(part, inputs[0], find_states(state, layers))
-            return found
+            return context.call(part, inputs[0], find_states(state, layers))
         case Add():
             return inputs[0] + inputs[1]
         case Scale(factor=factor):
@@ -31,8 +30,7 @@ def apply(op: Op, inputs: Sequence[Tensor], context: Context, layers: Sequence[d
         case Function(function=function):
             given = iter(inputs)
             args, kwargs = substitute((op.args, op.kwargs), lambda value: next(given))
-            result: Tensor = function(*args, **kwargs)
-            return result
+            return function(*args, **kwargs)
 
 
 def find_states(slots: Any, layers: Sequence[dict[str, Any]] | None) -> Any:

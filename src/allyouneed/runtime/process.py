@@ -191,21 +191,43 @@ def short_switch_interval() -> Iterator[None]:
 
 
 @contextmanager
-def inference() -> Iterator[None]:
+def evaluation_mode(model: Any) -> Iterator[None]:
+    """Inside, the model runs without dropout. Switching visits every module, so it is done for one that trains only."""
+    refuse_after_fork()
+    if not model.training:
+        yield
+        return
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train()
+
+
+@contextmanager
+def inference(model: Any = None) -> Iterator[None]:
     """torch.inference_mode, without cuDNN's attention while any thread is inside: it is planned anew, for 35 ms, for
-    each number of keys that it has not seen, and every text has others. Other kernels of torch need no plan."""
+    each number of keys that it has not seen, and every text has others. Other kernels of torch need no plan. Inside, a
+    `model` that trains runs without dropout."""
     import torch
 
+    if ModelProcess.pid != os.getpid():
+        refuse_after_fork()
     global _inference_users, _has_cudnn_attention
     with _inference_lock:
         if _inference_users == 0:
             _has_cudnn_attention = torch.backends.cuda.cudnn_sdp_enabled()
             torch.backends.cuda.enable_cudnn_sdp(False)
         _inference_users += 1
+    trains = model is not None and model.training
     try:
+        if trains:
+            model.eval()
         with torch.inference_mode():
             yield
     finally:
+        if trains:
+            model.train()
         with _inference_lock:
             _inference_users -= 1
             if _inference_users == 0:

@@ -14,6 +14,7 @@ from allyouneed.nn.models.weights import meta_model
 from allyouneed.runtime.cpu.executor import lower_model
 from allyouneed.runtime.cuda.capture import position_limit, step_blockers
 from allyouneed.runtime.cuda.static_cache import StaticStates
+from allyouneed.runtime.process import evaluation_mode
 from allyouneed.runtime.program import Unsupported
 from allyouneed.runtime.rules import Blocker
 from allyouneed.runtime.trace import part_paths
@@ -37,13 +38,11 @@ class ExecutorChoice(NamedTuple):
 
 def cpu_choice(model: nn.Module) -> ExecutorChoice:
     """The executor on a CPU: native where the library is available (kernels/cpu/build.py), elsewhere torch."""
-    was_training = model.training
     try:
-        lowered = lower_model(model.eval())
+        with evaluation_mode(model):
+            lowered = lower_model(model)
     except Unsupported as reason:
         return ExecutorChoice(TORCH, (Blocker("", str(reason)),))
-    finally:
-        model.train(was_training)
     paths = part_paths(model)
     blockers = [Blocker(paths.get(id(call.part), "wiring"), call.reason) for call in lowered.decoder.calls]
     if "head" in lowered.reasons:
@@ -52,11 +51,8 @@ def cpu_choice(model: nn.Module) -> ExecutorChoice:
 
 
 def cuda_choice(model: nn.Module) -> ExecutorChoice:
-    was_training = model.training
-    try:
-        blockers = tuple(step_blockers(model.eval()))
-    finally:
-        model.train(was_training)
+    with evaluation_mode(model):
+        blockers = tuple(step_blockers(model))
     return ExecutorChoice(TORCH if blockers else CAPTURED, blockers)
 
 

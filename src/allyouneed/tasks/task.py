@@ -80,6 +80,11 @@ class Task(Part, slot="task", default="translation"):
         return self.file_type is TextFiles
 
     @property
+    def copies(self) -> int:
+        """How often the model reads each token of an example."""
+        return 1
+
+    @property
     def has_memory(self) -> bool:
         """Rows continue from batch to batch, and the model keeps a memory."""
         return False

@@ -1,8 +1,9 @@
-"""What the size of the training data decides: rows of a batch, and whether too little of it is left."""
+"""What the size of the training data decides: rows of a batch, whether too little of it is left, how long to train."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from allyouneed.data.batches.packing import Batches
 from allyouneed.data.files.readers import Report
@@ -13,6 +14,9 @@ from allyouneed.training.recipe.recipe import Recipe
 ROWS = Task.usual_rows  # of a batch of texts
 UPDATES = 50  # of an epoch: smaller data gets smaller batches
 MOST_DROPPED = 0.8  # of the examples, for their length
+READ, MOST_READ = 3_000_000, (3, 30)  # tokens that a small model reads in all, and the passes over the data
+DROPOUT = ((2_000, 0.3), (20_000, 0.2), (1 << 62, 0.1))  # below so many examples
+PATIENCE = 6
 
 
 def choose_rows(
@@ -50,3 +54,30 @@ def check_left_out(recipe: Recipe, report: Report) -> str | None:
     if recipe.data.max_tokens is None:
         raise UserError(text)
     return f"warning: {text}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What suits so much data: passes over it, dropout, the steps between validations, validations without
+    improvement."""
+
+    epochs: int
+    dropout: float
+    every: int
+    patience: int
+
+    def text(self, examples: int) -> str:
+        return (
+            f"for {examples:,} examples: {self.epochs} epochs at most, dropout {self.dropout:g}, validation every "
+            f"{self.every:,} steps, the end after {self.patience} without improvement"
+        )
+
+
+def plan(examples: int, tokens: int, row: int) -> Plan:
+    """Settings for a new model on so many examples of so many tokens together. The less data, the more often it is
+    read, and the more dropout is needed (Srivastava et al. 2014)."""
+    rows = max(1, tokens // row)
+    steps = max(1, rows // max(1, min(ROWS, rows // UPDATES)))  # an epoch, as `choose_rows` has it
+    epochs = max(MOST_READ[0], min(MOST_READ[1], READ // max(1, tokens)))
+    dropout = next((rate for most, rate in DROPOUT if examples < most), DROPOUT[-1][1])
+    return Plan(epochs, dropout, max(10, min(500, steps)), PATIENCE)

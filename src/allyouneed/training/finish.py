@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ import yaml
 from torch import Tensor
 
 from allyouneed.config import tree_of
+from allyouneed.data.files.readers import Report
 from allyouneed.errors import UserError
 from allyouneed.files import write_text
 from allyouneed.folder import CARD, WEIGHTS, read_card, read_weights
+from allyouneed.metrics.baselines import MOST_EXAMPLES, Baseline, baselines
 from allyouneed.metrics.translation import RESAMPLES
 from allyouneed.training.checkpoints import Checkpoint
 from allyouneed.training.loop import Trainer
@@ -25,6 +28,7 @@ from allyouneed.training.prepare import RunFolder
 from allyouneed.training.recipe.recipe import Recipe
 from allyouneed.training.validate import is_better, validation_loss
 
+Baselines = dict[str, list[Baseline]]  # by set
 Scores = dict[str, dict[str, float]]  # by set: valid, test; empty: not scored
 
 
@@ -77,6 +81,9 @@ def model_card(fields: dict[str, Any], recipe_text: str) -> str:
     for name, row in fields["scores"].items():
         cells = [f"{row[column]:.2f}" if column in row else "" for column in fields["columns"]]
         lines.append(_table_row(name, f"{fields['scored'][name]:,}" if row else "not scored", *cells))
+        for one in fields["baselines"].get(name, []):
+            cells = [f"{one.figures[column]:.2f}" if column in one.figures else "" for column in fields["columns"]]
+            lines.append(_table_row(f"{name}, baseline: {one.name}".replace("|", "\\|"), "", *cells))
     if not fields["scores"]:
         lines.append(_table_row("none", "", *("" for _ in fields["columns"])))
     lines += ["", "## Data", ""]
@@ -101,8 +108,11 @@ def finish(trainer: Trainer, last: Checkpoint | None, run: RunFolder, recipe_tex
     if last is None:
         raise UserError(f"{run.folder}: the final checkpoint could not be saved; free disk space and run it again")
 
+    stated: Baselines = {}
+
     def card(weights: str, scores: Scores) -> str:
-        return model_card(_card_fields(trainer, run, recipe_text, weights, scores), recipe_text)
+        fields = _card_fields(trainer, run, recipe_text, weights, scores) | {"baselines": stated}
+        return model_card(fields, recipe_text)
 
     single = trainer.checkpoints.best(state) or last
     weights = _load_first_choice(trainer, single)
@@ -118,6 +128,8 @@ def finish(trainer: Trainer, last: Checkpoint | None, run: RunFolder, recipe_tex
     for split, row in scores.items():
         if not row or (split == "valid" and recipe.metric not in row):
             report(f"to score the {split} data later:\n  {score_commands(run.model, recipe, split)}")
+    with trainer.scorer.warn_on_failure("computing the baselines"):
+        stated |= _baselines(trainer, [split for split, row in scores.items() if row])
     write_text(run.model / CARD, card(weights, scores))
     result = {
         "steps": state.step,
@@ -127,10 +139,28 @@ def finish(trainer: Trainer, last: Checkpoint | None, run: RunFolder, recipe_tex
         "training_seconds": state.seconds,
         "scores": {name: row or None for name, row in scores.items()},
         "examples": {name: len(getattr(prepared, f"{name}_examples")) for name in scores},  # scored, of each set
+        "baselines": {name: [one.to_tree() for one in found] for name, found in stated.items()},
     }
     write_text(run.result, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     report(f"the model is in {run.model}")
     return {name: row for name, row in scores.items() if row}
+
+
+def _baselines(trainer: Trainer, splits: Sequence[str]) -> Baselines:
+    """What needs no model, on the same examples, printed beside the scores."""
+    recipe, prepared, report = trainer.recipe, trainer.prepared, trainer.reporter.print
+    if prepared.examples > MOST_EXAMPLES:
+        report(f"baselines: left out, as there are more than {MOST_EXAMPLES:,} training examples")
+        return {}
+    train = [example for entry in recipe.data.train for example in entry.read(Report())]
+    found: Baselines = {}
+    for split in splits:
+        found[split] = []
+        for one in baselines(train, getattr(prepared, f"{split}_examples"), prepared.vocabularies.target):
+            if figures := {name: value for name, value in one.figures.items() if name in recipe.task.metrics}:
+                found[split].append(replace(one, figures=figures))
+                report(f"{split} baseline, {found[split][-1].text}")
+    return found
 
 
 def score_commands(model: Path, recipe: Recipe, split: str) -> str:

@@ -42,7 +42,8 @@ from allyouneed.training.signals import Interrupted, StopRequest
 from allyouneed.training.step import PendingStep, fetch_results, run_update
 from allyouneed.training.validate import Scorer, is_better
 
-LOCATION_KEYS = ("kind", "path", "labels", "source", "target", "from", "to")  # do not affect how files are read
+# these do not affect how files are read
+LOCATION_KEYS = ("kind", "path", "labels", "source", "target", "from", "to", "portion")
 LAG = 10  # updates a GPU may run ahead of the results on the host; a CPU does not run ahead
 
 

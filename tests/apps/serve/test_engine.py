@@ -223,7 +223,7 @@ def test_many_streams_get_their_tokens_together_but_first_and_last_ones_at_once(
             for token in range(tokens):
                 outlet(token)
         if ends is not None:
-            delivery.post(ends, (0, None))
+            delivery.post_end(ends, 1, ended)
         delivery.deliver()
         found: dict[str, list[Any]] = {}
         for queue, (_, given) in delivered:
@@ -231,6 +231,7 @@ def test_many_streams_get_their_tokens_together_but_first_and_last_ones_at_once(
         return found
 
     delivery = Delivery(event_loop)
+    ended: Any = SimpleNamespace(request=SimpleNamespace(sample_key=(0, 0)))
     outlets = [TokenOutlet(delivery, f"queue {n}", 0) for n in range(CROWD + 1)]
     first = step(1)
     assert len(first) == len(outlets) and first["queue 3"] == [[0]]

@@ -202,7 +202,7 @@ def test_short_requests_beside_a_very_long_one(
         first_step.update(dict.fromkeys(states[-len(wanted) :], scheduler.steps))
 
     def watch(exact: bool, scheduler: Any) -> None:
-        progress.extend(batch.read[0] for batch in scheduler.prefilling if states[0] in batch.requests)
+        progress.extend(batch.read[0] for batch in scheduler.prefill.batches if states[0] in batch.requests)
         steps.update((one, scheduler.steps - first_step[one]) for one in states if one.done and one not in steps)
         if len(states) < 1 + 3 * waves and scheduler.steps % 2:
             submit([[5 + len(states) + n, 6, 7] for n in range(3)], tokens)

@@ -165,6 +165,7 @@ def _damage(tmp_path: Path, what: str) -> Path:
         "nozst.tsv.zst": b"plain\ttext\n",
         "utf16.tsv": "a\tb\n".encode("utf-16"),
         "a.zip": b"PK",
+        "a.pdf": b"%PDF",
     }
     path = tmp_path / what
     content = contents[what]
@@ -185,7 +186,8 @@ def _damage(tmp_path: Path, what: str) -> Path:
         ("tail.tsv.zst", "truncated"),
         ("nozst.tsv.zst", "damaged"),
         ("utf16.tsv", "UTF-16"),
-        ("a.zip", "not supported; convert"),
+        ("a.zip", "the archive cannot be read"),
+        ("a.pdf", "not supported; convert"),
     ],
 )
 def test_a_useless_file_is_refused_by_name(tmp_path: Path, what: str, says: str) -> None:

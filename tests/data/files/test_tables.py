@@ -15,9 +15,9 @@ from allyouneed.config import ConfigError, parse
 from allyouneed.data.batches.store import InputHashes, _read_as
 from allyouneed.data.files.labels import LabelledFiles, ScoredFiles, TaggedFiles, classes
 from allyouneed.data.files.lines import CHUNK
+from allyouneed.data.files.objects import array_elements
 from allyouneed.data.files.pairs import PairFiles
 from allyouneed.data.files.readers import Files, Report
-from allyouneed.data.files.tables import array_elements
 from allyouneed.data.files.texts import TextFiles
 from allyouneed.errors import UserError
 

@@ -135,9 +135,9 @@ def test_long_prompts_and_position_limits_use_the_plain_prefill(monkeypatch: pyt
 
 
 def test_prompts_of_new_lengths_replay_a_graph_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One row takes as long with 128 tokens as with fewer. A larger batch runs as one that costs half as much again."""
+    """One row takes as long with 256 tokens as with fewer. A larger batch runs as one that costs half as much again."""
     capture_on_cpu(monkeypatch)
-    monkeypatch.setattr(runner, "MIN_CAPACITY", 256)
+    monkeypatch.setattr(runner, "MIN_CAPACITY", 512)
     engine, plain = engine_of("llama"), engine_of("llama")
     captured: list[PrefillSize] = []
     capture = PrefillRunner.capture
@@ -155,8 +155,8 @@ def test_prompts_of_new_lengths_replay_a_graph_that_is_there(monkeypatch: pytest
 
     ask(20)
     ask(20)
-    assert captured == [PrefillSize(1, 0, 128)] and len(read) == 1
-    for length in (3, 100, 127, 1, 64):
+    assert captured == [PrefillSize(1, 0, 256)] and len(read) == 1
+    for length in (3, 200, 255, 1, 64):
         ask(length)
     assert len(captured) == 1 and len(read) == 1
     ask(*range(60, 68))

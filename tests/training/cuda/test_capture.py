@@ -169,5 +169,8 @@ def test_sequence_labels_are_never_captured(make: Make, recorded: list[int]):
 def test_only_static_models_are_captured():
     plain = parse(Model, MODEL | {"vocab": 9})  # type: ignore[type-abstract]
     other = parse(Model, MODEL | {"vocab": 9, "encoder": [SLEEPING]})  # type: ignore[type-abstract]
-    assert capture._is_static(plain.build()) and not capture._is_static(other.build())
-    assert not capture._is_static(object())
+    assert capture._what_varies(plain.build()) is None
+    assert "branches on data" in str(capture._what_varies(other.build()))
+    assert "object" in str(capture._what_varies(object()))
+    transforms = parse(Model, MODEL | {"vocab": 9, "encoder": [SLEEPING | {"mixer": "s4"}]})  # type: ignore[type-abstract]
+    assert capture._what_varies(transforms.build()) is None  # captured, though not compiled

@@ -20,6 +20,7 @@ from allyouneed.nn.mixers.attention.longnet import LongNetAttention
 from allyouneed.nn.models.block import Block
 from allyouneed.nn.models.stack import Stack
 from allyouneed.nn.ops import unpack
+from allyouneed.nn.ops.attention import by_distance
 from allyouneed.nn.ops.attention import select as attend
 from allyouneed.nn.ops.attention.block_mask import BlockLayout
 from allyouneed.nn.ops.attention.flex import Flex
@@ -130,6 +131,8 @@ MIXERS: dict[str, dict[str, Any]] = {
     "longnet": HEADS | {"segments": [64, 256], "dilations": [1, 4]},
     "alibi": {"kind": "attention", "positions": "alibi"} | CAUSAL,
     "t5": {"kind": "attention", "positions": "buckets"} | CAUSAL,
+    "shaw": {"kind": "attention", "positions": {"kind": "shaw", "distance": 9}} | CAUSAL,
+    "gau": {"pattern": "causal", "key_width": 8},
     "sparse": {"kind": "attention", "pattern": "causal & (window(16) | strided(16))"} | HEADS,
     "bigbird": {"kind": "attention", "pattern": "causal & (global-prefix(16) | random-blocks(16, 3, 0))"} | HEADS,
 }
@@ -137,6 +140,8 @@ MIXERS: dict[str, dict[str, Any]] = {
 
 def flex_on_a_gpu(pattern: Any, queries: TokenLayout, keys: TokenLayout, mod: Any, static: bool = False) -> Any:
     """FlexAttention for what the compiled step of a GPU gives it."""
+    if mod.by_query is not None:
+        return attend._general(pattern, queries, keys, mod)
     by_kernel = mod.plain or mod.pair_bias is not None
     plan = attend.flex if (by_kernel and str(pattern) != "causal") or mod.pair_bias is not None else None
     return attend.select_attention(pattern, queries, keys, mod) if plan is None else plan(pattern, queries, keys)
@@ -156,6 +161,7 @@ def test_one_graph_for_all_layers_of_a_mixer(name: str, monkeypatch: pytest.Monk
     with torch.no_grad():
         expected = [model(batch) for batch in batches]
         monkeypatch.setattr(attention, "select_attention", flex_on_a_gpu)
+        monkeypatch.setattr(by_distance, "has_kernels", lambda layout: True)
         monkeypatch.setattr(LongNetAttention, "select", LongNetAttention.dilated)
         graphs = compile_blocks(model)
         check_equal(model, batches, expected)
@@ -174,18 +180,27 @@ RESTARTING = [
     for name, keys in (MIXERS | CONVOLUTIONS).items()
     if parse(Mixer, {"kind": name} | keys).build(Common(width=32)).unpacks  # type: ignore[type-abstract]
 ]
-QUICK = ("performer",)
+BY_DISTANCE: dict[str, dict[str, Any]] = {
+    "shaw": MIXERS["shaw"],
+    "transformer-xl": {"kind": "attention", "positions": "transformer-xl"} | CAUSAL,
+    "lsh": HEADS | {"buckets": 4},
+    "gau": MIXERS["gau"],
+}
+QUICK = ("performer", "shaw")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in RESTARTING]
+    "name", [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in [*RESTARTING, *BY_DISTANCE]]
 )
-def test_one_graph_for_packed_rows_of_a_recurrence(name: str, monkeypatch: pytest.MonkeyPatch):
+def test_one_graph_for_packed_rows(name: str, monkeypatch: pytest.MonkeyPatch):
     """As on a GPU, forward and backward: rows stay packed, so that their shapes are those of all batches."""
     torch.manual_seed(0)
     torch._dynamo.reset()
-    keys, channel = (MIXERS | CONVOLUTIONS)[name], {"kind": "rwkv-channel", "hidden": 32}
-    layer = {"repeat": 2, "mixer": {"kind": name} | keys, "channel": channel}
+    mixer, channel = (
+        {"kind": name} | (MIXERS | CONVOLUTIONS | BY_DISTANCE)[name],
+        {"kind": "rwkv-channel", "hidden": 32},
+    )
+    layer = {"repeat": 2, "mixer": mixer, "channel": channel}
     model: Any = build({"kind": "decoder", "vocab": 50, "width": 32, "decoder": [layer]})
     batches, parameters = [Batch(rows(length, True)) for length in (20, 33, 170)], list(model.parameters())
 
@@ -196,6 +211,9 @@ def test_one_graph_for_packed_rows_of_a_recurrence(name: str, monkeypatch: pytes
 
     expected = [run(batch) for batch in batches]
     monkeypatch.setattr(unpack, "stays_packed", lambda layout: True)
+    monkeypatch.setattr(by_distance, "has_kernels", lambda layout: True)
+    if name in BY_DISTANCE:
+        monkeypatch.setattr(attention, "select_attention", flex_on_a_gpu)
     monkeypatch.setattr(
         infini, "select_attention", lambda pattern, q, k, mod: attend.dense(pattern, q, k)
     )  # flex has no gradients here

@@ -113,8 +113,7 @@ class Session:
             return f"unknown command {verb!r}; use {HELP}"
         if verb != "back" and not rest:
             return f"{verb} needs more: {COMMANDS[verb]}"
-        found: str = getattr(self, f"_{verb}")(rest)
-        return found
+        return getattr(self, f"_{verb}")(rest)
 
     # --- the commands; each returns what is shown -------------------------------------------------------------------
 

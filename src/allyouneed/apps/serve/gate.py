@@ -22,7 +22,7 @@ from allyouneed.apps.serve.engine.forward import current_client
 from allyouneed.apps.serve.errors import LIBRE_ROUTES, ApiError, internal_error, log, log_failure
 from allyouneed.apps.serve.metrics import Metrics
 from allyouneed.apps.serve.page import OPEN
-from allyouneed.apps.serve.security import Headers, Keys, OriginPolicy, body_key, header, missing_key, preflight
+from allyouneed.apps.serve.security import Headers, Keys, OriginPolicy, body_key, missing_key, preflight
 from allyouneed.apps.serve.settings import Settings
 from allyouneed.apps.serve.unknown_fields import HEADER, begin_request, header_value
 
@@ -169,16 +169,16 @@ class Gate:
     async def _read_body(
         self, headers: Headers, path: str, receive: Receive, held: Reservation, keyless: bool
     ) -> bytes:
-        if header(headers, b"content-encoding") not in ("", "identity"):
+        if headers.get(b"content-encoding", b"") not in (b"", b"identity"):
             raise ApiError("compressed bodies are not accepted; remove Content-Encoding", 415)
         most = self.limits.upload_bytes if path.startswith(UPLOADS) else self.limits.body_bytes
         if keyless:
             most = min(most, self.limits.keyless_bytes)
-        declared = header(headers, b"content-length")
+        declared = headers.get(b"content-length", b"")
         expected = int(declared[:20]) if declared.isdigit() else 0
         if expected > most:
             await self._discard(receive, DISCARD * most)
-            raise _too_large(declared, most, keyless)
+            raise _too_large(declared.decode(), most, keyless)
         if expected:
             held.reserve(expected)
         parts: list[bytes] = []
@@ -237,7 +237,7 @@ class Gate:
 
 
 class Replay:
-    """Hands a body that was read to the route, and then waits: the gate watches the connection."""
+    """Hands a body that was read to the route, and then waits: who has read it watches the connection."""
 
     def __init__(self, body: bytes) -> None:
         self.body: bytes | None = body

@@ -46,79 +46,49 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = own = CollectorRegistry()
         label = ["model_name"]
-        self.running = Sum("vllm:num_requests_running", "sequences being decoded", label, registry=own)
-        self.waiting = Sum("vllm:num_requests_waiting", "sequences waiting to be decoded", label, registry=own)
-        self.prompt_tokens = Counter("vllm:prompt_tokens", "prompt tokens read", label, registry=own)
-        self.generated_tokens = Counter("vllm:generation_tokens", "tokens generated", label, registry=own)
-        self.preemptions = Counter("vllm:num_preemptions", "requests preempted", label, registry=own)
-        self.cache_usage = Largest(
-            "vllm:kv_cache_usage_perc", "share of the blocks that requests hold, 0 to 1", label, registry=own
+        counts, times = (
+            partial(Counter, labelnames=label, registry=own),
+            partial(Histogram, labelnames=label, registry=own),
         )
+        sums, largest = partial(Sum, labelnames=label, registry=own), partial(Largest, labelnames=label, registry=own)
+        self.running = sums("vllm:num_requests_running", "sequences being decoded")
+        self.waiting = sums("vllm:num_requests_waiting", "sequences waiting to be decoded")
+        self.prompt_tokens = counts("vllm:prompt_tokens", "prompt tokens read")
+        self.generated_tokens = counts("vllm:generation_tokens", "tokens generated")
+        self.preemptions = counts("vllm:num_preemptions", "requests preempted")
+        self.cache_usage = largest("vllm:kv_cache_usage_perc", "share of the blocks that requests hold, 0 to 1")
         self.cache_config = Largest(
             "vllm:cache_config_info", "1", [*label, "block_size", "num_gpu_blocks"], registry=own
         )
-        self.blocks = Sum(
-            "allyouneed:kv_cache_blocks",
-            "blocks: used by requests, cached prefixes of prompts, free",
-            [*label, "state"],
-            registry=own,
-        )
-        self.prefix_bytes = Sum(
-            "allyouneed:prefix_cache_bytes",
-            "keys and values of cached prefixes that no request uses; limit: the most of them",
-            [*label, "state"],
-            registry=own,
-        )
-        self.prefix_queries = Counter(
-            "vllm:prefix_cache_queries", "prompt tokens looked up in the prefix cache", label, registry=own
-        )
-        self.prefix_hits = Counter(
-            "vllm:prefix_cache_hits", "prompt tokens found in the prefix cache", label, registry=own
-        )
+        used = "blocks: used by requests, cached prefixes of prompts, free"
+        self.blocks = Sum("allyouneed:kv_cache_blocks", used, [*label, "state"], registry=own)
+        prefixes = "keys and values of cached prefixes that no request uses; limit: the most of them"
+        self.prefix_bytes = Sum("allyouneed:prefix_cache_bytes", prefixes, [*label, "state"], registry=own)
+        self.prefix_queries = counts("vllm:prefix_cache_queries", "prompt tokens looked up in the prefix cache")
+        self.prefix_hits = counts("vllm:prefix_cache_hits", "prompt tokens found in the prefix cache")
         self.finished = Counter("vllm:request_success", "finished sequences", [*label, "finished_reason"], registry=own)
-        self.first_token = Histogram(
-            "vllm:time_to_first_token_seconds", "until the first token", label, buckets=LATENCIES, registry=own
-        )
-        self.token = Histogram(
-            "vllm:time_per_output_token_seconds",
-            "between tokens, mean of a sequence",
-            label,
-            buckets=TOKEN_LATENCIES,
-            registry=own,
-        )
-        self.latency = Histogram(
-            "vllm:e2e_request_latency_seconds", "of whole sequences", label, buckets=LATENCIES, registry=own
-        )
-        self.stuck = Largest(
-            "allyouneed:engine_stuck_seconds",
-            "of a step beyond the limit, or since the engine ended; else 0",
-            label,
-            registry=own,
-        )
-        self.loaded = Sum("allyouneed:model_bytes", "weights of a loaded model", label, registry=own)
+        self.first_token = times("vllm:time_to_first_token_seconds", "until the first token", buckets=LATENCIES)
+        between = "between tokens, mean of a sequence"
+        self.token = times("vllm:time_per_output_token_seconds", between, buckets=TOKEN_LATENCIES)
+        self.latency = times("vllm:e2e_request_latency_seconds", "of whole sequences", buckets=LATENCIES)
+        late = "of a step beyond the limit, or since the engine ended; else 0"
+        self.stuck = largest("allyouneed:engine_stuck_seconds", late)
+        self.loaded = sums("allyouneed:model_bytes", "weights of a loaded model")
         self.requests = Counter("allyouneed:http_requests", "HTTP requests", ["method", "status"], registry=own)
         self.request_seconds = Histogram(
             "allyouneed:http_request_seconds", "HTTP requests, all routes", buckets=LATENCIES, registry=own
         )
 
     def of_model(self, name: str) -> ModelMetrics:
-        return ModelMetrics(
-            self.running.labels(name),
-            self.waiting.labels(name),
-            self.prompt_tokens.labels(name),
-            self.generated_tokens.labels(name),
-            cache(lambda reason: self.finished.labels(name, reason)),
-            self.first_token.labels(name),
-            self.token.labels(name),
-            self.latency.labels(name),
-        )
+        own = {one: getattr(self, one).labels(name) for one in ModelMetrics._fields if one != "finished"}
+        return ModelMetrics(finished=cache(lambda reason: self.finished.labels(name, reason)), **own)
 
     def report_blocks(self, model: str, scheduler: Scheduler, before: BlockTotals) -> BlockTotals:
         """What the blocks of a paged scheduler are used for, and what was counted since `before`. Blocks of cached
         prefixes that no request uses are not part of the usage: they are evicted when blocks are needed."""
         assert scheduler.blocks is not None
         pool, prefixes = scheduler.blocks.pool, scheduler.blocks.prefixes
-        used = pool.used - pool.evictable
+        used = pool.blocks - len(pool.free) - pool.evictable
         self.prefix_bytes.labels(model, "used").set(pool.evictable * scheduler.blocks.block_bytes)
         self.prefix_bytes.labels(model, "limit").set(pool.most_evictable * scheduler.blocks.block_bytes)
         for state, count in (("used", used), ("cached", pool.evictable), ("free", len(pool.free))):

@@ -13,6 +13,7 @@ from allyouneed.errors import UserError
 from allyouneed.infer.frames import Frame
 from allyouneed.infer.predictors.base import check_texts
 from allyouneed.nn.batch import IGNORE, Batch, Rows
+from allyouneed.runtime.process import evaluation_mode
 
 if TYPE_CHECKING:
     from allyouneed.apps.translate.translator import Translator
@@ -67,11 +68,10 @@ def target_log_probs(
     model: Any, sources: Sequence[Sequence[int]], prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]
 ) -> list[float]:
     """The sum of log-probabilities of each answer, end mark included, after its prompt, begin mark included."""
-    device, was_training = next(model.parameters()).device, model.training
+    device = next(model.parameters()).device
     order = sorted(range(len(sources)), key=lambda n: (len(sources[n]), len(answers[n])))
     found = [0.0] * len(sources)
-    model.eval()
-    try:
+    with evaluation_mode(model):
         for some in (order[at : at + ROWS] for at in range(0, len(order), ROWS)):
             targets = Rows.of([[*prompts[n], *answers[n]][:-1] for n in some])
             given = [[IGNORE] * (len(prompts[n]) - 1) + [*answers[n]] for n in some]
@@ -82,6 +82,4 @@ def target_log_probs(
             sums = chosen.double().where(labels != IGNORE, 0).sum(1).tolist()
             for n, total in zip(some, sums, strict=True):
                 found[n] = total
-    finally:
-        model.train(was_training)
     return found

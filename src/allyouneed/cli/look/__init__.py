@@ -7,11 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from allyouneed.cli.commands import App, accept_plugins
 from allyouneed.cli.completion import presets
-from allyouneed.cli.options import JsonOption, option
+from allyouneed.cli.options import JsonOption, argument, option
 from allyouneed.errors.extras import require
 
 if TYPE_CHECKING:
@@ -28,8 +26,7 @@ OutputOption = Annotated[
 
 def models(
     names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="NAME", autocompletion=presets, help="only presets whose name contains one of these"),
+        list[str] | None, argument("NAME", "only presets whose name contains one of these", autocompletion=presets)
     ] = None,
     sort: Annotated[
         str, option(metavar="name|kind|parameters|flops|state", show_default=True, help="sort order")
@@ -55,10 +52,8 @@ def models(
 
 
 def parts(
-    slot: Annotated[
-        str | None, typer.Argument(metavar="SLOT", help="a slot, e.g. token-mixer or recipe; or the name of a part")
-    ] = None,
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="a part of that slot, e.g. attention")] = None,
+    slot: Annotated[str | None, argument("SLOT", "a slot, e.g. token-mixer or recipe; or the name of a part")] = None,
+    name: Annotated[str | None, argument("NAME", "a part of that slot, e.g. attention")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the parts of every slot, or show the keys of one: type, default, meaning and paper."""
@@ -78,8 +73,7 @@ def parts(
 @accept_plugins
 def pattern(
     expressions: Annotated[
-        list[str],
-        typer.Argument(metavar="PATTERN", help="e.g. 'causal & window(64) | global(0)'; several side by side"),
+        list[str], argument("PATTERN", "e.g. 'causal & window(64) | global(0)'; several side by side")
     ],
     size: Annotated[
         int | None, option(min=1, max=8192, help="number of tokens; default: chosen by the pattern")
@@ -97,8 +91,7 @@ def pattern(
 @accept_plugins
 def positions(
     parts: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="PART", help="a kind or YAML, e.g. alibi or '{kind: rotary, base: 500}'; default: all"),
+        list[str] | None, argument("PART", "a kind or YAML, e.g. alibi or '{kind: rotary, base: 500}'; default: all")
     ] = None,
     size: Annotated[int, option(min=2, max=4096, show_default=True, help="number of positions")] = 64,
     width: Annotated[int, option(min=2, show_default=True, help="model width; a head has width / heads")] = 128,

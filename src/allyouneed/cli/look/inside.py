@@ -7,15 +7,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from allyouneed.cli.commands import accept_plugins, accept_quiet, expand_groups
 from allyouneed.cli.completion import words
 from allyouneed.cli.loading import load_predictor
 from allyouneed.cli.look import look_app
 from allyouneed.cli.look.views import InputArgument, PageOption, input_fields, save_page
 from allyouneed.cli.messages import warnings_as_notes
-from allyouneed.cli.options import ComputeOptions, FromOption, ToOption, TranslatorOption, option
+from allyouneed.cli.options import ComputeOptions, FromOption, ToOption, TranslatorOption, argument, option
 from allyouneed.errors import UserError
 
 EXAMPLE = "机器学习很有趣"
@@ -65,7 +63,7 @@ def inside(text: InputArgument, *, output: PageOption, inside: InsideOptions, co
 @accept_plugins
 @expand_groups
 def lessons(
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="the sentence that the lessons are about")] = EXAMPLE,
+    text: Annotated[str, argument("TEXT", "the sentence that the lessons are about")] = EXAMPLE,
     *,
     output: PageOption,
     inside: InsideOptions,
@@ -160,8 +158,7 @@ def what_if(
         list[str] | None, option(metavar="SITE[I,J]=NUMBER", help="set a number, e.g. 'encoder.0[2,5]=0'; repeatable")
     ] = None,
     patch: Annotated[
-        list[str] | None,
-        option(metavar="SITE=TEXT", help="take a value from the run of another text; repeatable"),
+        list[str] | None, option(metavar="SITE=TEXT", help="take a value from the run of another text; repeatable")
     ] = None,
     rewrite: Annotated[bool, option("--rewrite", help="decode the answer again under the change")] = False,
     compute: ComputeOptions,

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from allyouneed.cli.commands import accept_plugins, accept_quiet, expand_groups
 from allyouneed.cli.completion import folders, presets
 from allyouneed.cli.loading import load_predictor
@@ -22,6 +20,7 @@ from allyouneed.cli.options import (
     SearchOptions,
     ToOption,
     TranslatorOption,
+    argument,
     option,
 )
 from allyouneed.errors import UserError
@@ -33,9 +32,7 @@ WORDS, CONTINUED = 24, 2  # words whose alternatives are in the file, and altern
 
 PageOption = Annotated[Path, option("--output", "-o", metavar="FILE", help="the page to write, an .html file")]
 TargetOption = Annotated[str | None, option("--target", metavar="TEXT", help="the answer begins with this text")]
-InputArgument = Annotated[
-    str, typer.Argument(metavar="INPUT", help="a text; for models of images or sound, the path of a file")
-]
+InputArgument = Annotated[str, argument("INPUT", "a text; for models of images or sound, the path of a file")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,12 +106,8 @@ def input_fields(predictor: Any, text: str) -> dict[str, Any]:
 @accept_quiet
 @accept_plugins
 def anatomy(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", autocompletion=presets, help="a preset, a YAML file or a model folder")
-    ],
-    other: Annotated[
-        str | None, typer.Argument(metavar="OTHER", autocompletion=presets, help="a second one to compare with")
-    ] = None,
+    model: Annotated[str, argument("MODEL", "a preset, a YAML file or a model folder", autocompletion=presets)],
+    other: Annotated[str | None, argument("OTHER", "a second one to compare with", autocompletion=presets)] = None,
     *,
     output: PageOption,
     length: Annotated[int, option(min=1, show_default=True, help="context that FLOPs and cache are given for")] = 1024,
@@ -168,8 +161,8 @@ def compare(
 @accept_quiet
 @accept_plugins
 def replay(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a training run")],
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="what every checkpoint answers")],
+    run: Annotated[Path, argument("RUN", "the folder of a training run")],
+    text: Annotated[str, argument("TEXT", "what every checkpoint answers")],
     *,
     output: PageOption,
     view: Annotated[

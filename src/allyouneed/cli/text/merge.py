@@ -9,10 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
-import typer
-
 from allyouneed.cli.messages import show_notes
-from allyouneed.cli.options import ForceOption, option
+from allyouneed.cli.options import ForceOption, argument, option
 from allyouneed.cli.text.resumable_output import check_output, partial_paths, read_journal
 from allyouneed.cli.text.shards import Shard
 from allyouneed.errors import UserError
@@ -22,9 +20,7 @@ SHOWN = 5  # incomplete shards named in a message
 
 
 def merge(
-    output: Annotated[
-        Path, typer.Argument(metavar="OUTPUT", help="the output that all shards were given, such as book.done.txt")
-    ],
+    output: Annotated[Path, argument("OUTPUT", "the output that all shards were given, such as book.done.txt")],
     force: ForceOption = False,
     remove: Annotated[bool, option("--remove", help="delete the shards and their journals afterwards")] = False,
 ) -> None:

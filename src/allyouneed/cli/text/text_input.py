@@ -71,9 +71,9 @@ def file_arguments(
         if first == "-" or is_input or both:
             return None, replace(files, input_=Path(first), output=Path(second))
     if files.shard is None and not paths:
-        show_notes(
-            f"{text!r} is read as a text; use --input to read the file" for text in texts if os.path.isfile(text)
-        )
+        for text in texts:
+            if what := "file" if os.path.isfile(text) else "folder" if os.path.isdir(text) else "":
+                show_notes([f"{text!r} is read as a text; use --input to read the {what}"])
     return texts, files
 
 

@@ -24,6 +24,7 @@ from pydantic import Field
 from allyouneed.config import Config, parse, tree_of
 from allyouneed.data.batches.encoding import Dropped, EncodedRow, Encoding
 from allyouneed.data.files.filters import Filters
+from allyouneed.data.files.formats import archives
 from allyouneed.data.files.lines import inner_suffix
 from allyouneed.data.files.readers import Example, Files, Report
 from allyouneed.data.tokenizers.base import Tokenizer
@@ -215,7 +216,9 @@ class Store:
 
 
 # keys of files that older versions do not know: without them, their fingerprints stay valid
-LATER_KEYS = ("header", "quotes", "bpe_dropout", "segmentations", "context", "document")
+LATER_KEYS = frozenset(["header", "quotes", "bpe_dropout", "segmentations", "context", "document"]) | frozenset(
+    ["encoding", "separator", "table", "query", "portion"]
+)
 
 
 class InputHashes:
@@ -246,6 +249,8 @@ class InputHashes:
         self._unsaved = 0
 
     def sha256(self, file: Path) -> str:
+        if (inside := archives.split(file)) is not None:  # a member: the archive, and which
+            return hashlib.sha256(f"{self.sha256(inside[0])} {inside[1]}".encode()).hexdigest()
         key, stamp = str(file.resolve()), _stamp(file)
         entry = self.known.get(key)
         if isinstance(entry, dict) and entry.get("stamp") == stamp:
@@ -263,7 +268,7 @@ class InputHashes:
 def _stamp(file: Path) -> list[int]:
     """Size and times: a program may set back the time of modification, but not that of the last change of any kind."""
     try:
-        stat = file.stat()
+        stat = archives.on_disk(file).stat()
     except OSError as error:
         raise UserError(f"{file}: cannot be read: {error.strerror}") from None
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]

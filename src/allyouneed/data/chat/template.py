@@ -257,8 +257,7 @@ class ChatTemplate:
         if not answer:
             self._stop()
             return {"error": f"it takes more than {seconds:g} s or too much memory"}
-        found: dict[str, Any] = json.loads(answer)
-        return found
+        return json.loads(answer)
 
     def close(self) -> None:
         self._stop()

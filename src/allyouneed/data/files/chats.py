@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from allyouneed.data.chat.template import check_messages, message_problem
-from allyouneed.data.files.readers import JSON_SUFFIXES, Files, Paths, Report, expand_paths
+from allyouneed.data.files.readers import CELL_SUFFIXES, OBJECT_SUFFIXES, Files, Paths, Report, expand_paths
 from allyouneed.data.files.tables import read_objects
 from allyouneed.errors import UserError
 
@@ -40,10 +40,10 @@ class ChatFiles(Files):
     """Key of the list of messages."""
 
     def files(self) -> list[Path]:
-        return json_files(self.path)
+        return object_files(self.path)
 
     def read(self, report: Report) -> Iterator[Chat]:
-        for file in self.files():
+        for file in self.sources():
             for number, entry, text in read_objects(file, (self.key,), report, "key"):
                 messages = entry[self.key]
                 if problem := chat_problem(messages):
@@ -82,10 +82,10 @@ class ComparisonFiles(Files):
     """Keys of the prompt, the preferred answer and the other one."""
 
     def files(self) -> list[Path]:
-        return json_files(self.path)
+        return object_files(self.path)
 
     def read(self, report: Report) -> Iterator[Comparison]:
-        for file in self.files():
+        for file in self.sources():
             for number, entry, text in read_objects(file, self.keys, report):
                 prompt, *answers = (entry[key] for key in self.keys)
                 problem = "" if isinstance(prompt, str) else prompt_problem(prompt)
@@ -122,9 +122,10 @@ def chat_problem(messages: Any) -> str:
     return "" if answers else "no answer (a message of role 'assistant')"
 
 
-def json_files(paths: Paths) -> list[Path]:
-    found = expand_paths(paths, JSON_SUFFIXES)
+def object_files(paths: Paths) -> list[Path]:
+    known = (*OBJECT_SUFFIXES, *CELL_SUFFIXES)
+    found = expand_paths(paths, known)
     for file in found:
-        if not any(suffix in JSON_SUFFIXES for suffix in file.suffixes):
-            raise UserError(f"{file}: expected JSON ({', '.join(JSON_SUFFIXES)}), one object per line")
+        if not any(suffix in known for suffix in file.suffixes):
+            raise UserError(f"{file}: expected objects, JSON or a table with names of columns ({', '.join(known)})")
     return found

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from allyouneed.data.files.chats import json_files
+from allyouneed.data.files.chats import object_files
 from allyouneed.data.files.readers import Files, Paths, Report
 from allyouneed.data.files.tables import read_objects
 from allyouneed.data.media.pieces import MediaPiece, parse_pieces, pieces_text
@@ -50,7 +50,7 @@ class InterleavedFiles(Files):
     """A file or a list of files: .jsonl, .ndjson or .json."""
 
     def files(self) -> list[Path]:
-        return json_files(self.path)
+        return object_files(self.path)
 
     def other_inputs(self) -> dict[str, Any]:
         """Names, sizes and times of the images and sounds."""
@@ -63,10 +63,10 @@ class InterleavedFiles(Files):
         return {"media": digest.hexdigest()}
 
     def read(self, report: Report) -> Iterator[InterleavedText]:
-        for file in self.files():
+        for file in self.sources():
             for number, entry, text in read_objects(file, ("pieces",), report, "key"):
                 try:
-                    yield _parse(entry, file, number)
+                    yield _parse(entry, file.path, number)
                 except UserError as error:
                     report.drop("broken", file, number, str(error), text)
 

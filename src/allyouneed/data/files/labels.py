@@ -11,9 +11,11 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, NonNegativeInt
 
-from allyouneed.data.files.lines import decode_utf8, inner_suffix, raw_lines
+from allyouneed.data.files.formats import read as formats
+from allyouneed.data.files.lines import DataFile, decode_utf8, inner_suffix, raw_lines
+from allyouneed.data.files.objects import is_unicode
 from allyouneed.data.files.readers import (
-    JSON_SUFFIXES,
+    OBJECT_SUFFIXES,
     TABLE_SUFFIXES,
     Files,
     Paths,
@@ -24,7 +26,6 @@ from allyouneed.data.files.tables import (
     Column,
     Layout,
     TableFiles,
-    is_unicode,
     read_objects,
     read_rows,
     sample_columns,
@@ -83,7 +84,7 @@ class LabelledFiles(TableFiles):
         return replace(super().layout, keys=("text", "second", "label") if pairs else self.keys)
 
     def read(self, report: Report) -> Iterator[Labelled]:
-        for file, number, (*texts, label) in read_rows(self.files(), self.layout, report, self.layout.names[-1]):
+        for file, number, (*texts, label) in read_rows(self.sources(), self.layout, report, self.layout.names[-1]):
             if label.strip():
                 yield Labelled(tuple(texts), label.strip(), str(file), number)
             else:
@@ -91,7 +92,7 @@ class LabelledFiles(TableFiles):
 
     def suggestion(self) -> str:
         """Which column looks like the label: the one with the fewest values, if many rows share them."""
-        file = self.files()[0]
+        file = self.sources()[0]
         columns = sample_columns(file, self.layout, SAMPLE)
         counts = {name: len(set(cells)) for name, cells in columns.items()}
         likely = [name for name, cells in columns.items() if 1 < counts[name] <= len(cells) / 2]
@@ -99,7 +100,7 @@ class LabelledFiles(TableFiles):
             return f"No column of {file} looks like a label"
         label = min(likely, key=counts.__getitem__)
         text = max((name for name in columns if name != label), key=lambda name: sum(map(len, columns[name])))
-        option = "keys" if inner_suffix(file) in JSON_SUFFIXES else "columns"
+        option = "keys" if inner_suffix(file) in OBJECT_SUFFIXES else "columns"
         return (
             f"Column {label} of {file} looks like the label, with {counts[label]:,} values in the first "
             f"{len(columns[label]):,} lines: set {option}: [{text}, {label}]"
@@ -172,7 +173,9 @@ class ScoredFiles(TableFiles):
         return expand_paths(self.path, TABLE_SUFFIXES)
 
     def read(self, report: Report) -> Iterator[Scored]:
-        for file, number, (first, second, text) in read_rows(self.files(), self.layout, report, self.layout.names[-1]):
+        for file, number, (first, second, text) in read_rows(
+            self.sources(), self.layout, report, self.layout.names[-1]
+        ):
             score = _number(text)
             if score is None:
                 hint = " (a header? set header: true)" if number == 1 else ""
@@ -227,10 +230,10 @@ class TaggedFiles(Files):
         return expand_paths(self.path, TAG_SUFFIXES)
 
     def read(self, report: Report) -> Iterator[Tagged]:
-        for file in self.files():
-            yield from (self._objects if inner_suffix(file) in JSON_SUFFIXES else self._lines)(file, report)
+        for file in self.sources():
+            yield from (self._objects if inner_suffix(file) in OBJECT_SUFFIXES else self._lines)(file, report)
 
-    def _objects(self, file: Path, report: Report) -> Iterator[Tagged]:
+    def _objects(self, file: DataFile, report: Report) -> Iterator[Tagged]:
         for number, entry, text in read_objects(file, self.keys, report):
             found = _two_lists(entry[self.keys[0]], entry[self.keys[1]], self.keys)
             if isinstance(found, str):
@@ -238,9 +241,9 @@ class TaggedFiles(Files):
             else:
                 yield Tagged(tuple(found[0]), tuple(found[1]), str(file), number)
 
-    def _lines(self, file: Path, report: Report) -> Iterator[Tagged]:
+    def _lines(self, file: DataFile, report: Report) -> Iterator[Tagged]:
         held: list[tuple[int, bytes]] = []
-        for number, raw in enumerate(raw_lines(file), start=1):
+        for number, raw in _numbered(file):
             if raw.strip() and not raw.startswith(DOCUMENT_START.encode()):
                 held.append((number, raw))
             else:
@@ -248,7 +251,7 @@ class TaggedFiles(Files):
                 held = []
         yield from self._sentence(held, file, report)
 
-    def _sentence(self, lines: list[tuple[int, bytes]], file: Path, report: Report) -> Iterator[Tagged]:
+    def _sentence(self, lines: list[tuple[int, bytes]], file: DataFile, report: Report) -> Iterator[Tagged]:
         if not lines:
             return
         report.read += 1
@@ -256,7 +259,8 @@ class TaggedFiles(Files):
         for number, raw in lines:
             text = decode_utf8(raw)
             shown = raw.decode("utf-8", "backslashreplace")
-            found = "not UTF-8" if text is None else select_columns(text.split(), self.columns, 2, "a space or a tab")
+            cells = (text or "").split(file.separator)
+            found = file.not_text if text is None else select_columns(cells, self.columns, 2, "a space or a tab")
             if isinstance(found, str):
                 report.drop("broken", file, number, found, shown)
                 return
@@ -265,7 +269,22 @@ class TaggedFiles(Files):
         yield Tagged(tuple(words), tuple(tags), str(file), lines[0][0])
 
 
+def _numbered(file: DataFile) -> Iterator[tuple[int, bytes]]:
+    """Lines, or the rows of a sheet: one that is left out in the numbers is empty."""
+    if inner_suffix(file) not in formats.CELLS:
+        yield from enumerate(raw_lines(file), start=1)
+        return
+    last = 0
+    for number, cells in formats.rows_as_cells(file):
+        if number > last + 1:
+            yield last + 1, b""
+        yield number, "\t".join(cells).encode("utf-8", "surrogateescape")
+        last = number
+
+
 def _two_lists(words: object, tags: object, keys: Sequence[str]) -> tuple[list[str], list[str]] | str:
+    if isinstance(tags, list):  # some datasets number their tags
+        tags = [str(tag) if type(tag) is int else tag for tag in tags]
     for key, value in zip(keys, (words, tags), strict=True):
         if not isinstance(value, list) or not all(isinstance(item, str) and is_unicode(item) for item in value):
             return f"{key!r} is not a list of strings"

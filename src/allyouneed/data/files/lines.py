@@ -6,9 +6,12 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from allyouneed.data.files.formats.archives import open_binary
+from allyouneed.data.files.formats.encodings import as_utf8, misfit
 from allyouneed.errors import UserError
 
 PACKED_SUFFIXES = (".gz", ".zst")
@@ -17,13 +20,37 @@ PACKED_CHUNK = 1 << 12  # bytes of zstd, which become up to 32,000 times as many
 MAX_LINE = 1 << 24  # bytes: a longer one is no text of a file of texts, and takes a hundred times its size to encode
 
 
-def inner_suffix(path: Path) -> str:
+@dataclass(frozen=True)
+class DataFile:
+    """A file, or a member of an archive, and how it is read: see `Files`."""
+
+    path: Path
+    encoding: str | None = None
+    separator: str | None = None
+    table: str | None = None
+    query: str | None = None
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def not_text(self) -> str:
+        """What is wrong with a line that cannot be decoded."""
+        return misfit(self.path, self.encoding)
+
+
+def as_data_file(file: Path | DataFile) -> DataFile:
+    return file if isinstance(file, DataFile) else DataFile(file)
+
+
+def inner_suffix(file: Path | DataFile) -> str:
     """`.tsv` of `a.tsv.gz`."""
+    path = as_data_file(file).path
     suffix = path.suffix.lower()
     return path.with_suffix("").suffix.lower() if suffix in PACKED_SUFFIXES else suffix
 
 
-def raw_lines(path: Path, keep_returns: bool = False) -> Iterator[bytes]:
+def raw_lines(path: Path | DataFile, keep_returns: bool = False) -> Iterator[bytes]:
     """Lines without their terminators and without a leading byte order mark. `keep_returns`: without `\\n` only; a last
     line without a terminator gets the `\\r` of the line before."""
     first, rest, number, returns = True, b"", 1, False
@@ -60,7 +87,7 @@ def trim_lines(lines: Iterable[bytes], name: str, keep_returns: bool = False) ->
         first = False
 
 
-def _check_length(line: bytes, file: Path | str, number: int) -> None:
+def _check_length(line: bytes, file: Path | DataFile | str, number: int) -> None:
     if len(line) > MAX_LINE:
         raise UserError(
             f"{file}:{number}: a line of more than {MAX_LINE >> 20} MiB; a text is a line, so break it into lines"
@@ -70,7 +97,7 @@ def _check_length(line: bytes, file: Path | str, number: int) -> None:
 def without_mark(line: bytes, name: str) -> bytes:
     """The first line of a file without its byte order mark."""
     if line.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise UserError(f"{name}: this is UTF-16; convert it with `iconv -f UTF-16 -t UTF-8`")
+        raise UserError(f"{name}: this is UTF-16; convert it with `iconv -f UTF-16 -t UTF-8`, or set encoding: utf-16")
     return line.removeprefix(b"\xef\xbb\xbf")
 
 
@@ -81,12 +108,18 @@ def decode_utf8(raw: bytes) -> str | None:
         return None
 
 
-def read_chunks(path: Path) -> Iterator[bytes]:
-    """Decompressed content in chunks."""
+def read_chunks(path: Path | DataFile) -> Iterator[bytes]:
+    """Decompressed content in chunks; text of another encoding as UTF-8."""
+    file = as_data_file(path)
+    chunks = _unpacked(file.path)
+    return chunks if file.encoding is None else as_utf8(chunks, file.encoding)
+
+
+def _unpacked(path: Path) -> Iterator[bytes]:
     packed = path.suffix.lower()
     damaged = f"{path}: the {packed} file is truncated or damaged; download or compress it again"
     try:
-        with path.open("rb") as file:
+        with open_binary(path) as file:
             if packed == ".zst":
                 yield from _unzstd(file, damaged)
                 return

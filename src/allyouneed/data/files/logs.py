@@ -13,9 +13,10 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 from pydantic import Field
 
 from allyouneed.config import model_validator
-from allyouneed.data.files.lines import inner_suffix
-from allyouneed.data.files.readers import JSON_SUFFIXES, TABLE_SUFFIXES, Files, Paths, Report, expand_paths
-from allyouneed.data.files.tables import Layout, is_unicode, read_objects, read_rows
+from allyouneed.data.files.lines import DataFile, inner_suffix
+from allyouneed.data.files.objects import is_unicode
+from allyouneed.data.files.readers import OBJECT_SUFFIXES, TABLE_SUFFIXES, Files, Paths, Report, expand_paths
+from allyouneed.data.files.tables import Layout, read_objects, read_rows
 
 SEPARATORS = re.compile(r"[\s,;|]+")  # between the items of a cell
 CLICKS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
@@ -96,11 +97,11 @@ class LogFiles(Files):
             else:
                 yield found
 
-    def rows(self, report: Report, with_clicks: bool = True) -> Iterator[tuple[Path, int, Mapping[str, Any]]]:
+    def rows(self, report: Report, with_clicks: bool = True) -> Iterator[tuple[DataFile, int, Mapping[str, Any]]]:
         """File, line number and cells of every row."""
         names = self.names if with_clicks else self.input_columns
-        for file in self.files():
-            if inner_suffix(file) in JSON_SUFFIXES:
+        for file in self.sources():
+            if inner_suffix(file) in OBJECT_SUFFIXES:
                 for number, entry, _ in read_objects(file, names, report, NAMING.strip("'")):
                     yield file, number, entry
             else:

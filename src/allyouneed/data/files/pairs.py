@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from allyouneed.data.files.lines import decode_utf8, raw_lines
+from allyouneed.data.files.lines import DataFile, decode_utf8, raw_lines
 from allyouneed.data.files.readers import (
     LINE_SUFFIXES,
     TABLE_SUFFIXES,
@@ -98,7 +98,7 @@ class PairFiles(TableFiles):
         if self.segmentations is not None and self.bpe_dropout is None:
             raise ValueError("'segmentations' counts random segmentations; set 'bpe_dropout' as well, or remove it")
         if not together:
-            for name in ("columns", "header", "quotes", "document"):
+            for name in ("columns", "header", "quotes", "document", "separator", "table", "query"):
                 if getattr(self, name) is not None:
                     raise ValueError(f"'{name}' is for a table given by 'path'; aligned files have no columns")
         if isinstance(self.document, int) and self.columns is None:
@@ -137,10 +137,12 @@ class PairFiles(TableFiles):
         besides = self.to, self.from_, self.weight
         if self.path is None:
             for left, right in self._aligned():
-                yield from ((Pair(*found, *besides), "") for found in _read_aligned(left, right, report))
+                yield from (
+                    (Pair(*found, *besides), "")
+                    for found in _read_aligned(self.opened(left), self.opened(right), report)
+                )
             return
-        files, layout = expand_paths(self.path, TABLE_SUFFIXES), self.layout
-        for file, number, found in read_rows(files, layout, report, str(self.document)):
+        for file, number, found in read_rows(self.sources(), self.layout, report, str(self.document)):
             yield Pair(found[0], found[1], str(file), number, *besides), "".join(found[2:])
 
     @property
@@ -169,7 +171,7 @@ class PairFiles(TableFiles):
             before.append((pair.source, pair.target))
 
 
-def _read_aligned(left: Path, right: Path, report: Report) -> Iterator[tuple[str, str, str, int]]:
+def _read_aligned(left: DataFile, right: DataFile, report: Report) -> Iterator[tuple[str, str, str, int]]:
     sources, targets = raw_lines(left), raw_lines(right)
     number = 0
     while True:
@@ -181,7 +183,7 @@ def _read_aligned(left: Path, right: Path, report: Report) -> Iterator[tuple[str
         here, there = decode_utf8(source), decode_utf8(target)
         if here is None or there is None:
             file, raw = (left, source) if here is None else (right, target)
-            report.drop("broken", file, number, "not UTF-8", raw.decode("utf-8", "backslashreplace"))
+            report.drop("broken", file, number, file.not_text, raw.decode("utf-8", "backslashreplace"))
         else:
             yield here, there, str(left), number
     if source is not None or target is not None:

@@ -9,7 +9,16 @@ from typing import ClassVar, Literal
 from allyouneed.data.chat.template import check_messages
 from allyouneed.data.files.chats import Chat, prompt_problem
 from allyouneed.data.files.lines import inner_suffix
-from allyouneed.data.files.readers import JSON_SUFFIXES, LINE_SUFFIXES, Files, Paths, Report, expand_paths, read_text
+from allyouneed.data.files.readers import (
+    CELL_SUFFIXES,
+    LINE_SUFFIXES,
+    OBJECT_SUFFIXES,
+    Files,
+    Paths,
+    Report,
+    expand_paths,
+    read_text,
+)
 from allyouneed.data.files.tables import read_objects
 
 
@@ -25,11 +34,11 @@ class PromptFiles(Files):
     """In JSON: the key of the prompt."""
 
     def files(self) -> list[Path]:
-        return expand_paths(self.path, (*LINE_SUFFIXES, *JSON_SUFFIXES))
+        return expand_paths(self.path, (*LINE_SUFFIXES, *CELL_SUFFIXES, *OBJECT_SUFFIXES))
 
     def read(self, report: Report) -> Iterator[Chat]:
-        for file in self.files():
-            if inner_suffix(file) not in JSON_SUFFIXES:
+        for file in self.sources():
+            if inner_suffix(file) not in (*CELL_SUFFIXES, *OBJECT_SUFFIXES):
                 for number, text in read_text(file, report):
                     if text.strip():
                         yield Chat(tuple(check_messages(text.strip())), str(file), number)

@@ -8,30 +8,55 @@ Kinds of `Files`: pairs.py, texts.py, labels.py. Lines: lines.py. Cells of a lin
 
 from __future__ import annotations
 
+import hashlib
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Protocol
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from allyouneed.config import Part
-from allyouneed.data.files.lines import decode_utf8, inner_suffix, raw_lines
+from allyouneed.data.files.formats import archives
+from allyouneed.data.files.formats import read as formats
+from allyouneed.data.files.formats.encodings import is_encoding
+from allyouneed.data.files.lines import DataFile, as_data_file, decode_utf8, inner_suffix, raw_lines
 from allyouneed.errors import UserError
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
-TABLE_SUFFIXES = (".tsv", ".csv", ".txt", *JSON_SUFFIXES)
+OBJECT_SUFFIXES = (*JSON_SUFFIXES, *formats.OBJECTS)
+CELL_SUFFIXES = (".tsv", ".csv", *formats.CELLS)
+TABLE_SUFFIXES = (*CELL_SUFFIXES, ".txt", *OBJECT_SUFFIXES)
 LINE_SUFFIXES = (".txt", "")
 # common formats that would otherwise be read as megabytes of broken lines
-FOREIGN_SUFFIXES = (".zip", ".bz2", ".xz", ".7z", ".tar", ".tgz", ".parquet", ".xlsx", ".xls", ".arrow", ".pdf")
+FOREIGN_SUFFIXES = (".bz2", ".xz", ".7z", ".rar", ".xls", ".ods", ".docx", ".pdf")
+DATASET_FILES = ("dataset_info.json", "state.json", "dataset_dict.json")  # of a Hugging Face dataset on disk
 
 
 def _as_paths(value: Any) -> Any:
     return (value,) if isinstance(value, str | Path) else value
 
 
+def _check_encoding(name: str) -> str:
+    if not is_encoding(name):
+        raise ValueError(f"unknown encoding {name!r}; examples: gb18030, big5, shift_jis, cp1252, utf-16")
+    return name
+
+
+Encoded = Annotated[str, AfterValidator(_check_encoding)]
+Separator = Annotated[str, Field(min_length=1, max_length=8, pattern=r"^[^\r\n]*$")]
+
+
+def _check_portion(bounds: tuple[float, float]) -> tuple[float, float]:
+    if not 0 <= bounds[0] < bounds[1] <= 1:
+        raise ValueError(f"[from, to] within 0 and 1, not {list(bounds)}")
+    return bounds
+
+
+Portion = Annotated[tuple[float, float], AfterValidator(_check_portion)]
 Paths = Annotated[tuple[Path, ...], Field(min_length=1), BeforeValidator(_as_paths)]
 
 
@@ -63,7 +88,7 @@ class Report:
     def broken(self) -> int:
         return self.drops["broken"].count if "broken" in self.drops else 0
 
-    def drop(self, reason: str, file: Path | str, line: int, detail: str, text: str) -> None:
+    def drop(self, reason: str, file: Path | DataFile | str, line: int, detail: str, text: str) -> None:
         """Count one dropped line under `reason`; `detail` describes this line."""
         drops = self.drops.setdefault(reason, Drops())
         drops.count += 1
@@ -116,6 +141,24 @@ class Files(Part, slot="kind of files"):
     examples: ClassVar[str]  # what to call them, plural
     has_two_texts: ClassVar[bool] = False  # each example has two comparable texts
     location_keys: ClassVar[tuple[str, ...]] = ("path",)  # keys that locate files and do not affect how they are read
+    encoding: Encoded | None = None
+    """Encoding of a text file, such as gb18030; default: UTF-8."""
+    separator: Separator | None = None
+    """What separates cells; default: by the suffix, a tab or, in .csv, the most frequent of comma, semicolon, tab and
+    `|`."""
+    table: Annotated[str, Field(min_length=1)] | None = None
+    """Sheet of an .xlsx file, or table of an SQLite file; default: the only one."""
+    query: Annotated[str, Field(min_length=1)] | None = None
+    """SQL that selects the rows of an SQLite file, instead of `table`."""
+    portion: Portion | None = None
+    """Which part of the examples to read: [0, 0.9] and [0.9, 1] split a file, always in the same way; equal texts stay
+    together."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, slot: str = "", default: str | None = None, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(slot, default, **kwargs)
+        if "read" in vars(cls):
+            cls.read = _by_portion(cls.read)  # type: ignore[method-assign, assignment]
 
     @model_validator(mode="before")
     @classmethod
@@ -125,6 +168,14 @@ class Files(Part, slot="kind of files"):
     @abstractmethod
     def files(self) -> list[Path]:
         """All files, in reading order."""
+
+    def opened(self, path: Path) -> DataFile:
+        """A file with what these keys say of its format."""
+        return DataFile(path, self.encoding, self.separator, self.table, self.query)
+
+    def sources(self) -> list[DataFile]:
+        """All files with what these keys say of their format."""
+        return [self.opened(path) for path in self.files()]
 
     @property
     def direction(self) -> tuple[str | None, str] | None:
@@ -144,18 +195,54 @@ class Files(Part, slot="kind of files"):
         """All usable examples; the others are reported."""
 
 
+def _by_portion(read: Callable[[Any, Report], Iterator[Any]]) -> Callable[[Any, Report], Iterator[Any]]:
+    """`read`, with the examples of the portion only."""
+
+    @wraps(read)
+    def reading(files: Any, report: Report) -> Iterator[Any]:
+        if files.portion is None:
+            return read(files, report)
+        return _in_portion(read(files, report), files.portion, report)
+
+    return reading
+
+
+def _in_portion(examples: Iterator[Any], bounds: tuple[float, float], report: Report) -> Iterator[Any]:
+    low, high = bounds
+    for example in examples:
+        if low <= position(example) < high:
+            yield example
+        else:
+            report.read -= 1
+
+
+def position(example: Example) -> float:
+    """A number in [0, 1) that depends on nothing but the texts, or on the place of an example without any."""
+    texts = "\x1f".join(example.texts)
+    key = texts if texts.strip("\x1f") else f"{Path(example.file).name}:{example.line}"
+    return int.from_bytes(hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=6).digest()) / (1 << 48)
+
+
 def expand_paths(paths: Iterable[Path], suffixes: Sequence[str]) -> list[Path]:
-    """Files unchanged; directories expanded to their shards, sorted by name."""
+    """Files unchanged; directories, archives and patterns (`*`) expanded to their shards, sorted by name."""
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
             files += _shards(path, suffixes)
+        elif archives.is_archive(path) and path.is_file():
+            files += _checked(archives.members(path), path, suffixes)
+        elif archives.split(path) is not None:
+            files.append(path)
+        elif "*" in path.name and not path.exists() and (found := sorted(path.parent.glob(path.name))):
+            files += _checked(found, path.parent, suffixes)
         elif not path.exists():
             raise UserError(f"{path}: no such file or directory; check the path")
         elif not path.is_file():
             raise UserError(f"{path}: not a regular file; the data is read more than once, save it to a file first")
         elif path.suffix.lower() in FOREIGN_SUFFIXES:
-            raise UserError(f"{path}: {path.suffix} files are not supported; convert to .tsv, .csv, .txt or .jsonl")
+            raise UserError(
+                f"{path}: {path.suffix} files are not supported; convert to .tsv, .csv, .xlsx, .txt or .jsonl"
+            )
         else:
             files.append(path)
     return files
@@ -166,6 +253,14 @@ def _shards(folder: Path, suffixes: Sequence[str]) -> list[Path]:
     shards = sorted((path for path in folder.iterdir() if not path.name.startswith(".")), key=lambda path: path.name)
     if not shards:
         raise UserError(f"{folder}: the directory is empty; put shards there ({known}, plain or .gz, .zst)")
+    if (folder / "dataset_dict.json").is_file():
+        splits = ", ".join(path.name for path in shards if path.is_dir())
+        raise UserError(f"{folder}: a dataset of several splits ({splits}); name the folder of one, {folder}/train")
+    return _checked([path for path in shards if path.name not in DATASET_FILES], folder, suffixes)
+
+
+def _checked(shards: list[Path], folder: Path, suffixes: Sequence[str]) -> list[Path]:
+    known = ", ".join(suffix or "no suffix" for suffix in suffixes)
     for shard in shards:
         if shard.is_dir() or inner_suffix(shard) not in suffixes:
             what = "a directory" if shard.is_dir() else f"a file of unknown type {shard.suffix!r}"
@@ -183,12 +278,12 @@ def join_paths(paths: Iterable[Path] | None) -> str:
 # --- bytes to lines ------------------------------------------------------------------------------------------------
 
 
-def read_text(path: Path, report: Report, skip: int = 0) -> Iterator[tuple[int, str]]:
+def read_text(path: Path | DataFile, report: Report, skip: int = 0) -> Iterator[tuple[int, str]]:
     """Every valid UTF-8 line after the first `skip`, with its line number; the others are reported."""
     for number, raw in islice(enumerate(raw_lines(path), start=1), skip, None):
         report.read += 1
         text = decode_utf8(raw)
         if text is None:
-            report.drop("broken", path, number, "not UTF-8", raw.decode("utf-8", "backslashreplace"))
+            report.drop("broken", path, number, as_data_file(path).not_text, raw.decode("utf-8", "backslashreplace"))
         else:
             yield number, text

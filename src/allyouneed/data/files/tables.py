@@ -8,9 +8,7 @@ are looked for. Files are read in a stream.
 
 from __future__ import annotations
 
-import codecs
 import csv
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,13 +19,25 @@ from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt
 
-from allyouneed.data.files.lines import inner_suffix, raw_lines, read_chunks
-from allyouneed.data.files.readers import JSON_SUFFIXES, Files, Report, read_text
+from allyouneed.data.files.formats import read as formats
+from allyouneed.data.files.lines import DataFile, as_data_file, inner_suffix, raw_lines
+from allyouneed.data.files.objects import at_path, entries, is_unicode, paths
+from allyouneed.data.files.readers import (
+    CELL_SUFFIXES,
+    JSON_SUFFIXES,
+    OBJECT_SUFFIXES,
+    Files,
+    Report,
+    read_text,
+)
 from allyouneed.errors import UserError, near
 
 Column = NonNegativeInt | Annotated[str, Field(min_length=1)]  # an index from 0, or a name in the header
-Row = tuple[Path, int, list[str]]  # file, line number, the selected cells
+Cells = tuple[int, list[str], str]  # number, cells and text of a row
+Row = tuple[DataFile, int, list[str]]  # file, line number, the selected cells
 WORDS = {1: "one", 2: "two", 3: "three"}
+SHOWN_KEYS = 50  # in messages
+MOST_COLUMNS = 10_000
 LONGEST_CELL = 1 << 24  # characters; a quote that is never closed ends there
 READING = Lock()  # while the limit of cells is ours
 
@@ -42,8 +52,8 @@ class TableFiles(Files):
     """The same names for JSON, and for a header without `columns`."""
     header: bool | None = None
     """Whether the first line of a table names its columns; default: as the suffix and the first line say."""
-    quotes: bool | None = None
-    """Whether cells may be quoted; default: in .csv files."""
+    quotes: bool | Annotated[str, Field(min_length=1, max_length=1)] | None = None
+    """Whether cells may be quoted, or the character that quotes them; default: in .csv files."""
 
     @property
     def layout(self) -> Layout:
@@ -58,7 +68,7 @@ class Layout:
     columns: Sequence[int | str] | None
     keys: Sequence[str]
     header: bool | None = None
-    quotes: bool | None = None
+    quotes: bool | str | None = None
     option: str = "columns"
     blanks: bool = False
     several: bool = False
@@ -74,11 +84,11 @@ class Layout:
         return "keys" if self.option == "columns" else self.option
 
 
-def read_rows(files: Sequence[Path], layout: Layout, report: Report, numbers: str = "") -> Iterator[Row]:
+def read_rows(files: Sequence[Path | DataFile], layout: Layout, report: Report, numbers: str = "") -> Iterator[Row]:
     """The selected cells of every row, in the order of `layout.keys`. In JSON, the value of key `numbers` may be a
     number."""
-    for file in files:
-        if inner_suffix(file) in JSON_SUFFIXES:
+    for file in map(as_data_file, files):
+        if inner_suffix(file) in OBJECT_SUFFIXES:
             yield from _object_rows(file, layout, report, numbers)
         else:
             yield from _table_rows(file, layout, report)
@@ -90,47 +100,70 @@ def read_rows(files: Sequence[Path], layout: Layout, report: Report, numbers: st
 @dataclass(frozen=True)
 class TableDialect:
     separator: str
-    quotes: bool
+    quote: str | None  # around cells
     has_header: bool  # by convention
+    is_text: bool = True
 
     @property
     def name(self) -> str:
-        return {"\t": "a tab", ",": "a comma", ";": "a semicolon"}[self.separator]
+        return {"\t": "a tab", ",": "a comma", ";": "a semicolon"}.get(self.separator, repr(self.separator))
 
 
-def _dialect(file: Path, layout: Layout) -> TableDialect:
-    if inner_suffix(file) == ".csv":
+def _dialect(file: DataFile, layout: Layout) -> TableDialect:
+    suffix = inner_suffix(file)
+    if suffix in formats.CELLS:
+        return TableDialect("\t", None, True, is_text=False)
+    given = layout.quotes if isinstance(layout.quotes, str) else '"'
+    separator = file.separator
+    if suffix == ".csv" and separator is None:
         first = next(raw_lines(file)).decode("utf-8", "replace")
         bare = re.sub(r'"[^"]*"', "", first)
-        separator = max(",;\t", key=bare.count)  # of equals, the first
-        if separator != "\t":
-            return TableDialect(separator, layout.quotes is not False, True)
-    return TableDialect("\t", bool(layout.quotes), False)
+        separator = max(",;\t|", key=bare.count)  # of equals, the first
+        suffix = ".tsv" if separator == "\t" else suffix
+    quoted = suffix == ".csv" if layout.quotes is None else bool(layout.quotes)
+    if quoted and len(separator or "\t") > 1:
+        raise UserError(f"{file}: separator {separator!r} has several characters; set quotes: false")
+    return TableDialect(separator or "\t", given if quoted else None, suffix == ".csv")
 
 
-def has_columns(file: Path, names: Sequence[str]) -> bool:
+def separator_of(file: DataFile) -> str:
+    """What separates the cells of a text file."""
+    return _dialect(file, Layout(None, ())).separator
+
+
+def has_columns(file: Path | DataFile, names: Sequence[str]) -> bool:
     """Whether the first line of a table names these columns."""
-    layout = Layout(None, names)
+    file, layout = as_data_file(file), Layout(None, names)
     return all(_find(name, _first_row(file, _dialect(file, layout))) is not None for name in names)
 
 
-def _first_row(file: Path, dialect: TableDialect) -> list[str]:
-    return next((cells for _, cells, _ in _cells(file, dialect, Report())), [])
+def _first_row(file: DataFile, dialect: TableDialect) -> list[str]:
+    found = next((cells for _, cells, _ in _cells(file, dialect, Report())), [])
+    if len(found) > MOST_COLUMNS:
+        raise UserError(
+            f"{file}: {len(found):,} columns; at most {MOST_COLUMNS:,} are read: is it the right separator?"
+        )
+    return found
 
 
-def _cells(file: Path, dialect: TableDialect, report: Report, skip: int = 0) -> Iterator[tuple[int, list[str], str]]:
+def _cells(file: DataFile, dialect: TableDialect, report: Report, skip: int = 0) -> Iterator[Cells]:
     """Line number, cells and text of every row after the first `skip`."""
-    if dialect.quotes:
+    if not dialect.is_text:
+        for number, cells in islice(formats.rows_as_cells(file), skip, None):
+            report.read += 1
+            yield number, cells, "\t".join(cells)
+        return
+    if dialect.quote is not None:
         yield from _quoted_cells(file, dialect, report, skip)
         return
     for number, text in read_text(file, report, skip):
         yield number, text.split(dialect.separator), text
 
 
-def _quoted_cells(file: Path, dialect: TableDialect, report: Report, skip: int) -> Iterator[tuple[int, list[str], str]]:
+def _quoted_cells(file: DataFile, dialect: TableDialect, report: Report, skip: int) -> Iterator[Cells]:
     """Cells by the rules of RFC 4180: a quoted cell may contain separators, line breaks and doubled quotes."""
     lines = (raw.decode("utf-8", "surrogateescape") + "\n" for raw in raw_lines(file))
-    rows = csv.reader(lines, delimiter=dialect.separator, strict=True)
+    rows = csv.reader(lines, delimiter=dialect.separator, quotechar=dialect.quote, strict=True)
     done = 0
     while True:
         number = rows.line_num + 1
@@ -153,7 +186,7 @@ def _quoted_cells(file: Path, dialect: TableDialect, report: Report, skip: int) 
             yield number, cells, text
         else:
             shown = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-            report.drop("broken", file, number, "not UTF-8", shown)
+            report.drop("broken", file, number, file.not_text, shown)
 
 
 def _next_row(rows: Iterator[list[str]]) -> list[str]:
@@ -166,7 +199,7 @@ def _next_row(rows: Iterator[list[str]]) -> list[str]:
             csv.field_size_limit(before)
 
 
-def _table_rows(file: Path, layout: Layout, report: Report) -> Iterator[Row]:
+def _table_rows(file: DataFile, layout: Layout, report: Report) -> Iterator[Row]:
     dialect, columns, count = _dialect(file, layout), layout.columns, len(layout.keys)
     first = _first_row(file, dialect)
     header = _is_header(first, layout, dialect)
@@ -174,8 +207,8 @@ def _table_rows(file: Path, layout: Layout, report: Report) -> Iterator[Row]:
     if header and layout.header is None and columns is not None and not any(isinstance(c, str) for c in columns):
         report.read += 1
         report.drop("header", file, 1, "column names; set header: false if it is an example", "\t".join(first))
-    if dialect.quotes:
-        for number, cells, text in _quoted_cells(file, dialect, report, skip=int(header)):
+    if dialect.quote is not None or not dialect.is_text:
+        for number, cells, text in _cells(file, dialect, report, skip=int(header)):
             found = select_columns(cells, chosen, count, dialect.name)
             if isinstance(found, str):
                 report.drop("broken", file, number, found, text)
@@ -202,7 +235,7 @@ def _is_header(first: Sequence[str], layout: Layout, dialect: TableDialect) -> b
     return dialect.has_header or any(isinstance(column, str) for column in layout.columns)
 
 
-def _indices(file: Path, columns: Sequence[int | str] | None) -> list[int] | None:
+def _indices(file: DataFile, columns: Sequence[int | str] | None) -> list[int] | None:
     if columns is None:
         return None
     for column in columns:
@@ -211,7 +244,7 @@ def _indices(file: Path, columns: Sequence[int | str] | None) -> list[int] | Non
     return [column for column in columns if isinstance(column, int)]
 
 
-def _resolve(file: Path, names: Sequence[str], layout: Layout) -> list[int] | None:
+def _resolve(file: DataFile, names: Sequence[str], layout: Layout) -> list[int] | None:
     """The indices of the columns in this header; None: all, in order."""
     wanted = layout.keys if layout.columns is None else layout.columns
     found = [column if isinstance(column, int) else _find(column, names) for column in wanted]
@@ -220,8 +253,9 @@ def _resolve(file: Path, names: Sequence[str], layout: Layout) -> list[int] | No
     if layout.header and layout.columns is None and len(names) == len(wanted):
         return None
     missing = next(str(name) for name, at in zip(wanted, found, strict=True) if at is None)
-    listed = ", ".join(names)
-    example = ", ".join(names[: len(wanted)])
+    shown = [" ".join(name.split()) for name in names[:SHOWN_KEYS]]
+    listed = ", ".join(shown)
+    example = ", ".join(shown[: len(wanted)])
     naming = f"{layout.option}: {example}" if layout.option == "key" else f"{layout.option}: [{example}]"
     otherwise = "; if the first line is an example, set header: false" if layout.header is None else ""
     twice = sum(name.strip() == missing for name in names) > 1
@@ -256,7 +290,7 @@ def select_columns(found: list[str], columns: Sequence[int] | None, count: int, 
 # --- JSON objects ---------------------------------------------------------------------------------------------------
 
 
-def _object_rows(file: Path, layout: Layout, report: Report, numbers: str) -> Iterator[Row]:
+def _object_rows(file: DataFile, layout: Layout, report: Report, numbers: str) -> Iterator[Row]:
     names = layout.names
     for number, entry, text in read_objects(file, names, report, layout.key_option):
         found = _values(entry, names, numbers)
@@ -267,89 +301,52 @@ def _object_rows(file: Path, layout: Layout, report: Report, numbers: str) -> It
 
 
 def read_objects(
-    file: Path, keys: Sequence[str], report: Report, option: str = "keys"
+    file: Path | DataFile, keys: Sequence[str], report: Report, option: str = "keys"
 ) -> Iterator[tuple[int, Mapping[str, Any], str]]:
     """Line number, value and text of every object with these keys. `option`: what sets the keys, for messages."""
-    for number, entry, text in _entries(file, report):
+    file = as_data_file(file)
+    found = _cell_objects(file, report) if inner_suffix(file) in CELL_SUFFIXES else entries(file, keys, report)
+    for number, entry, text in found:
         problem = entry if isinstance(entry, str) else _problem(entry, keys, option)
+        if problem and isinstance(entry, Mapping) and inner_suffix(file) not in JSON_SUFFIXES:
+            raise UserError(f"{file}: {problem}")  # of every row
         if problem:
             report.drop("broken", file, number, problem, text)
         else:
-            yield number, entry, text
+            yield number, _with_paths(entry, keys), text
+
+
+def _with_paths(entry: Mapping[str, Any], keys: Sequence[str]) -> Mapping[str, Any]:
+    inner = [key for key in keys if key not in entry]
+    return {**entry, **{key: at_path(entry, key) for key in inner}} if inner else entry
 
 
 def _problem(entry: Any, keys: Sequence[str], option: str) -> str:
-    if not isinstance(entry, dict):
+    if not isinstance(entry, Mapping):
         return f"a JSON {type(entry).__name__}, expected an object"
     for key in keys:
-        if key not in entry:
-            return f"no key {key!r} (keys: {', '.join(map(repr, entry)) or 'none'}); name yours with '{option}'"
+        try:
+            at_path(entry, key)
+        except KeyError:
+            listed = [path for path, _ in islice(paths(entry), SHOWN_KEYS)]
+            return f"no key {key!r} (keys: {', '.join(map(repr, listed)) or 'none'}); name yours with '{option}'"
     return ""
 
 
-def _entries(file: Path, report: Report) -> Iterator[tuple[int, Any, str]]:
-    """The values of a file: the elements of an array, or one per line. A string is an error message."""
-    start = next(read_chunks(file), b"").removeprefix(b"\xef\xbb\xbf").lstrip()
-    if start.startswith(b"["):
-        for number, value in array_elements(file):
-            report.read += 1
-            yield number, value if not isinstance(value, str) else "a JSON str, expected an object", json.dumps(value)
-        return
-    for number, text in read_text(file, report):
-        try:
-            value = json.loads(text)
-            yield number, "a JSON str, expected an object" if isinstance(value, str) else value, text
-        except (ValueError, RecursionError) as error:
-            if number == 1 and inner_suffix(file) == ".json":
-                raise UserError(f"{file}: expected an array of objects, [{{…}}, …], or one object per line") from None
-            yield number, f"not JSON: {error}", text
-
-
-def array_elements(file: Path) -> Iterator[tuple[int, Any]]:
-    """Line number and value of each element of a file that is one JSON array; at most a few of them are in memory."""
-    chunks, decode, space = _text_chunks(file), json.JSONDecoder().raw_decode, re.compile(r"[\s,]*")
-    text = next(chunks).removeprefix("\ufeff")
-    at = text.index("[") + 1
-    line, more = 1 + text.count("\n", 0, at), True
-    while True:
-        start = at
-        at = space.match(text, at).end()  # type: ignore[union-attr]
-        try:
-            if text.startswith("]", at):
-                return
-            value, end = decode(text, at)
-            if end == len(text) and more:  # a number may continue
-                raise ValueError("incomplete")
-        except RecursionError:
-            raise UserError(f"{file}:{line}: not JSON: nested too deeply") from None
-        except ValueError as error:  # perhaps incomplete: read as much again
-            fresh = "".join(islice(chunks, 1 + len(text) // (1 << 18)))
-            more = bool(fresh)
-            if not more:
-                breaks = text.count("\n", start, at)
-                reason = getattr(error, "msg", error) if at < len(text) else "the array does not end; is it truncated?"
-                raise UserError(f"{file}:{line + breaks}: not JSON: {reason}") from None
-            text, at = text[start:] + fresh, 0
-            continue
-        line += text.count("\n", start, at)
-        yield line, value
-        line += text.count("\n", at, end)
-        text, at = (text[end:], 0) if end > 1 << 18 else (text, end)
-
-
-def _text_chunks(file: Path) -> Iterator[str]:
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    try:
-        for chunk in read_chunks(file):
-            yield decoder.decode(chunk)
-        yield decoder.decode(b"", final=True)
-    except UnicodeDecodeError:
-        raise UserError(f"{file}: not UTF-8; convert it with `iconv`") from None
+def _cell_objects(file: DataFile, report: Report) -> Iterator[tuple[int, Any, str]]:
+    """Rows of cells by the names in the first row."""
+    dialect = _dialect(file, Layout(None, ()))
+    names = [name.strip() for name in _first_row(file, dialect)]
+    for number, cells, text in _cells(file, dialect, report, skip=1):
+        found = dict(zip(names, cells, strict=False))
+        yield number, found if len(cells) == len(names) else f"{len(cells)} cells, the header has {len(names)}", text
 
 
 def _values(entry: Mapping[str, Any], keys: Sequence[str], numbers: str) -> list[str] | str:
     for key in keys:
         value = entry[key]
+        if value is None:
+            return f"{key!r} is empty"
         number = key == numbers and isinstance(value, int | float) and not isinstance(value, bool)
         if not number and not isinstance(value, str):
             return f"{key!r} is not a string but {type(value).__name__}"
@@ -358,31 +355,29 @@ def _values(entry: Mapping[str, Any], keys: Sequence[str], numbers: str) -> list
     return [str(entry[key]) for key in keys]
 
 
-def is_unicode(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 # --- what the columns look like -------------------------------------------------------------------------------------
 
 
-def sample_columns(file: Path, layout: Layout, rows: int) -> dict[int | str, list[str]]:
-    """The first cells of every column, by name where there are names, else by index."""
-    found: dict[int | str, list[str]] = {}
-    if inner_suffix(file) in JSON_SUFFIXES:
-        for _, entry, _ in islice(read_objects(file, (), Report()), rows):
-            for key, value in entry.items():
-                if isinstance(value, str | int | float):
-                    found.setdefault(key, []).append(str(value))
-        return found
+def named_rows(file: Path | DataFile, layout: Layout, report: Report) -> Iterator[tuple[int, dict[int | str, Any]]]:
+    """The number and all values of every row, by name where there are names, else by index."""
+    file = as_data_file(file)
+    if inner_suffix(file) in OBJECT_SUFFIXES:
+        for number, entry, _ in read_objects(file, (), report):
+            yield number, dict(paths(entry))
+        return
     dialect = _dialect(file, layout)
     first = _first_row(file, dialect)
     header = _is_header(first, layout, dialect)
-    for _, cells, _ in islice(_cells(file, dialect, Report(), skip=int(header)), rows):
-        for at, cell in enumerate(cells):
-            name = first[at].strip() if header and at < len(first) else at
-            found.setdefault(name, []).append(cell)
+    names = [cell.strip() if header else at for at, cell in enumerate(first)]
+    for number, cells, _ in _cells(file, dialect, report, skip=int(header)):
+        yield number, {names[at] if at < len(names) else at: cell for at, cell in enumerate(cells)}
+
+
+def sample_columns(file: Path | DataFile, layout: Layout, rows: int) -> dict[int | str, list[str]]:
+    """The first cells of every column, by name where there are names, else by index."""
+    found: dict[int | str, list[str]] = {}
+    for _, row in islice(named_rows(file, layout, Report()), rows):
+        for name, value in row.items():
+            if isinstance(value, str | int | float):
+                found.setdefault(name, []).append(str(value))
     return found

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
-from allyouneed.data.files.lines import decode_utf8, inner_suffix, raw_lines
+from allyouneed.data.files.lines import DataFile, decode_utf8, inner_suffix, raw_lines
 from allyouneed.data.files.readers import (
-    JSON_SUFFIXES,
+    CELL_SUFFIXES,
+    OBJECT_SUFFIXES,
     Files,
     Paths,
     Report,
@@ -16,7 +17,7 @@ from allyouneed.data.files.readers import (
 )
 from allyouneed.data.files.tables import Layout, has_columns, read_rows
 
-TEXT_SUFFIXES = (".txt", ".md", "", ".csv", ".tsv", *JSON_SUFFIXES)
+TEXT_SUFFIXES = (".txt", ".md", "", *CELL_SUFFIXES, *OBJECT_SUFFIXES)
 
 
 class TextDocument(NamedTuple):
@@ -52,7 +53,7 @@ class TextFiles(Files):
         return expand_paths(self.path, TEXT_SUFFIXES)
 
     def read(self, report: Report) -> Iterator[TextDocument]:
-        for file in self.files():
+        for file in self.sources():
             if self._is_table(file):
                 layout = Layout(None, (self.key,), option="key")
                 for _, number, found in read_rows([file], layout, report):
@@ -60,12 +61,14 @@ class TextFiles(Files):
             else:
                 yield from self._documents(file, report)
 
-    def _is_table(self, file: Path) -> bool:
-        """JSON, CSV, or TSV whose header has the key; any other TSV is plain text."""
+    def _is_table(self, file: DataFile) -> bool:
+        """All but plain text, which a TSV is without the key in its header."""
         suffix = inner_suffix(file)
-        return suffix in (*JSON_SUFFIXES, ".csv") or (suffix == ".tsv" and has_columns(file, (self.key,)))
+        if suffix == ".tsv":
+            return has_columns(file, (self.key,))
+        return suffix in (*OBJECT_SUFFIXES, *CELL_SUFFIXES)
 
-    def _documents(self, file: Path, report: Report) -> Iterator[TextDocument]:
+    def _documents(self, file: DataFile, report: Report) -> Iterator[TextDocument]:
         """Empty lines separate documents, or belong to a document that is a whole file; they are never documents."""
         held: list[bytes] = []
         begin = 1
@@ -82,13 +85,13 @@ class TextFiles(Files):
         yield from _document(held, file, begin, report)
 
 
-def _document(lines: list[bytes], file: Path, begin: int, report: Report) -> Iterator[TextDocument]:
+def _document(lines: list[bytes], file: DataFile, begin: int, report: Report) -> Iterator[TextDocument]:
     if not lines:
         return
     report.read += 1
     texts = [decode_utf8(raw) for raw in lines]
     for number, (text, raw) in enumerate(zip(texts, lines, strict=True), start=begin):
         if text is None:
-            report.drop("broken", file, number, "not UTF-8", raw.decode("utf-8", "backslashreplace"))
+            report.drop("broken", file, number, file.not_text, raw.decode("utf-8", "backslashreplace"))
             return
     yield TextDocument("\n".join(text for text in texts if text is not None), str(file), begin)

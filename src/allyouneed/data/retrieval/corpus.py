@@ -67,12 +67,10 @@ class ChunkIndex:
     def value(self, number: int) -> list[int]:
         """A chunk and its continuation: up to 2 · chunk tokens."""
         begin, end = self.begins[number], self.bounds[self.documents[number] + 1]
-        found: list[int] = self.tokens[begin : min(begin + 2 * self.chunk, end)].tolist()
-        return found
+        return self.tokens[begin : min(begin + 2 * self.chunk, end)].tolist()
 
     def document(self, number: int) -> list[int]:
-        found: list[int] = self.tokens[self.bounds[number] : self.bounds[number + 1]].tolist()
-        return found
+        return self.tokens[self.bounds[number] : self.bounds[number + 1]].tolist()
 
     def nearest(self, vectors: Vectors, count: int, texts: Sequence[Sequence[int]] | None = None) -> list[list[int]]:
         """For each vector the indices of the nearest chunks. `texts`: the text each vector belongs to; if that is a

@@ -68,5 +68,4 @@ class PassageSet:
         if len(text) < len(self.weights):
             return np.zeros(0, dtype=np.uint64)
         runs = np.lib.stride_tricks.sliding_window_view(np.asarray(text, dtype=np.uint64), len(self.weights))
-        found: NDArray[np.uint64] = runs @ self.weights
-        return found
+        return runs @ self.weights

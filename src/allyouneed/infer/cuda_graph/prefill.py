@@ -28,9 +28,9 @@ from allyouneed.runtime.cuda.static_cache import StaticStates
 MULTIPLE = 16  # lengths are rounded up to multiples of this
 LONGEST = 512  # tokens of a row: longer prefills keep a GPU busy without a graph
 TOKENS = 32768  # of all rows
-FLOOR = 128  # tokens that take as long as fewer, since the weights have to be read in any case
+FLOOR = 256  # tokens that take as long as fewer, since the weights have to be read in any case
 KEPT = 16  # sizes whose graphs are kept
-WARM_UPS = 2  # runs of a step before it is captured
+WARM_UPS = 1  # runs of a step before it is captured
 
 
 class PrefillSize(NamedTuple):

@@ -9,18 +9,20 @@ from allyouneed.infer.decoding.base import DecodingSpec
 from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.request import Request
 from allyouneed.infer.speculative.drafts import Draft, DraftModel, PromptLookup
-from allyouneed.runtime.cuda.capture import can_capture, position_limit
+from allyouneed.runtime.cuda.capture import can_capture, position_limit, reads_past_tokens_only
 
 
 class ModelLimits(NamedTuple):
-    """Whether a step of the model can be captured, and how many positions it has then (None: any number)."""
+    """Whether a step of the model can be captured, how many positions it has then (None: any number), and whether it
+    takes as long with more positions than a row needs."""
 
     captures: bool
     positions: int | None
+    spares: bool
 
 
 def model_limits(model: Any) -> ModelLimits:
-    return ModelLimits(can_capture(model), position_limit(model))
+    return ModelLimits(can_capture(model), position_limit(model), reads_past_tokens_only(model))
 
 
 def refusal(
@@ -37,7 +39,7 @@ def refusal(
     limits = [known or model_limits(engine.model)]
     if isinstance(spec.draft, DraftModel):
         limits.append(model_limits(spec.draft.engine.model))
-    for captures, positions in limits:
+    for captures, positions, _ in limits:
         if not captures:
             return "a part of the model cannot be captured"
         if positions is not None and _longest(engine, requests, ahead) > positions:

@@ -19,13 +19,14 @@ from torch import Tensor
 
 from allyouneed.infer.cuda_graph.device_beams import DeviceBeamSearch
 from allyouneed.infer.cuda_graph.device_search import DeviceIndependentSearch, DeviceSearch
-from allyouneed.infer.cuda_graph.prefill import WARM_UPS, PrefillRunner, capture_warm, captures_on, warm_up
+from allyouneed.infer.cuda_graph.prefill import PrefillRunner, capture_warm, captures_on, warm_up
 from allyouneed.infer.cuda_graph.refusal import ModelLimits, model_limits, refusal
 from allyouneed.infer.cuda_graph.shape import (
     Shape,
     all_addresses,
     needs_stops,
     next_power,
+    room,
     rows_in_memory,
     tokens_per_step,
     weight_addresses,
@@ -48,7 +49,7 @@ MIN_CAPACITY = 64  # positions of a row
 JOIN_STEPS = 4  # of a run while a slot is free
 REFILL = 8  # slots are refilled once one of this many is free: prefill stalls the requests that are decoding
 KEPT = 4  # shapes whose runners are kept for the next call
-WORTH = 128  # tokens an engine decodes before it captures graphs: capturing takes a while
+WORTH = 64  # tokens an engine decodes before it captures graphs: capturing takes a while
 
 
 class GraphRunner:
@@ -76,13 +77,18 @@ class GraphRunner:
             if captures and self.search.waits:
                 self.stage_graphs = [capture_warm(stage.run, reset=rewind) for stage in self.stages]
             elif captures:
-                runs = {1: self._step, self.search.run_steps: self._run}
-                self.graphs = {
-                    count: capture_warm(run, WARM_UPS if count == 1 else 0, reset=rewind) for count, run in runs.items()
-                }
+                self.graphs = {1: capture_warm(self._step, reset=rewind)}
             else:
                 warm_up(self._step, reset=rewind)
         self.search.reset()
+
+    def capture_run(self) -> None:
+        """Capture a run of steps as one graph, for a runner without requests that is used again: capturing takes longer
+        than replaying a step as often as a first call does."""
+        if self.graphs and self.search.run_steps not in self.graphs:
+            with torch.cuda.device_of(self.search.record), torch.no_grad():
+                self.graphs[self.search.run_steps] = capture_warm(self._run, 0, reset=self.search.record_step.zero_)
+            self.search.reset()
 
     def _step(self) -> None:
         for stage in self.stages:
@@ -299,6 +305,7 @@ class GraphRunnerCache:
         self.known: ModelLimits | None = None  # of the model, inside of `ask_model_once`
         self.weights: int | None = None  # their addresses, inside of `ask_model_once`
         self.limits: tuple[int, ModelLimits] | None = None  # of a model with weights at these addresses
+        self.rooms: dict[int, int] = {}
         self.kept: OrderedDict[Shape, GraphRunner] = OrderedDict()
 
     def admits(self, requests: Sequence[RequestState]) -> bool:
@@ -353,7 +360,10 @@ class GraphRunnerCache:
 
     def runner(self, key: Shape) -> GraphRunner:
         """The cached runner, or a new one."""
-        return self.kept.pop(key, None) or self.make(key)
+        if (kept := self.kept.pop(key, None)) is None:
+            return self.make(key)
+        kept.capture_run()
+        return kept
 
     def make(self, key: Shape) -> GraphRunner:
         return GraphRunner(self.engine.model, key.kind, key.slots, key.capacity, key.sources, key.stops)
@@ -408,15 +418,32 @@ class GraphRunnerCache:
         tokens = tokens_per_step(spec)
         rows = spec.decoding.rows * tokens  # of a slot
         longest = max([len(state.request.prompt) for state in requests]) + max([state.limit for state in requests])
-        capacity = next_power(longest + tokens - 1, MIN_CAPACITY)
         source = max([source, *(len(state.request.source or ()) for state in requests)])
         sources = next_power(source, MIN_CAPACITY // 2) if source else 0
         slots = min(next_power(len(requests), 1), max(1, MAX_ROWS // rows))
+        capacity = self.capacity(longest + tokens - 1, spec, slots)
         stops = any([needs_stops(state) for state in requests])
         found = Shape(spec.device_key, slots, capacity, sources, self.addresses(spec), stops)
         if found in self.kept:
             return found
-        return found._replace(slots=min(slots, max(1, rows_in_memory(self.engine.model, capacity) // rows)))
+        if (fits := rows_in_memory(self.engine.model, capacity) // rows) < slots:  # there is none to spare
+            found = found._replace(capacity=next_power(longest + tokens - 1, MIN_CAPACITY))
+            fits = rows_in_memory(self.engine.model, found.capacity) // rows
+        return found._replace(slots=min(slots, max(1, fits)))
+
+    def capacity(self, tokens: int, spec: DecodingSpec, slots: int) -> int:
+        """Positions of a row, for so many tokens: some to spare, unless steps would take longer."""
+        least, options = next_power(tokens, MIN_CAPACITY), spec.decoding
+        if options.rows > 1 or options.has_penalties or spec.draft is not None or spec.logits_processor is not None:
+            return least
+        limits = self.known or model_limits(self.engine.model)
+        return max(least, self.room(slots)) if limits.spares else least
+
+    def room(self, rows: int) -> int:
+        """See `shape.room`, which takes longer than looking it up."""
+        if rows not in self.rooms:
+            self.rooms[rows] = room(self.engine.model, rows)
+        return self.rooms[rows]
 
     def keep(self, shape: Shape, runner: GraphRunner) -> None:
         self.kept[shape] = runner

@@ -68,7 +68,7 @@ class SchedulerSlots:
         with self.graphs.ask_model_once():
             for state in requests:
                 if self.graphs.admits([state]):
-                    alike.setdefault((id(state.spec), *_sizes(state), needs_stops(state)), []).append(state)
+                    alike.setdefault((id(state.spec), *self._sizes(state), needs_stops(state)), []).append(state)
                 else:
                     plain.append(state)
         groups: dict[Shape, list[RequestState]] = {}
@@ -98,6 +98,7 @@ class SchedulerSlots:
         count = min(shape.slots, slots)
         try:
             runner = self.graphs.make(shape._replace(slots=count))
+            runner.capture_run()
         except Exception as error:
             self.graphs.refuse(error, shape.kind)
             return False
@@ -105,9 +106,18 @@ class SchedulerSlots:
         return True
 
     def _shape(self, state: RequestState, weights: int) -> Shape:
-        kind, (capacity, sources) = state.spec.device_key, _sizes(state)
-        slots = max(1, self.rows // kind.decoding.rows)
-        return Shape(kind, slots, capacity, sources, weights, needs_stops(state))
+        kind, (capacity, sources) = state.spec.device_key, self._sizes(state)
+        return Shape(kind, self._slots(state), capacity, sources, weights, needs_stops(state))
+
+    def _slots(self, state: RequestState) -> int:
+        return max(1, self.rows // state.spec.decoding.rows)
+
+    def _sizes(self, state: RequestState) -> tuple[int, int]:
+        """Positions of a row and of a source."""
+        request, spec = state.request, state.spec
+        tokens = len(request.prompt) + state.limit + tokens_per_step(spec) - 1
+        sources = next_power(len(request.source), MIN_CAPACITY // 2) if request.source is not None else 0
+        return self.graphs.capacity(tokens, spec, self._slots(state)), sources
 
     def step(self, fail: Callable[[Sequence[RequestState], Exception], None]) -> None:
         """Run a step of every batch; `fail` gets the requests of a batch that has failed."""
@@ -123,10 +133,3 @@ class SchedulerSlots:
         for batch in self.batches.values():
             batch.close()
         self.batches = {shape: batch for shape, batch in self.batches.items() if batch.is_intact}
-
-
-def _sizes(state: RequestState) -> tuple[int, int]:
-    """Positions of a row and of a source."""
-    request = state.request
-    capacity = next_power(len(request.prompt) + state.limit + tokens_per_step(state.spec) - 1, MIN_CAPACITY)
-    return capacity, next_power(len(request.source), MIN_CAPACITY // 2) if request.source is not None else 0

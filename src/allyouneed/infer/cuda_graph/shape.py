@@ -53,6 +53,26 @@ def next_power(size: int, least: int) -> int:
     return max(least, 1 << (size - 1).bit_length())
 
 
+ROOM = 1024  # positions that a row may get beyond those it needs
+SHARE = 64  # of the device's memory, for the states of a batch that gets them
+
+
+def room(model: Any, rows: int) -> int:
+    """Positions for each of this many rows: as many as take little memory, so that one runner serves prompts of many
+    lengths; a step must not take longer for it (runtime/cuda/capture.py `reads_past_tokens_only`)."""
+    weight, capacity = next(model.parameters()), ROOM
+    while capacity and rows * model.config.cost(capacity).state_bytes(capacity, weight.itemsize, captured=True) > (
+        device_memory(weight.device) / SHARE
+    ):
+        capacity //= 2
+    return capacity
+
+
+def device_memory(device: torch.device) -> int:
+    """Bytes, whether free or not; 0 on a CPU."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+
+
 def needs_stops(state: RequestState) -> bool:
     """Whether its stop condition is checked in every step: where beams compete, a text that has stopped leaves room
     for another."""

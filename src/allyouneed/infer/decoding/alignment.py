@@ -10,6 +10,7 @@ from torch import Tensor
 from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.infer.decoding.notes import INVALID, drop_invalid
 from allyouneed.nn.batch import Batch, Rows
+from allyouneed.runtime.process import evaluation_mode
 
 CharSpan = tuple[int, int]  # begin and end
 ROWS = 32  # pairs of a forward pass
@@ -27,18 +28,14 @@ def cross_attention(
     crosses = [number for number, block in enumerate(model.decoder.blocks) if reads_source(block)]
     chosen = crosses[_default_layer(len(crosses)) if layer is None else layer]
     device = next(model.parameters()).device
-    was_training: bool = model.training
-    model.eval()
     found: dict[int, Tensor] = {}
     order = sorted(range(len(inputs)), key=lambda n: (len(inputs[n]), len(sources[n])))
-    try:
+    with evaluation_mode(model):
         for some in (order[at : at + ROWS] for at in range(0, len(order), ROWS)):
             rows = Rows.of([inputs[n] for n in some], pad), Rows.of([sources[n] for n in some], pad)
             weights = model.attention(Batch(*rows).to(device), "cross", [chosen])[chosen].mean(1).cpu()
             for n, one in zip(some, weights, strict=True):
                 found[n] = one[: len(inputs[n]), : len(sources[n])]
-    finally:
-        model.train(was_training)
     return [found[n] for n in range(len(inputs))]
 
 

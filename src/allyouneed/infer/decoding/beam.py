@@ -10,10 +10,10 @@ from torch import Tensor
 
 from allyouneed.infer.decoding.base import DecodingSpec, RequestState, Search, make_hypothesis, matches_stop
 from allyouneed.infer.decoding.beam_record import BeamCandidate, Fate
-from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.decoding.repetition import is_looping
 from allyouneed.infer.decoding.rules import (
     Candidates,
+    Short,
     add_finished,
     beam_candidates,
     beam_step,
@@ -35,10 +35,6 @@ class BeamSearch(Search):
         super().__init__(spec, requests, device)
         self.scores = torch.zeros(len(requests), 1, device=device)  # one empty hypothesis per source
 
-    @staticmethod
-    def rows_per_request(options: Decoding) -> int:
-        return options.beam
-
     def join(self, other: Self) -> None:
         super().join(other)
         self.scores = concat_rows(self.scores, other.scores)
@@ -52,7 +48,7 @@ class BeamSearch(Search):
         logits = logits if columns is None else columns.spread(logits)
         beams, lengths = self.group, self.lengths
         looping = self.close_loops()
-        found = self.candidates(self.begin_step(logits), lengths)
+        found = self.candidates(*self.begin_step(logits), lengths)
         self.fail_non_finite(found.scores)
         ended = self.rules.is_eos(found.tokens)
         if self.at_limit():
@@ -82,13 +78,12 @@ class BeamSearch(Search):
             self.append(tokens[kept].flatten(), log_probs[kept].flatten())
         return order if moves else None
 
-    def candidates(self, logits: Tensor, lengths: Tensor) -> Candidates:
+    def candidates(self, logits: Tensor, short: Short, lengths: Tensor) -> Candidates:
         normalised = self.penalties is not None
         if self.penalties is not None:  # penalties apply to log-probabilities, as in Hugging Face's beam search
             logits = self.penalties.apply(logits.log_softmax(-1))
         logits = logits.unflatten(0, (len(self.requests), -1))  # (sources, beams, vocab)
-        limits, force_eos = self.limits, self.spec.force_eos
-        count, short = 2 * self.group, self.short()
+        count, limits, force_eos = 2 * self.group, self.limits, self.spec.force_eos
         return beam_candidates(logits, self.scores, count, lengths, limits, self.rules, force_eos, short, normalised)
 
     def collect(self, finished: Tensor, candidates: Candidates) -> None:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from allyouneed.infer.decoding.base import DecodingSpec, RequestState, Search, make_hypothesis, matches_stop
-from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.decoding.repetition import is_looping
 from allyouneed.infer.decoding.rules import NonFiniteError, Short, choose_tokens, force_eos_at_limit
 from allyouneed.infer.decoding.sampling import uniform_stream, uniforms_at
@@ -47,10 +46,6 @@ class IndependentSearch(Search):
             super().widen(width)
             self.uniforms = None if self.uniforms is None else self.draw_uniforms()
 
-    @staticmethod
-    def rows_per_request(options: Decoding) -> int:
-        return options.best if options.method == "sample" else 1  # greedy, or a beam of one
-
     def _update(self) -> None:
         super()._update()
         if self.group > 1:  # (rows,)
@@ -70,16 +65,17 @@ class IndependentSearch(Search):
             if self.penalties is not None:
                 self.penalties.repeat_rows(self.group)
         self.fresh = False
-        tokens, log_probs = self.choose(self.begin_step(logits), self.short(), columns)
+        tokens, log_probs = self.choose(*self.begin_step(logits), columns)
         if self.spec.force_eos:
             tokens, log_probs = force_eos_at_limit(tokens, log_probs, self.lengths, self.limits, self.spec.eos)
         self.append(tokens, log_probs)
         on_cpu, streams = self.device.type == "cpu", self.group == 1 and self.streams
         newest = tokens.tolist() if on_cpu or streams else []
         invalid = (on_cpu or streams) and self.fail_non_finite(log_probs)
-        if streams:
-            self.emit(newest)
-        due, at_limit = self.due_for_loop_check(), self.steps >= self.first_limit
+        for state, token in zip(self.requests, newest, strict=True) if streams else ():
+            if state.streams and not (state.done or state.cancelled) and token not in self.rules.eos_ids:
+                state.emit(token)
+        due, at_limit = self.due_for_loop_check() if self.options.loops else [], self.steps >= self.first_limit
         may_end = (
             invalid or due or at_limit or self.stop_reach or not on_cpu or not self.rules.eos_ids.isdisjoint(newest)
         )
@@ -128,11 +124,6 @@ class IndependentSearch(Search):
         uniforms = None if self.uniforms is None else uniforms_at(self.uniforms, lengths)
         tokens = choose_tokens(allowed, self.options, uniforms)
         return tokens, token_log_probs(logits, tokens)
-
-    def emit(self, tokens: list[int]) -> None:
-        for state, token in zip(self.requests, tokens, strict=True):
-            if state.streams and not (state.done or state.cancelled) and token not in self.rules.eos_ids:
-                state.emit(token)
 
     def find_loops(self, indices: Sequence[int]) -> Tensor:
         """(rows,) bool: rows of these requests that loop."""

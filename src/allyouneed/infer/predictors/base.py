@@ -26,7 +26,7 @@ from allyouneed.interop.load import check_device
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.models.precision import stored_as
 from allyouneed.nn.models.weights import cast_weights, named_tensors
-from allyouneed.runtime.process import inference, refuse_after_fork
+from allyouneed.runtime.process import inference
 
 if TYPE_CHECKING:
     from allyouneed.data.batches.packing import Items
@@ -223,17 +223,11 @@ def add_tokens(read: int, generated: int = 0) -> None:
 
 def run_in_batches(model: Any, lengths: Sequence[int], answer: Callable[[list[int]], list[T]]) -> list[T]:
     """Call `answer` on groups of similar length, without dropout and gradients; results in input order."""
-    refuse_after_fork()
     add_tokens(sum(lengths))
     found: dict[int, T] = {}
-    was_training: bool = model.training
-    model.eval()
-    try:
+    with inference(model):
         for batch in group_by_length(lengths):
-            with inference():
-                found.update(zip(batch, answer(batch), strict=True))
-    finally:
-        model.train(was_training)
+            found.update(zip(batch, answer(batch), strict=True))
     return [found[n] for n in range(len(lengths))]
 
 

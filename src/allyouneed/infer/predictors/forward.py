@@ -14,7 +14,7 @@ from allyouneed.config import iter_parts
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import Batch, Input, Rows, Signal
 from allyouneed.nn.embed.tokens import Embed
-from allyouneed.runtime.process import refuse_after_fork
+from allyouneed.runtime.process import evaluation_mode
 
 # in the order in which they are listed; a part names those it reads (`Part.inputs`)
 INPUTS = {
@@ -113,14 +113,8 @@ class NamedForward:
         return lambda: module(batch), blocks
 
     def _run(self, call: Callable[[], Tensor]) -> Tensor:
-        refuse_after_fork()
-        was_training: bool = self.module.training
-        self.module.eval()
-        try:
-            with torch.no_grad():
-                return call()
-        finally:
-            self.module.train(was_training)
+        with evaluation_mode(self.module), torch.no_grad():
+            return call()
 
     # --- from names to a batch ---------------------------------------------------------------------------------------
 

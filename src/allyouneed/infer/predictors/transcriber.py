@@ -159,20 +159,15 @@ class Transcriber(Predictor):
             if isinstance(sound, str | Path) and not Path(sound).is_file():
                 raise UserError(f"{sound}: no such sound file")
         found: list[Transcript] = []
-        was_training: bool = self.model.training
-        self.model.eval()
-        try:
-            for begin in range(0, len(sounds), BATCH):
-                some = sounds[begin : begin + BATCH]
-                tracks = [self.track(begin + n, sound, language) for n, sound in enumerate(some)]
-                while active := [track for track in tracks if track.at < track.total]:
-                    with inference():
-                        self.decode_window(active, task, timestamps, options)
-                    if on_progress is not None:
-                        on_progress(begin + sum(min(1.0, t.at / t.total) for t in tracks), len(sounds))
-                found += [self.transcript(track) for track in tracks]
-        finally:
-            self.model.train(was_training)
+        for begin in range(0, len(sounds), BATCH):
+            some = sounds[begin : begin + BATCH]
+            tracks = [self.track(begin + n, sound, language) for n, sound in enumerate(some)]
+            while active := [track for track in tracks if track.at < track.total]:
+                with inference(self.model):
+                    self.decode_window(active, task, timestamps, options)
+                if on_progress is not None:
+                    on_progress(begin + sum(min(1.0, t.at / t.total) for t in tracks), len(sounds))
+            found += [self.transcript(track) for track in tracks]
         return found
 
     def detect(self, sounds: Sequence[SoundLike]) -> list[dict[str, float]]:
@@ -212,9 +207,6 @@ class Transcriber(Predictor):
             track.notes.append(f"samples up to {loudest:g}; expected -1 to 1")
         return track
 
-    def _is_long(self, track: Track) -> bool:
-        return track.total > self.window
-
     def _window_frames(self, track: Track) -> Tensor:
         """(mels, window), padded with 0, the middle of the value range, as in the authors' code."""
         part = track.frames[:, track.at : track.at + self.window]
@@ -248,7 +240,7 @@ class Transcriber(Predictor):
             for n, best in zip(unknown, detected.tolist(), strict=True):
                 tracks[n].language = self.languages[best]
         for timed in (False, True):
-            indices = [n for n, track in enumerate(tracks) if (timestamps or self._is_long(track)) == timed]
+            indices = [n for n, track in enumerate(tracks) if (timestamps or track.total > self.window) == timed]
             if indices:
                 chosen = [tracks[n] for n in indices]
                 kept = memory if len(indices) == len(tracks) else self._select(memory, indices)

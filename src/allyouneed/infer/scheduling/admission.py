@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
+from functools import partial
 from itertools import islice
 
 from allyouneed.infer.decoding.base import RequestState
@@ -54,7 +55,7 @@ class FairQueue:
                 heads.append(queue[0])
             else:
                 del self.waiting[lane]
-        return min(heads, key=lambda s: self.urgency(s, step), default=None)
+        return min(heads, key=partial(self.urgency, step=step), default=None)
 
     def pop(self, state: RequestState, tokens: int) -> None:
         """Remove a request that `peek` returned and charge its client."""
@@ -80,8 +81,8 @@ class Postponement:
         self.steps = self.rows = 0  # that it has been postponed by, and that it could have read then
 
     def applies(self, waiting: Iterable[RequestState], decoding: int, free: int) -> bool:
-        """Whether this step prefills nothing. `decoding`, `free`: rows. The caller calls `end` when it has admitted
-        requests."""
+        """Whether this step prefills nothing. `decoding`, `free`: rows. The caller sets `steps` to 0 when it has
+        admitted requests."""
         if free <= 0 or self.steps >= POSTPONED:
             return False
         worth = -(-decoding // WORTH)
@@ -91,9 +92,6 @@ class Postponement:
             return False
         self.steps, self.rows = self.steps + 1, found
         return True
-
-    def end(self) -> None:
-        self.steps = 0
 
 
 class LargestFirst:

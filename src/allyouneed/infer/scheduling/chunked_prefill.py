@@ -4,16 +4,16 @@ captured graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from allyouneed.infer.decoding.base import DecodingSpec, RequestState
 from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.prefill import PrefillBatch, share_rows
-from allyouneed.infer.running_batch import ActiveBatch, RunningBatch
+from allyouneed.infer.running_batch import RunningBatch
+from allyouneed.infer.scheduling import SchedulerProtocol
 from allyouneed.nn.states.base import States
 from allyouneed.nn.states.paged import PagedStates
 
@@ -25,28 +25,13 @@ if TYPE_CHECKING:
 ReadPrompt = tuple[int, RequestState]  # a request whose prompt has been read, and its row in the prefill batch
 
 
-class RunningBatches(Protocol):
-    """The scheduler, as far as prefill uses it."""
-
-    budget: int  # tokens read in one step
-    running: list[ActiveBatch]
-
-    def join(self, batch: RunningBatch) -> None: ...
-
-    def with_blocks(self, act: Callable[[], None]) -> None: ...
-
-    def fail(self, requests: Iterable[RequestState], error: Exception) -> None: ...
-
-    def fail_unheld(self, requests: list[RequestState], error: Exception) -> None: ...
-
-
 class ChunkedPrefill:
     """`batches`: prompts that are being read. `whole`: prompts are read whole (offline). `captured`: reads chunks as
     captured graphs."""
 
     def __init__(
         self,
-        scheduler: RunningBatches,
+        scheduler: SchedulerProtocol,
         engine: ModelRunner,
         whole: bool = False,
         blocks: BlockManager | None = None,
@@ -77,14 +62,14 @@ class ChunkedPrefill:
         """Read a chunk of every unread prompt; all chunks together are no larger than the budget."""
         share = max(1, self.scheduler.budget // len(self.batches))
         for batch in list(self.batches):
-            requests = batch.requests
+            rows = batch.rows
             try:
                 batch.drop_cancelled()
                 if batch.rows:
                     self.scheduler.with_blocks(partial(self._read_chunk, batch, max(1, share // len(batch.rows))))
             except Exception as error:  # its requests that no running batch has taken over have failed
                 self.batches.remove(batch)
-                self.scheduler.fail_unheld(requests, error)
+                self.scheduler.fail_unheld([state for row in rows for state in row], error)
         self.batches = [batch for batch in self.batches if batch.rows]
 
     def _read_chunk(self, batch: PrefillBatch, size: int) -> None:
@@ -101,13 +86,15 @@ class ChunkedPrefill:
         if last is None:  # captured graphs cannot read this batch
             last = engine.prefill_chunk(batch.states, chunks, batch.model, batch.media)
         batch.read = [at + len(chunk) for at, chunk in zip(batch.read, chunks, strict=True)]
-        done, left = list[ReadPrompt](), list[int]()
+        left = list[int]()
+        done: dict[int, list[ReadPrompt]] = {}  # a running batch needs equally many rows for each request
         for n, row in enumerate(batch.rows):
             if batch.read[n] < len(prompts[n]):
                 left.append(n)
-            else:
-                done += [(n, state) for state in row]
-        for some in self._decoded_together(done):
+                continue
+            for state in row:  # in exact mode each runs alone
+                done.setdefault(len(done) if engine.exact else state.spec.rows, []).append((n, state))
+        for _, some in sorted(done.items()):
             try:
                 self._decode(batch, some, last)
             except Exception as error:
@@ -120,13 +107,6 @@ class ChunkedPrefill:
         here |= set(self.slots.requests) if self.slots is not None else set()
         self.scheduler.fail([state for _, state in some if state not in here], error)
 
-    def _decoded_together(self, done: list[ReadPrompt]) -> list[list[ReadPrompt]]:
-        """Groups that one running batch can hold: requests with equally many rows; in exact mode each runs alone."""
-        if self.engine.exact or len(done) == 1:
-            return [[one] for one in done]
-        counts = sorted({state.spec.rows for _, state in done})
-        return [[one for one in done if one[1].spec.rows == rows] for rows in counts]
-
     def _decode(self, batch: PrefillBatch, some: list[ReadPrompt], last: Tensor) -> None:
         """Decode the first token of these requests, whose prompts have been read, and let them join the others."""
         if self.slots is not None:
@@ -138,28 +118,32 @@ class ChunkedPrefill:
             return
         if self.blocks is not None:
             self.blocks.keep_prefixes(batch.states, some)
-        groups: dict[DecodingSpec, list[ReadPrompt]] = {}
+        groups: dict[DecodingSpec, tuple[list[int], list[RequestState]]] = {}
         kinds: dict[int, DecodingSpec] = {}  # by identity: requests of one call share their specification
-        for one in some:
-            spec = one[1].spec
-            if id(spec) not in kinds:
-                kinds[id(spec)] = spec.batch_key
-            groups.setdefault(kinds[id(spec)], []).append(one)
-        for kind in [kind for kind in groups if kind.draft is not None]:
+        for row, state in some:
+            if id(state.spec) not in kinds:
+                kinds[id(state.spec)] = state.spec.batch_key
+            rows, requests = groups.setdefault(kinds[id(state.spec)], ([], []))
+            rows.append(row)
+            requests.append(state)
+        for kind in list(groups):
+            if kind.draft is None:
+                continue
             from allyouneed.infer.speculative.decode import SpeculativeDecoder
 
-            drafted = groups.pop(kind)
-            requests = [state for _, state in drafted]
+            rows, requests = groups.pop(kind)
             try:
-                taken = self._take(batch, [row for row, _ in drafted], last)
-                speculation = SpeculativeDecoder(batch.model, *taken, requests)
+                speculation = SpeculativeDecoder(batch.model, *self._take(batch, rows, last), requests)
                 if speculation.active:
                     self.scheduler.running.append(speculation)
             except Exception as error:
                 self.scheduler.fail(requests, error)
         if groups:
-            states, last = self._take(batch, [row for some in groups.values() for row, _ in some], last)
-            chosen = [(kind, [state for _, state in some]) for kind, some in groups.items()]
+            taken, chosen = list[int](), list[tuple[DecodingSpec, list[RequestState]]]()
+            for kind, (rows, requests) in groups.items():
+                taken += rows
+                chosen.append((kind, requests))
+            states, last = self._take(batch, taken, last)
             running = RunningBatch(batch.model, states, chosen, self.engine.limit)
             running.append_tokens(last)
             if running.active:
@@ -169,5 +153,5 @@ class ChunkedPrefill:
     def _take(self, batch: PrefillBatch, rows: list[int], last: Tensor) -> tuple[States, Tensor]:
         """States and last hidden states of these rows, one for each request: the batch's own if they are all of it and
         no other request needs them, else copies."""
-        batch.handed_over = rows == list(range(len(batch.requests)))
+        batch.handed_over = rows == list(range(sum(map(len, batch.rows))))
         return (batch.states, last) if batch.handed_over else (batch.states.copy_rows(rows), last[rows])

@@ -3,33 +3,13 @@ cached prefixes evicted, then the least urgent request swapped out; it resumes w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable
 
 from allyouneed.infer.block_manager import BlockManager
 from allyouneed.infer.decoding.base import RequestState
-from allyouneed.infer.prefill import PrefillBatch
 from allyouneed.infer.running_batch import ActiveBatch, RunningBatch
+from allyouneed.infer.scheduling import SchedulerProtocol
 from allyouneed.nn.states.paged import PagedStates, PoolFullError
-
-
-class SchedulerProtocol(Protocol):
-    """The scheduler, as far as preemption uses it."""
-
-    running: list[ActiveBatch]
-    preempted: list[RunningBatch]
-    preemptions: int
-
-    @property
-    def prefilling(self) -> list[PrefillBatch]: ...
-
-    def urgency(self, state: RequestState) -> tuple[int, int, int]: ...
-
-    def join(self, batch: RunningBatch) -> None: ...
-
-    def drop(self, batch: ActiveBatch, error: Exception) -> None: ...
-
-    def fail(self, requests: Iterable[RequestState], error: Exception) -> None: ...
 
 
 class Preemption:
@@ -38,7 +18,7 @@ class Preemption:
 
     def run(self, act: Callable[[], None], batch: ActiveBatch | None = None) -> None:
         """Call `act`, and free blocks while there are too few for it. `batch`: stop once that batch has left."""
-        while batch is None or (batch in self.scheduler.running and batch.active):
+        while batch is None or batch in self.scheduler.running:
             try:
                 act()
                 return
@@ -54,6 +34,7 @@ class Preemption:
             before = len(batch)
             try:
                 batch.drop_finished()
+                scheduler.end(batch)
             except Exception as error:
                 scheduler.drop(batch, error)
             if len(batch) < before or batch not in scheduler.running:
@@ -61,9 +42,11 @@ class Preemption:
         if self.blocks.prefixes.evict():
             return True
         running = [(state, batch) for batch in batches for state in batch.requests]
-        if not running or len(running) + len(scheduler.prefilling) < 2:  # prefills were admitted with blocks enough
+        if (
+            not running or len(running) + len(scheduler.prefill.batches) < 2
+        ):  # prefills were admitted with blocks enough
             return False
-        state, batch = max(running, key=lambda both: scheduler.urgency(both[0]))
+        state, batch = max(running, key=lambda both: scheduler.fair.urgency(both[0], scheduler.steps))
         try:
             self._preempt(state, batch)
         except Exception as error:
@@ -74,6 +57,7 @@ class Preemption:
         alone = batch.split(state)
         assert isinstance(alone.states, PagedStates)
         alone.states.swap_out()
+        self.scheduler.end(batch)
         self.scheduler.preempted.append(alone)
         self.blocks.release(state)
         self.scheduler.preemptions += 1
@@ -82,7 +66,7 @@ class Preemption:
         """Resume preempted requests, the most urgent first, as far as there are blocks."""
         scheduler = self.scheduler
         left = [batch for batch in scheduler.preempted if not batch.requests[0].cancelled]
-        scheduler.preempted = sorted(left, key=lambda batch: scheduler.urgency(batch.requests[0]))
+        scheduler.preempted = sorted(left, key=lambda batch: scheduler.fair.urgency(batch.requests[0], scheduler.steps))
         while scheduler.preempted:
             try:
                 if not self._swap_in(scheduler.preempted[0]):
@@ -95,5 +79,5 @@ class Preemption:
     def _swap_in(self, batch: RunningBatch) -> bool:
         states, scheduler = batch.states, self.scheduler
         assert isinstance(states, PagedStates)
-        nothing_else = not scheduler.running and not scheduler.prefilling
+        nothing_else = not scheduler.running and not scheduler.prefill.batches
         return self.blocks.resume(batch.requests[0], states, len(batch), force=nothing_else)

@@ -198,17 +198,14 @@ class SpeculativeDecoder:
 
     def _drop_finished(self) -> None:
         """Drop requests that are done when enough of them are, for dropping copies the states."""
-        requests = self.requests
-        stay = [index for index in range(len(requests)) if not self._is_over(index)]
-        if DROP_SHARE * (len(requests) - len(stay)) < len(requests) or len(stay) == len(requests):
+        size, count = self.group, len(self.rows) // self.group
+        stay = [n for n in range(count) if not all(row.finished for row in self.rows[n * size : (n + 1) * size])]
+        if DROP_SHARE * (count - len(stay)) < count or len(stay) == count:
             return
-        rows = [index * self.group + line for index in stay for line in range(self.group)]
+        rows = [index * size + line for index in stay for line in range(size)]
         self.states.select(rows)
         self.drafter.select(rows)
         self.rows = [self.rows[row] for row in rows]
-
-    def _is_over(self, index: int) -> bool:
-        return all(row.finished for row in self.rows[index * self.group : (index + 1) * self.group])
 
 
 def _next_uniforms(row: SpeculativeRow, count: int) -> Tensor:

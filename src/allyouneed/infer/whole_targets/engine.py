@@ -14,7 +14,7 @@ from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine, Forward, Progress
 from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
-from allyouneed.runtime.process import inference, refuse_after_fork
+from allyouneed.runtime.process import inference
 
 BUDGET = 8192  # source tokens of a batch times hypotheses of each source, padding included
 
@@ -66,14 +66,8 @@ class TargetEngine(Engine):
         """Decodes sources without dropout and gradients. A server may call it with those of several requests."""
 
         def run(sources: list[Any]) -> list[list[Hypothesis]]:
-            refuse_after_fork()
-            was_training: bool = self.model.training
-            self.model.eval()
-            try:
-                with inference():
-                    return self.targets(sources, spec)
-            finally:
-                self.model.train(was_training)
+            with inference(self.model):
+                return self.targets(sources, spec)
 
         return run
 

@@ -17,8 +17,7 @@ class Families(Mapping[str, Family]):
     def __getitem__(self, name: str) -> Family:
         if name not in NAMES:
             raise KeyError(name)
-        family: Family = importlib.import_module(f"{__name__}.{name}").FAMILY
-        return family
+        return importlib.import_module(f"{__name__}.{name}").FAMILY
 
     def __contains__(self, name: object) -> bool:
         return name in NAMES

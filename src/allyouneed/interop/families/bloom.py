@@ -44,8 +44,7 @@ decoder.end.* = transformer.ln_f.*
 
 
 def heads(config: HfConfig) -> int:
-    count: int = ConfigReader(config).first_of("n_head", "num_attention_heads")
-    return count
+    return ConfigReader(config).first_of("n_head", "num_attention_heads")
 
 
 APART = grouped_qkv(lambda config: (heads(config), heads(config)))

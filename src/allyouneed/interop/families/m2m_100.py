@@ -19,8 +19,7 @@ ignore max_position_embeddings
 def read_offset(config: ConfigReader, line: Line) -> int:
     if config["d_model"] % 2:
         config.problems.append(f"d_model: {config['d_model']} is odd; the last feature would have no sinusoid")
-    offset: int = config[line.key] + 1
-    return offset
+    return config[line.key] + 1
 
 
 FAMILY = bart.family(

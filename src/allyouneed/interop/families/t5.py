@@ -72,8 +72,7 @@ def read_channel(config: ConfigReader, line: Line) -> Tree:
 
 def write_channel(ours: ModelTree, line: Line) -> str | None:
     gated = ours[f"{line.path}.kind"] == "glu"
-    name: str | None = ours.hf_name(f"{line.path}.activation", GATES if gated else ACTIVATIONS)
-    return name
+    return ours.hf_name(f"{line.path}.activation", GATES if gated else ACTIVATIONS)
 
 
 def read_vocabularies(config: ConfigReader, line: Line) -> Tree | int:

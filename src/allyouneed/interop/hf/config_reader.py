@@ -152,8 +152,7 @@ class ConfigReader(Mapping[str, Any]):
             self.problems.append(f"{self.prefix}architectures: {name!r} is not supported (allowed: {allowed})")
 
     def activation(self, key: str) -> str:
-        name: str = self.map_value(key, ACTIVATIONS)
-        return name
+        return self.map_value(key, ACTIVATIONS)
 
     def nested(self, key: str) -> ConfigReader:
         """The reader of the config under this key; it shares `problems`."""

@@ -102,8 +102,7 @@ class ModelTree:
 
     def activation(self, path: str, tanh: str = "gelu_new") -> str:
         """`tanh`: the family's name for the tanh approximation of GELU, which has several."""
-        name: str = tanh if self[path] == "gelu-tanh" else self.hf_name(path, ACTIVATIONS)
-        return name
+        return tanh if self[path] == "gelu-tanh" else self.hf_name(path, ACTIVATIONS)
 
 
 @cache

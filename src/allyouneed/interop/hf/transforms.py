@@ -87,8 +87,7 @@ def chain(*steps: CheckpointTransform | None) -> CheckpointTransform:
 
 def sinusoid_table(kind: Sinusoidal, positions: int, width: int) -> Tensor:
     """The table (positions, width) that some files store."""
-    table: Tensor = kind.build(width)(torch.arange(positions)[None])[0]
-    return table
+    return kind.build(width)(torch.arange(positions)[None])[0]
 
 
 def check_sinusoids(table: Tensor, kind: Sinusoidal, what: str) -> None:

@@ -32,10 +32,7 @@ def rnn_layer(
     """h, and c of an LSTM, after every token (rows, time, hidden), zero in padding, as `run_cells` (nn/ops/rnn.py) in
     float32."""
     h, c = carry if len(carry) > 1 else (carry[0], None)
-    found: tuple[Tensor, ...] = _Layer.apply(
-        library, CELLS[cell], None if lengths is None else lengths.int(), seen, weight, bias, h, c
-    )
-    return found
+    return _Layer.apply(library, CELLS[cell], None if lengths is None else lengths.int(), seen, weight, bias, h, c)
 
 
 class _Layer(torch.autograd.Function):

@@ -141,7 +141,7 @@ def _decode_attention(
     KV: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr, QUERIES: tl.constexpr,
     EVERY: tl.constexpr, NEW: tl.constexpr, TURNS: tl.constexpr, SHARES: tl.constexpr, TILE: tl.constexpr,
     PARTS: tl.constexpr, BIAS: tl.constexpr, RING: tl.constexpr, NEAR: tl.constexpr, NEAR_VALUES: tl.constexpr,
-    QUERY_BIASES: tl.constexpr, WAIT: tl.constexpr, OVERLAP: tl.constexpr,
+    QUERY_BIASES: tl.constexpr, LEAST: tl.constexpr, WAIT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row, kv, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if OVERLAP:
@@ -155,7 +155,7 @@ def _decode_attention(
     if RING > 0:
         place = tl.where(count < first, count, first + (count - first) % RING)
         stored = tl.minimum(count, first + RING)
-    each = tl.cdiv(tl.cdiv(stored, SHARES), TILE) * TILE
+    each = tl.maximum(tl.cdiv(tl.cdiv(stored, SHARES), TILE) * TILE, LEAST)
     begin = share * each
     end = tl.minimum(stored, begin + each)
     near += kv.to(tl.int64) * near_head
@@ -239,32 +239,39 @@ def _decode_attention(
             QUERIES, TILE, BIAS, NEAR,
         )  # fmt: skip
     last = True
-    if SHARES > 1:  # the last program merges all splits by their softmax mass
-        mark = (row.to(tl.int64) * KV * GROUP + heads) * SHARES
-        tl.store(tops + mark + share, top, mask=g < GROUP)
-        tl.store(sums + mark + share, sum, mask=g < GROUP)
-        tl.store(parts + (mark + share)[:, None] * WIDTH + f[None, :], va, mask=mine)
-        tl.store(parts + (mark + share)[:, None] * WIDTH + half + f[None, :], vb, mask=mine)
-        tl.debug_barrier()
-        last = tl.atomic_add(arrived + row * KV + kv, 1, sem="acq_rel") == SHARES - 1
-        if last:
-            tl.store(arrived + row * KV + kv, 0)  # reset for the next launch
-            top = tl.full((QUERIES,), float("-inf"), dtype=tl.float32)
-            sum = tl.zeros((QUERIES,), dtype=tl.float32)
-            va, vb = tl.zeros((QUERIES, HALF), dtype=tl.float32), tl.zeros((QUERIES, HALF), dtype=tl.float32)
-            for other in range(SHARES):
-                theirs = tl.load(tops + mark + other, mask=g < GROUP, other=float("-inf"), cache_modifier=".cg")
-                higher = tl.maximum(top, theirs)
-                safe = tl.where(higher > float("-inf"), higher, 0.0)
-                fade, weight = tl.exp(top - safe), tl.exp(theirs - safe)
-                sum = sum * fade + weight * tl.load(
-                    sums + mark + other, mask=g < GROUP, other=0.0, cache_modifier=".cg"
-                )
-                there = parts + (mark + other)[:, None] * WIDTH + f[None, :]
-                va = va * fade[:, None] + weight[:, None] * tl.load(there, mask=mine, other=0.0, cache_modifier=".cg")
-                there += half
-                vb = vb * fade[:, None] + weight[:, None] * tl.load(there, mask=mine, other=0.0, cache_modifier=".cg")
-                top = higher
+    if SHARES > 1:
+        active = tl.cdiv(stored, each)  # splits that have keys
+        last = share == 0
+        if (active > 1) & (share < active):  # the last program merges them by their softmax mass
+            mark = (row.to(tl.int64) * KV * GROUP + heads) * SHARES
+            tl.store(tops + mark + share, top, mask=g < GROUP)
+            tl.store(sums + mark + share, sum, mask=g < GROUP)
+            tl.store(parts + (mark + share)[:, None] * WIDTH + f[None, :], va, mask=mine)
+            tl.store(parts + (mark + share)[:, None] * WIDTH + half + f[None, :], vb, mask=mine)
+            tl.debug_barrier()
+            last = tl.atomic_add(arrived + row * KV + kv, 1, sem="acq_rel") == active - 1
+            if last:
+                tl.store(arrived + row * KV + kv, 0)  # reset for the next launch
+                top = tl.full((QUERIES,), float("-inf"), dtype=tl.float32)
+                sum = tl.zeros((QUERIES,), dtype=tl.float32)
+                va, vb = tl.zeros((QUERIES, HALF), dtype=tl.float32), tl.zeros((QUERIES, HALF), dtype=tl.float32)
+                for other in range(active):
+                    theirs = tl.load(tops + mark + other, mask=g < GROUP, other=float("-inf"), cache_modifier=".cg")
+                    higher = tl.maximum(top, theirs)
+                    safe = tl.where(higher > float("-inf"), higher, 0.0)
+                    fade, weight = tl.exp(top - safe), tl.exp(theirs - safe)
+                    sum = sum * fade + weight * tl.load(
+                        sums + mark + other, mask=g < GROUP, other=0.0, cache_modifier=".cg"
+                    )
+                    there = parts + (mark + other)[:, None] * WIDTH + f[None, :]
+                    va = va * fade[:, None] + weight[:, None] * tl.load(
+                        there, mask=mine, other=0.0, cache_modifier=".cg"
+                    )
+                    there += half
+                    vb = vb * fade[:, None] + weight[:, None] * tl.load(
+                        there, mask=mine, other=0.0, cache_modifier=".cg"
+                    )
+                    top = higher
     if last:
         whole = tl.where(sum > 0, sum, 1.0)[:, None]  # zeros for a row without keys
         target = out + (row.to(tl.int64) * KV * GROUP + heads[:, None]) * WIDTH + f[None, :]
@@ -272,18 +279,24 @@ def _decode_attention(
         tl.store(target + half, (vb / whole).to(out.dtype.element_ty), mask=mine)
 
 
+LEAST = 128  # keys of a split
+
+
 class SplitConfig(NamedTuple):
-    """Splits of a row's keys, keys per tile, and warps per program."""
+    """Splits of a row's keys, keys per tile, warps per program, and keys that a split has at least: one without keys
+    ends at once."""
 
     shares: int
     tile: int
     warps: int
+    least: int = 1
 
 
 def split_config(rows: int, kv_heads: int, group: int, most: int) -> SplitConfig:
-    """Enough splits to occupy the GPU, for rows of at most `most` keys."""
-    count = max(1, min(triton.cdiv(most, 128), triton.cdiv(132, rows * kv_heads)))
-    return SplitConfig(count, 64, 4) if group > 1 else SplitConfig(count, 32, 1)
+    """Enough splits to occupy the GPU; one if rows have at most `most` keys, fewer than two splits would have. It does
+    not depend on `most` otherwise: a kernel would be compiled for each number of splits."""
+    count = 1 if most <= LEAST else max(1, triton.cdiv(132, rows * kv_heads))
+    return SplitConfig(count, 64, 4, LEAST) if group > 1 else SplitConfig(count, 32, 1, LEAST)
 
 
 def decode_attention(
@@ -328,7 +341,7 @@ def decode_attention(
         QUERIES=1 if group == 1 else max(16, triton.next_power_of_2(group)), EVERY=every, NEW=new is not None,
         TURNS=turns is not None, SHARES=cut.shares, TILE=cut.tile, PARTS=parts, BIAS=bias is not None,
         RING=ring[1], NEAR=near is not None, NEAR_VALUES=near_values is not None, QUERY_BIASES=content is not None,
-        WAIT=group == 1 or new is None, OVERLAP=overlap, num_warps=cut.warps,
-        num_stages=3 if group == 1 else 2, launch_pdl=overlap,
+        LEAST=cut.least if cut.shares > 1 else 1, WAIT=group == 1 or new is None, OVERLAP=overlap,
+        num_warps=cut.warps, num_stages=3 if group == 1 else 2, launch_pdl=overlap,
     )  # fmt: skip
     return out

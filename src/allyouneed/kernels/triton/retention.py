@@ -21,6 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from allyouneed.kernels.triton import TEXT_SIZES
+
 RetentionState = tuple[Tensor, Tensor]
 SIDE = 64  # tokens per chunk; keys and values per tile of S
 PROGRAMS = 512  # programs per walk, to occupy the GPU
@@ -96,7 +98,7 @@ def _decay_matrix(since, begin, PACKED: tl.constexpr, CHUNK: tl.constexpr):
     return tl.where(past, tl.exp(tl.where(past, since[:, None] - since[None, :], 0.0)), 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=TEXT_SIZES)
 def _walk(
     x, y, log, starts, near, rows, fades, totals, wholes,
     x_row, x_head, x_time, y_row, y_head, y_time, log_row, log_head, heads, time, chunks, share, segments,
@@ -142,7 +144,7 @@ def _walk(
             tl.store(totals + there * EACH + K * V + key, z, mask=key < K)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=TEXT_SIZES)
 def _join(totals, wholes, ends, segments, EACH: tl.constexpr, BACK: tl.constexpr, MANY: tl.constexpr):
     """In place: from the contribution of each segment to the state before it; `ends` holds the initial, then the final
     state."""
@@ -158,7 +160,7 @@ def _join(totals, wholes, ends, segments, EACH: tl.constexpr, BACK: tl.constexpr
     tl.store(ends + line * EACH + at, sums, mask=at < EACH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=TEXT_SIZES)
 def _outputs(
     q, k, v, log, starts, near, rows, fades, far, o, r,
     q_row, q_head, q_time, k_row, k_head, k_time, v_row, v_head, v_time, o_row, o_head, o_time, log_row, log_head,
@@ -201,7 +203,7 @@ def _outputs(
         tl.store(r + line * time + at, tl.sum(scores, 1) + left * total, mask=at < time)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=TEXT_SIZES)
 def _grad_qk(
     q, k, v, log, starts, near, fades, far, d_near, d_fades, d_far, do, dq, dk, d_log,
     q_row, q_head, q_time, k_row, k_head, k_time, v_row, v_head, v_time, o_row, o_head, o_time, log_row, log_head,
@@ -256,7 +258,7 @@ def _grad_qk(
         tl.store(d_log + (tile * lines + line) * time + start + at, later, mask=start + at < time)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=TEXT_SIZES)
 def _grad_v(
     q, k, log, starts, d_near, d_fades, d_far, do, dv,
     q_row, q_head, q_time, k_row, k_head, k_time, v_row, v_head, v_time, o_row, o_head, o_time, log_row, log_head,
@@ -302,7 +304,8 @@ class _Plan(NamedTuple):
     def of(cls, q: Tensor, v: Tensor) -> _Plan:
         batch, heads, time, width = q.shape
         most = SIDE * 2 // v.itemsize  # fp32 tiles are half as wide, to fit in shared memory
-        chunk, keys, values = (min(most, max(16, triton.next_power_of_2(x))) for x in (time, width, v.shape[-1]))
+        chunk = most  # also of shorter texts: no kernel is compiled for a length
+        keys, values = (min(most, max(16, triton.next_power_of_2(x))) for x in (width, v.shape[-1]))
         chunks = triton.cdiv(time, chunk)
         walks = max(1, batch * heads) * triton.cdiv(width, keys) * triton.cdiv(v.shape[-1], values)
         share = triton.cdiv(chunks, min(triton.cdiv(PROGRAMS, walks), triton.cdiv(chunks, FEWEST)))

@@ -25,6 +25,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from allyouneed.kernels.triton import TEXT_SIZES
+
 TOKENS = 4  # loaded at once; the backward pass keeps one state per this many
 STATES = 16  # per program at most
 GROUPS, LANES = 2, 16  # features of a program
@@ -120,7 +122,7 @@ def _advance(h, x, dt, key, fade):
     return fade * h + key[:, None, None] * (dt * x)[None, :, :]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=TEXT_SIZES)
 def _walk(
     x, steps, b, bias, a, ends, spans, lengths, begins, time, share, segments, features, blocks,
     N: tl.constexpr, PACKED: tl.constexpr, LENGTHS: tl.constexpr, PARTS: tl.constexpr, TOKENS: tl.constexpr,
@@ -149,7 +151,7 @@ def _walk(
     tl.store(spans + there * features + feature, span, mask=exists & (part == 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=TEXT_SIZES)
 def _join(
     ends, spans, a, starts, begins, time, share, segments, features,
     N: tl.constexpr, PACKED: tl.constexpr, BACK: tl.constexpr, MANY: tl.constexpr,
@@ -174,7 +176,7 @@ def _join(
         total = fade * total + more
 
 
-@triton.jit
+@triton.jit(do_not_specialize=TEXT_SIZES)
 def _outputs(
     x, steps, b, c, bias, a, skip, starts, y, last, lengths, begins, plane, time, share, segments, features, blocks,
     N: tl.constexpr, PACKED: tl.constexpr, LENGTHS: tl.constexpr, PARTS: tl.constexpr, TOKENS: tl.constexpr,
@@ -205,7 +207,7 @@ def _outputs(
     tl.store(last + row * N * features + at, h, mask=inside & (segment == segments - 1))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=TEXT_SIZES)
 def _revisit(
     x, steps, b, c, bias, a, starts, dy, marks, grads, spans, lengths, begins, tiles, time, share, segments, features,
     blocks,
@@ -246,7 +248,7 @@ def _revisit(
     tl.store(spans + there * features + feature, span, mask=exists & (part == 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=TEXT_SIZES)
 def _grad_kernel(
     x, steps, b, c, bias, a, skip, dy, marks, grads, dx, d_steps, d_b, d_c, d_bias, d_a, d_skip, d_start, lengths,
     begins, plane, narrow_plane, bias_plane, tiles, time, share, segments, features, blocks,

@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from allyouneed.kernels.triton import TEXT_SIZES
+
 TOKENS, FEATURES = 8, 64  # of a tile
 TILES = 8  # per program in backward
 WARPS = 4
@@ -49,7 +51,7 @@ def _seen(x, at, begin, PACKED: tl.constexpr):
     return x
 
 
-@triton.jit
+@triton.jit(do_not_specialize=TEXT_SIZES)
 def _convolve(
     x, before, weight, bias, starts, y, time, features, x_row, x_time,
     SIZE: tl.constexpr, BIAS: tl.constexpr, PACKED: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr,
@@ -72,7 +74,7 @@ def _convolve(
     tl.store(here, found.to(y.dtype.element_ty), mask=(at < time)[:, None] & exists[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=TEXT_SIZES)
 def _grad_kernel(
     x, before, weight, bias, starts, dy, dx, d_before, d_weight, d_bias, time, features, x_row, x_time,
     SIZE: tl.constexpr, BIAS: tl.constexpr, PACKED: tl.constexpr, TILES: tl.constexpr, TOKENS: tl.constexpr,

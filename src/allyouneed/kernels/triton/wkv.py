@@ -24,6 +24,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from allyouneed.kernels.triton import TEXT_SIZES
+
 WKVState = tuple[Tensor, Tensor, Tensor]
 FEATURES = 64  # per program (one warp)
 AHEAD = tl.constexpr(5)  # tokens to prefetch, to hide memory latency
@@ -85,7 +87,7 @@ def _store3(sums, plane, at, inside, m, a, b):
     tl.store(sums + 2 * plane + at, b, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=TEXT_SIZES)
 def _walk(
     k, v, decay, sums, lengths, starts, plane, time, share, segments, features,
     LEAST: tl.constexpr, PACKED: tl.constexpr, LENGTHS: tl.constexpr, FEATURES: tl.constexpr,
@@ -104,7 +106,7 @@ def _walk(
     _store3(sums, plane, (row * segments + segment) * features + feature, inside, m, a, b)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=TEXT_SIZES)
 def _join(
     sums, ends, decay, lengths, starts, plane, end_plane, time, share, segments, features,
     BACK: tl.constexpr, LEAST: tl.constexpr, PACKED: tl.constexpr, LENGTHS: tl.constexpr, FEATURES: tl.constexpr,
@@ -127,7 +129,7 @@ def _join(
         m, a, b = _combine(m, a, b, step * count, n, c, d)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=TEXT_SIZES)
 def _outputs(
     k, v, decay, bonus, sums, ends, lengths, starts, out, whole, plane, end_plane, time, share, segments, features,
     WHOLE: tl.constexpr, LEAST: tl.constexpr, PACKED: tl.constexpr, LENGTHS: tl.constexpr, FEATURES: tl.constexpr,
@@ -153,7 +155,7 @@ def _outputs(
     _store3(ends, end_plane, row * features + feature, last, m, a, b)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=TEXT_SIZES)
 def _walk_back(
     g, y, whole, decay, grads, lengths, starts, plane, time, share, segments, features,
     LEAST: tl.constexpr, PACKED: tl.constexpr, LENGTHS: tl.constexpr, FEATURES: tl.constexpr,
@@ -176,7 +178,7 @@ def _walk_back(
     _store3(grads, plane, (row * segments + segment) * features + feature, inside, n, a, b)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=TEXT_SIZES)
 def _grad_kernel(
     k, v, g, y, whole, decay, bonus, past, grads, dk, dv, d_decay, d_bonus, d_past,
     lengths, starts, plane, end_plane, time, share, segments, features,

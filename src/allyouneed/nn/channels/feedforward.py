@@ -64,12 +64,10 @@ class FFNModule(SubLayer):
 
     def hidden(self, x: Tensor) -> Tensor:
         """The hidden layer, given its map's output."""
-        found: Tensor = self.dropout(self.activation(x))
-        return found
+        return self.dropout(self.activation(x))
 
     def project_out(self, hidden: Tensor) -> Tensor:
-        out: Tensor = self.down(hidden)
-        return out
+        return self.down(hidden)
 
 
 def gated(both: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
@@ -121,10 +119,8 @@ class GLUModule(SubLayer):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         hidden = observe(self, "hidden", self.hidden(self.gate_up(x)))  # (batch, time, hidden)
-        mixed: Tensor = self.down(hidden if self.norm is None else self.norm(hidden, context))
-        return mixed
+        return self.down(hidden if self.norm is None else self.norm(hidden, context))
 
     def hidden(self, both: Tensor) -> Tensor:
         """The hidden layer, given both factors concatenated."""
-        found: Tensor = self.dropout(gated(both, self.activation))
-        return found
+        return self.dropout(gated(both, self.activation))

@@ -98,8 +98,7 @@ class BehaviorEmbedModule(EmbedModule):
         added = self.positions(ages)
         if added is not None:
             x = torch.cat([x, observe(self, "positions", added.to(x.dtype))], -1)
-        vectors: Tensor = observe(self, "", self.dropout(x))
-        return vectors
+        return observe(self, "", self.dropout(x))
 
 
 def items_since(layout: TokenLayout, shape: torch.Size) -> Tensor:

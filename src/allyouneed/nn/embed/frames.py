@@ -78,5 +78,4 @@ class FrameEmbedModule(EmbedModule):
         x, added = observe(self, "frames", x), self.positions(layout.positions)
         if added is not None:
             x = x + observe(self, "positions", added.to(x.dtype))
-        dropped: Tensor = observe(self, "", self.dropout(x))
-        return dropped
+        return observe(self, "", self.dropout(x))

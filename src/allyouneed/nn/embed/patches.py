@@ -173,8 +173,7 @@ class PatchEmbedModule(EmbedModule):
             x = x + observe(self, "positions", added.to(x.dtype))
         if self.norm is not None:
             x = self.norm(x, Context(layout))
-        dropped: Tensor = observe(self, "", self.dropout(x))
-        return dropped
+        return observe(self, "", self.dropout(x))
 
     def cut(self, pixels: Tensor) -> Tensor:
         """(batch, channels, height, width) -> (batch, patches, values per patch)"""

@@ -178,8 +178,7 @@ class TokenEmbedModule(EmbedModule):
         return self.add_positions(x, layout, given.types, positions)
 
     def project(self, x: Tensor) -> Tensor:
-        vectors: Tensor = observe(self, "", x if self.widen is None else self.widen(x))
-        return vectors
+        return observe(self, "", x if self.widen is None else self.widen(x))
 
     def place(self, x: Tensor, layout: TokenLayout) -> Tensor:
         """Vectors (batch, time, width) other than those of tokens, with positions and types added."""
@@ -190,8 +189,7 @@ class TokenEmbedModule(EmbedModule):
         if bound is not None and positions.numel() > bound and getattr(self.positions, "per_position", False):
             every: Tensor = self.positions(torch.arange(bound, device=positions.device)[None])[0]
             return every[positions]
-        found: Tensor | None = self.positions(positions)
-        return found
+        return self.positions(positions)
 
     def add_positions(
         self, x: Tensor, layout: TokenLayout, types: Tensor | None = None, absolute: bool = True
@@ -205,5 +203,4 @@ class TokenEmbedModule(EmbedModule):
             x = x + self.types(torch.zeros_like(x[..., 0], dtype=torch.long) if types is None else types)
         if self.norm is not None:
             x = self.norm(x, Context(layout))
-        dropped: Tensor = self.dropout(x)
-        return dropped
+        return self.dropout(x)

@@ -46,5 +46,4 @@ class MaskPredictHeadModule(VocabularyHeadModule):
 
     def length_logits(self, memory: Memory) -> Tensor:
         """(sentences, lengths) from the encoder's output: column n stands for n + 1 tokens."""
-        scores: Tensor = self.length(pool(memory.hidden, memory.layout, "last"))
-        return scores
+        return self.length(pool(memory.hidden, memory.layout, "last"))

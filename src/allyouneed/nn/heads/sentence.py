@@ -117,8 +117,7 @@ class TagsHeadModule(HeadModule):
     def forward(self, x: Tensor, layout: TokenLayout | None = None) -> Tensor:
         """(…, labels)"""
         x = x if self.hidden is None else self.activation(self.hidden(x))
-        scores: Tensor = self.tags(self.dropout(x))
-        return scores
+        return self.tags(self.dropout(x))
 
 
 class PooledHead(Head):

@@ -185,5 +185,4 @@ class TransformModule(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         positions = torch.zeros(1, x.shape[-2] if x.dim() > 2 else 1, dtype=torch.long, device=x.device)
-        found: Tensor = self.norm(self.activation(self.linear(x)), Context(TokenLayout(positions)))
-        return found
+        return self.norm(self.activation(self.linear(x)), Context(TokenLayout(positions)))

@@ -40,10 +40,6 @@ class AttentiveGRU(Mixer):
     aligned: Size | None = None
     """Width of the alignment model; default: `hidden`."""
 
-    @property
-    def causal(self) -> bool:
-        return True
-
     def sizes(self, common: Common) -> tuple[int, int]:
         hidden = self.hidden or common.width
         return hidden, self.aligned or hidden

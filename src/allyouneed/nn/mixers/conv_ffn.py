@@ -74,8 +74,7 @@ class ConvolutionalFFNModule(SubLayer):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         kept = state.parts if isinstance(state, NestedStates) else {}
-        found: Tensor = self.down(self.up(x, context, kept.get("up")), context, kept.get("down"))
-        return found
+        return self.down(self.up(x, context, kept.get("up")), context, kept.get("down"))
 
     def new_state(self) -> State | None:
         parts = {"up": self.up.new_state(), "down": self.down.new_state()}

@@ -166,8 +166,8 @@ class ConvolutionModule(SubLayer):
 
 
 def masked_convolution(x: Tensor, taps: Tensor, reach: tuple[int, int], mask: Tensor) -> Tensor:
-    """Σ_j w_j ⊙ x_{t+j} over the positions of each window (batch, time, size) that are not masked; taps (width, size),
-    or (batch, time, width, size)."""
+    """Σ_j w_j ⊙ x_{t+j} over the positions of each window (batch, time, size) that are not masked; taps (width,
+    size)."""
     padded, y = nn.functional.pad(x, (0, 0, *reach)), torch.zeros_like(x)
     for number, tap in enumerate(taps.unbind(-1)):  # per position, so that windows are never materialised
         y = y + tap * padded[:, number : number + x.shape[1]] * mask[:, :, number, None]

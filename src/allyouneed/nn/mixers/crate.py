@@ -93,8 +93,7 @@ class MSSAModule(SoftmaxAttention):
             k, _, keys = state.append(z, z[..., :0], context)  # keys equal values
         seen = self.attend(q, k, k, context, keys).transpose(1, 2).flatten(2)
         if self.out is not None:
-            mixed: Tensor = self.out(seen)
-            return mixed
+            return self.out(seen)
         assert isinstance(self.subspaces, nn.Linear)
         return seen @ self.subspaces.weight
 

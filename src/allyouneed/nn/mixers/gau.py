@@ -148,18 +148,45 @@ class _GatedModule(SubLayer):
         table, _ = self.rotary.tables(positions, accumulator_dtype(x.dtype))
         return self.rotary.rotate(x[:, None], table)[:, 0]
 
-    def weights(self, scores: Tensor, mask: Tensor, n: Tensor | int, queries: Tensor, keys: Tensor) -> Tensor:
-        """relu(scores / n + bias)², 0 where masked; scores (batch, 1, queries, keys)."""
+    def weights(
+        self, scores: Tensor, mask: Tensor, n: Tensor | int, queries: Tensor, keys: Tensor, in_order: bool = False
+    ) -> Tensor:
+        """relu(scores / n + bias)², 0 where masked; scores (batch, 1, queries, keys). `in_order`: distances are those
+        of the columns, where they count."""
         scores = scores / n
-        if self.bias is not None:
+        if self.bias is not None and in_order:
+            scores = scores + diagonals(self.bias.distance_bias(scores.shape[-1])).to(scores.dtype)
+        elif self.bias is not None:
             scores = scores + self.bias.bias(scores, queries, keys, 1.0).to(scores.dtype)
         return scores.relu().square() * mask
 
 
+def diagonals(values: Tensor) -> Tensor:
+    """Values by distance (heads, 2 · time − 1), from 1 − time on, at their pairs (heads, time, time). Rows of the
+    values, one element longer than what is read at a time, so that each begins one further to the left."""
+    time = (values.shape[1] + 1) // 2
+    rows = pad(values.flip(1), (0, 1))[:, None].expand(-1, time, -1).flatten(1)
+    return rows[:, :-time].unflatten(1, (time, -1))[..., time - 1 :]
+
+
 class GAUModule(_GatedModule):
+    traceable = True
+
     def __init__(self, config: GAU, common: Common) -> None:
         super().__init__(config, common)
-        self.pattern = config.pattern
+        self.pattern, self.pattern_text = config.pattern, str(config.pattern)
+
+    def prepare(self, context: Context, rows: int) -> None:
+        self.mask(context)
+
+    def mask(self, context: Context) -> tuple[Tensor, Tensor]:
+        """Which tokens each sees, and how many: the same for all layers."""
+
+        def make() -> tuple[Tensor, Tensor]:
+            found = dense_mask(self.pattern, context.queries, context.queries)
+            return found, found.sum(-1, keepdim=True).clamp(min=1)
+
+        return context.memoize(GAUModule, self.pattern_text, make)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         u, v, z = self.project(x)
@@ -168,13 +195,16 @@ class GAUModule(_GatedModule):
         v = v[:, None]
         if isinstance(state, KVState):
             k, v, layout = state.append(k, v, context)
-        mask = dense_mask(self.pattern, context.queries, layout)
-        n = self.length or mask.sum(-1, keepdim=True).clamp(min=1)
+            mask = dense_mask(self.pattern, context.queries, layout)
+            count = mask.sum(-1, keepdim=True).clamp(min=1)
+        else:
+            mask, count = self.mask(context)
+        n, in_order = self.length or count, layout is context.queries and layout.consecutive
         q, k, v = observe(self, "q", q), observe(self, "k", k), observe(self, "v", v)
-        weights = observe(self, "weights", self.weights(q @ k.transpose(-1, -2), mask, n, positions, layout.positions))
+        weights = self.weights(q @ k.transpose(-1, -2), mask, n, positions, layout.positions, in_order)
+        weights = observe(self, "weights", weights)
         seen = observe(self, "heads", weights @ v)
-        mixed: Tensor = self.out(u * seen[:, 0])
-        return mixed
+        return self.out(u * seen[:, 0])
 
     def new_state(self) -> State:
         if (why := self.pattern.leak()) is not None:
@@ -207,8 +237,7 @@ class MixedChunkModule(_GatedModule):
         else:
             seen = self.mix(z, v, count, sums, unpacked.real)[0] if v.shape[1] else v
         seen = observe(self, "heads", seen[:, None])[:, 0]
-        mixed: Tensor = self.out(unpacked.scatter(u * seen, x))
-        return mixed
+        return self.out(unpacked.scatter(u * seen, x))
 
     def prepare(self, context: Context, rows: int) -> None:
         if (starts := unpack_rows(context, restarts=True).starts) is not None:

@@ -18,6 +18,7 @@ from allyouneed.nn.cost import Cost
 from allyouneed.nn.dropout import Dropout
 from allyouneed.nn.mixers.convolution import RecentTokens, SlidingMixer, masked_convolution, pad_sentences, recent_cost
 from allyouneed.nn.observe import observe
+from allyouneed.nn.ops.banded import banded
 from allyouneed.nn.ops.unpack import window_mask
 from allyouneed.nn.states.base import State
 from allyouneed.nn.sublayer import SubLayer
@@ -104,12 +105,12 @@ class SoftmaxConvolutionModule(SubLayer):
     def filters_of(self, x: Tensor) -> Tensor:
         """The filter of each token (time, width): (time, heads, size), or (1, heads, size) expanded."""
 
-    @abstractmethod
-    def taps_of(self, x: Tensor) -> Tensor:
-        """The filter of each feature (width, size), or (batch, time, width, size); with dropout."""
-
     def prepare(self, context: Context, rows: int) -> None:
         window_mask(context, self.reach)
+
+    @abstractmethod
+    def convolve_packed(self, x: Tensor, mask: Tensor) -> Tensor:
+        """`mask` (batch, time, size): which positions of the window around each token belong to its sentence."""
 
     @abstractmethod
     def convolve(self, x: Tensor, padded: Tensor, starts: Tensor | None) -> Tensor:
@@ -124,11 +125,10 @@ class SoftmaxConvolutionModule(SubLayer):
         if isinstance(state, RecentTokens):
             seen = self.convolve(x, state.append(x, context), None)
         elif (mask := window_mask(context, self.reach)) is not None:
-            seen = masked_convolution(x, self.taps_of(x), self.reach, mask)
+            seen = self.convolve_packed(x, mask)
         else:
             seen = self.convolve(x, *pad_sentences(x, context, self.reach))
-        mixed: Tensor = self.out(observe(self, "heads", seen))
-        return mixed
+        return self.out(observe(self, "heads", seen))
 
     def new_state(self) -> State | None:
         if self.reach[1]:
@@ -150,8 +150,12 @@ class LightweightModule(SoftmaxConvolutionModule):
         return self.taps.softmax(-1).expand(len(x), -1, -1)
 
     def taps_of(self, x: Tensor) -> Tensor:
+        """The filter of each feature (width, size), with dropout."""
         taps = self.dropout(self.taps.softmax(-1)).to(x.dtype)
         return taps.repeat_interleave(x.shape[2] // self.heads, 0)
+
+    def convolve_packed(self, x: Tensor, mask: Tensor) -> Tensor:
+        return masked_convolution(x, self.taps_of(x), self.reach, mask)
 
     def convolve(self, x: Tensor, padded: Tensor, starts: Tensor | None) -> Tensor:
         taps = self.taps_of(x)
@@ -165,12 +169,11 @@ class DynamicModule(SoftmaxConvolutionModule):
         self.filters = common.linear.build(common.width, config.heads * config.size, False)
 
     def filters_of(self, x: Tensor) -> Tensor:
-        weights: Tensor = self.filters(x).unflatten(-1, (self.heads, self.size)).softmax(-1)
-        return weights
+        return self.filters(x).unflatten(-1, (self.heads, self.size)).softmax(-1)
 
-    def taps_of(self, x: Tensor) -> Tensor:
-        weights = self.dropout(self.filters_of(x))[:, :, :, None]  # (batch, time, heads, 1, size)
-        return weights.expand(-1, -1, -1, x.shape[2] // self.heads, -1).flatten(2, 3)
+    def convolve_packed(self, x: Tensor, mask: Tensor) -> Tensor:
+        weights = self.dropout(self.filters_of(x)) * mask[:, :, None]  # (batch, time, heads, size)
+        return banded(x.unflatten(-1, (self.heads, -1)), weights, self.reach[0]).flatten(2)
 
     def convolve(self, x: Tensor, padded: Tensor, starts: Tensor | None) -> Tensor:
         weights = self.filters_of(x)

@@ -28,10 +28,6 @@ class Identity(Mixer):
 
     kind: Literal["identity"] = "identity"
 
-    @property
-    def causal(self) -> bool:
-        return True
-
     def visible(self, tokens: TokenFields) -> Tensor:
         return torch.eye(len(tokens.position), dtype=torch.bool)
 

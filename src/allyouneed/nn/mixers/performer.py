@@ -238,8 +238,7 @@ class PerformerModule(_Features):
             rows = unpacked.gather(x)
             y, _ = self.run(rows, (), unpacked.real, unpacked.starts)
             y = unpacked.scatter(y, x)
-        mixed: Tensor = self.out(y)
-        return mixed
+        return self.out(y)
 
     def run(self, x: Tensor, carry: Carry, real: Tensor | None, starts: Tensor | None = None) -> tuple[Tensor, Carry]:
         """Attention of each token (batch, time, inner), and the carry after it if it is causal; none after packed
@@ -273,8 +272,7 @@ class PerformerModule(_Features):
         from allyouneed.kernels.triton.training.performer import performer
 
         how = (self.head_width**-0.25, self.kernel == "relu", RELU_FLOOR, MIN_WEIGHT, dtype)
-        found: Tensor = performer(q, k, v, self.features, real, *how, starts)
-        return found
+        return performer(q, k, v, self.features, real, *how, starts)
 
     def attend_causal(
         self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, carry: Carry, dtype: torch.dtype | None = None
@@ -369,8 +367,7 @@ class PerformerCross(_Features):
             return self.merge_heads(observe(self, "heads", _normalise(self.queries(q) @ sums).to(q.dtype)))
 
     def project_out(self, y: Tensor) -> Tensor:
-        found: Tensor = self.out(y)
-        return found
+        return self.out(y)
 
     def new_state(self) -> State:
         return SourceFeatureSums()

@@ -49,10 +49,6 @@ class _Retaining(Mixer):
     head_norm: Norm = RMSNorm(weight=False)
     """Norm of each head's output: the GroupNorm of eq. 8, RMS in the authors' code."""
 
-    @property
-    def causal(self) -> bool:
-        return True
-
     @abstractmethod
     def values(self, keys: int) -> int:
         """Value width per head for this key width."""
@@ -178,8 +174,7 @@ class RetentionModule(SubLayer):
         q, k, v, log = observe(self, "q", q), observe(self, "k", k), observe(self, "v", v), self.decay(x)
         heads = observe(self, "heads", self.retain(q, k, v, log, context, state).to(x.dtype))
         y = self.norm(heads, context)
-        mixed: Tensor = self.out(nn.functional.silu(self.gate(x)) * y.transpose(1, 2).flatten(2))
-        return mixed
+        return self.out(nn.functional.silu(self.gate(x)) * y.transpose(1, 2).flatten(2))
 
     def retain(self, q: Tensor, k: Tensor, v: Tensor, log: Tensor, context: Context, state: State | None) -> Tensor:
         """The input of the norm, (batch, heads, time, value width)."""

@@ -38,10 +38,6 @@ class RWKV(Mixer):
     hidden: Size | None = None
     """Width of r, k and v; default: the model width."""
 
-    @property
-    def causal(self) -> bool:
-        return True
-
     def build(self, common: Common) -> SubLayer:
         return RWKVModule(self, common)
 
@@ -172,8 +168,7 @@ class RWKVChannelModule(SubLayer):
             inside = (context.queries.positions > 0)[..., None]
             shifted = nn.functional.pad(x, (0, 0, 1, 0))[:, :-1] * inside
         hidden = self.up(token_shift(x, shifted, self.mix_k)).relu().square()
-        y: Tensor = self.r(token_shift(x, shifted, self.mix_r)).sigmoid() * self.down(hidden)
-        return y
+        return self.r(token_shift(x, shifted, self.mix_r)).sigmoid() * self.down(hidden)
 
     def new_state(self) -> State:
         return RecentTokens(1)

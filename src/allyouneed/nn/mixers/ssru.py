@@ -31,10 +31,6 @@ class SSRU(Mixer):
 
     kind: Literal["ssru"] = "ssru"
 
-    @property
-    def causal(self) -> bool:
-        return True
-
     def build(self, common: Common) -> SubLayer:
         return SSRUModule(common)
 

@@ -314,5 +314,4 @@ class ModelModule(nn.Module):
         return self.logits(tensor_batch(self.config, source, target, lengths, target_lengths, types), losses)
 
     def logits(self, batch: Batch, losses: list[Tensor] | None = None) -> Tensor:
-        scores: Tensor = observe(self.head, "", self.head(*self.run(batch, losses)))
-        return scores
+        return observe(self.head, "", self.head(*self.run(batch, losses)))

@@ -106,6 +106,12 @@ class Block(nn.Module):
         """Every part of it does: it can be compiled as a whole."""
         return isinstance(self.wiring, ResidualModule) and all(part.traceable for part in self.sublayers.values())
 
+    @property
+    def capturable(self) -> bool:
+        """Every training step runs the same kernels for it: it can be captured as a CUDA graph."""
+        parts = self.sublayers.values()
+        return isinstance(self.wiring, ResidualModule) and all(part.traceable or part.capturable for part in parts)
+
     def prepare(self, context: Context, rows: int) -> None:
         for part in self.sublayers.values():
             part.prepare(context, rows)  # type: ignore[operator]

@@ -70,8 +70,7 @@ class DecoderModel(ModelModule):
 
     def decode(self, target: Rows, record: WeightRecord | None = None, losses: list[Tensor] | None = None) -> Tensor:
         layout: TokenLayout = self.embed.layout(target)
-        hidden: Tensor = self.decoder(self.embed(target, layout), Context(layout, record=record, losses=losses))
-        return hidden
+        return self.decoder(self.embed(target, layout), Context(layout, record=record, losses=losses))
 
     def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, TokenLayout]:
         return self.decode(batch.rows, losses=losses), self.embed.layout(batch.rows)

@@ -123,8 +123,7 @@ class DecoderDecoderModel(ModelModule):
             x = x.take_along_dim(positions[..., None], 1)
             context = replace(context, queries=context.queries.at(positions), memo={})
         context = replace(context, memory=Memory(x, layout, (k, v)))
-        hidden: Tensor = self.second(x, context, None if states is None else states[count + 1 :])
-        return hidden
+        return self.second(x, context, None if states is None else states[count + 1 :])
 
     def decode(self, target: Rows, record: WeightRecord | None = None, losses: list[Tensor] | None = None) -> Tensor:
         layout: TokenLayout = self.embed.layout(target)

@@ -208,8 +208,7 @@ class EncoderDecoderModel(ModelModule):
         return self._decode(x, context)
 
     def _decode(self, x: Tensor, context: Context, states: list[dict[str, State]] | None = None) -> Tensor:
-        hidden: Tensor = self.head.read_source(self.decoder(x, context, states), context)
-        return hidden
+        return self.head.read_source(self.decoder(x, context, states), context)
 
     def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, TokenLayout]:
         assert batch.source is not None, "an encoder-decoder needs a source"

@@ -173,8 +173,7 @@ class TowerModule(nn.Module):
         """(count, slots, width)"""
         hidden = self.encoder.encode(Signal(values)).hidden  # (count, time, width of the encoder)
         hidden = nn.functional.normalize(hidden, dim=-1) if self.normalize else hidden
-        slots: Tensor = self.resampler(hidden)
-        return slots
+        return self.resampler(hidden)
 
 
 def slot_vectors(model: Any, media: Sequence[tuple[str, Tensor]]) -> list[Tensor]:

@@ -380,8 +380,7 @@ class RecurrentMemoryModel(ModelModule):
             is_memory = is_memory | (positions >= self.config.memory + self.config.segment)
         slots = TokenLayout(positions, start=0, prompt=is_memory.expand(len(x), -1))
         context = Context(layout, slots, None, x, losses=losses, record=record)
-        hidden: Tensor = self.decoder(x, context, list(layers.values()))
-        return hidden
+        return self.decoder(x, context, list(layers.values()))
 
 
 def slice_rows(rows: Rows, begins: Sequence[int], counts: Sequence[int]) -> Rows:

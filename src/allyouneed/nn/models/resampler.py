@@ -113,8 +113,7 @@ class PerceiverModule(nn.Module):
         x, h = self.project(x), expand(self.latents, x)
         for layer in self.layers:
             h = layer(h, x)
-        out: Tensor = self.norm(h, Context(layout_of(h)))
-        return out
+        return self.norm(h, Context(layout_of(h)))
 
 
 class PerceiverLayer(nn.Module):

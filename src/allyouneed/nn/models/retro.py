@@ -218,8 +218,7 @@ class RetroModel(ModelModule):
         x, vectors = self._embed_text(target, layout)
         given: dict[str, Any] = {"memory": memory} if isinstance(memory, Retrieved) else {"memory_builder": memory}
         given |= {"skips": "cross"} if memory is None else {}
-        hidden: Tensor = self.decoder(x, Context(layout, inputs=vectors, record=record, losses=losses, **given))
-        return hidden
+        return self.decoder(x, Context(layout, inputs=vectors, record=record, losses=losses, **given))
 
     def _embed_text(self, target: Rows, layout: TokenLayout) -> tuple[Tensor, Tensor]:
         """The decoder's input, and the embeddings that an encoder may read, of its width."""
@@ -315,8 +314,7 @@ class RetroModel(ModelModule):
     def _plain(self, x: Tensor, context: Context, states: list[dict[str, State]] | None = None) -> Tensor:
         """The decoder without retrieval."""
         context.skips = "cross"
-        hidden: Tensor = self.decoder(x, context, states)
-        return hidden
+        return self.decoder(x, context, states)
 
     def _retrieve(self, new: Rows, states: RetroStates) -> tuple[list[tuple[int, int]], Neighbours]:
         """(row, chunk) of the chunks that new tokens complete, and their neighbours, one chunk per row."""

@@ -69,8 +69,7 @@ class Stack(nn.Module):
                 state = None if states is None else states[n]
                 stream = self.blocks[n](enter_block(self, n, stream), context=context, states=state)
                 stream = leave_block(self, n, stream)
-        result: Tensor = stream if self.end is None else context.call(self.end, stream)
-        return result
+        return stream if self.end is None else context.call(self.end, stream)
 
     def recur(self, number: int, x: Tensor, context: Context, state: list[dict[str, State]] | None = None) -> Tensor:
         """The blocks of entry `number`, as its recurrence in depth runs them."""
@@ -82,8 +81,7 @@ class Stack(nn.Module):
         # no block may be skipped if it has a state or is recorded
         whole = state is not None or context.record is not None
         steps = [partial(step, n=n) for n in self.spans[number]]
-        result: Tensor = self.recurrences[str(number)](x, steps, context, whole)
-        return result
+        return self.recurrences[str(number)](x, steps, context, whole)
 
     def new_states(self, segments: bool = False) -> list[dict[str, State]]:
         """One entry for each block, also where blocks share their weights: each keeps what it alone has seen."""

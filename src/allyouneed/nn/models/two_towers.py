@@ -101,8 +101,7 @@ class TwoTowersModel(ModelModule):
         if tower == "text" and isinstance(given, Rows):
             given = self.find_ends(given)
         made: Tensor = (self.image if tower == "image" else self.text).logits(Batch(target=given))
-        vector: Tensor = observe(self, f"{tower}.vector", nn.functional.normalize(made, dim=-1))
-        return vector
+        return observe(self, f"{tower}.vector", nn.functional.normalize(made, dim=-1))
 
     def find_ends(self, rows: Rows) -> Rows:
         """Texts without `lengths` end at their end token, by the rule `end`."""
@@ -116,8 +115,7 @@ class TwoTowersModel(ModelModule):
         """Scores: (images, texts); matching pairs are on the diagonal."""
         assert batch.source is not None, "two towers need images as the source and texts as the target"
         scores = self.scores(self.vectors("image", batch.source), self.vectors("text", batch.target))
-        found: Tensor = observe(self, "logits", scores)
-        return found
+        return observe(self, "logits", scores)
 
     def scores(self, images: Tensor, texts: Tensor) -> Tensor:
         """Scaled cosines of the vectors, plus the bias if there is one."""

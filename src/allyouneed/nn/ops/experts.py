@@ -51,8 +51,7 @@ def arrival(groups: Tensor, size: int) -> Tensor:
 
 def spread(tokens: Tensor, groups: Groups) -> Tensor:
     """(tokens, width) to (rows, width), each token once for each of its experts."""
-    rows: Tensor = _Spread.apply(tokens, groups.order, groups.inverse)
-    return rows
+    return _Spread.apply(tokens, groups.order, groups.inverse)
 
 
 def collect(rows: Tensor, groups: Groups) -> Tensor:

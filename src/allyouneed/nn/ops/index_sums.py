@@ -17,8 +17,7 @@ def lookup(values: Tensor, index: Tensor) -> Tensor:
     """`values` (batch, heads, lines, count) at `index` (batch or 1, 1, lines, keys): (batch, heads, lines, keys)."""
     if not _has_kernel(values, values.shape[-1]):
         return values.gather(-1, index.expand(*values.shape[:3], -1))
-    found: Tensor = Lookup.apply(values, index)
-    return found
+    return Lookup.apply(values, index)
 
 
 def index_sums(weights: Tensor, index: Tensor, count: int) -> Tensor:
@@ -26,8 +25,7 @@ def index_sums(weights: Tensor, index: Tensor, count: int) -> Tensor:
     `count`: (batch, heads, lines, count)."""
     if not _has_kernel(weights, count):
         return weights.new_zeros(*weights.shape[:3], count).scatter_add(-1, index.expand_as(weights), weights)
-    found: Tensor = IndexSums.apply(weights, index, count)
-    return found
+    return IndexSums.apply(weights, index, count)
 
 
 def _has_kernel(x: Tensor, count: int) -> bool:

@@ -29,8 +29,7 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
 def circular_product(a: Tensor, b: Tensor, size: int, terms: int) -> Tensor:
     """y_t = Σ_s a_s b_{(t − s) mod size} for t below `terms`; a and b have at most `size` terms each, and may differ in
     the dimensions before, as in other products of torch."""
-    y: Tensor = _CircularProduct.apply(a, b, size, terms)
-    return y
+    return _CircularProduct.apply(a, b, size, terms)
 
 
 class _CircularProduct(torch.autograd.Function):
@@ -55,8 +54,7 @@ class _CircularProduct(torch.autograd.Function):
 
 def one_over(f: Tensor) -> Tensor:
     """1 / (1 − z f), of as many terms as f."""
-    found: Tensor = _OneOver.apply(f)
-    return found
+    return _OneOver.apply(f)
 
 
 class _OneOver(torch.autograd.Function):
@@ -72,9 +70,10 @@ class _OneOver(torch.autograd.Function):
             size = fast_length(more)
             spectrum = torch.fft.rfft(found, size)
             whole = nn.functional.pad(-f[..., : more - 1], (1, size - more))
-            whole[..., 0] = 1
+            whole[..., 0].fill_(1)
             rest = torch.fft.irfft(torch.fft.rfft(whole, size) * spectrum, size)
-            rest[..., :known], rest[..., more:] = 0, 0
+            rest[..., :known].zero_()
+            rest[..., more:].zero_()
             wrong = torch.fft.irfft(torch.fft.rfft(rest, size) * spectrum, size)[..., known:more]
             found = torch.cat((found, wrong.neg_()), -1)
         ctx.save_for_backward(f, found)
@@ -91,15 +90,15 @@ class _OneOver(torch.autograd.Function):
 
 def powers(base: Tensor, count: int) -> Tensor:
     """baseⁱ for i below `count`: (…, count, n) of (…, n)."""
-    found: Tensor = _Powers.apply(base, count)
-    return found
+    return _Powers.apply(base, count)
 
 
 class _Powers(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, base: Tensor, count: int) -> Tensor:
         found = base.new_empty(*base.shape[:-1], count, base.shape[-1])
-        found[..., :1, :], power, known = 1, base[..., None, :], 1
+        found[..., 0, :].fill_(1)  # an assignment would copy the number from the host
+        power, known = base[..., None, :], 1
         while known < count:
             more = min(known, count - known)
             found[..., known : known + more, :] = found[..., :more, :] * power

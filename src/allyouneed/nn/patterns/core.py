@@ -9,10 +9,11 @@ the tests find it by its kind. More patterns: sparse.py, marked.py.
 from __future__ import annotations
 
 import math
+import operator
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Annotated, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from pydantic import Field
@@ -70,9 +71,9 @@ class Pattern(Part, slot="pattern"):
         return self.allowed
 
     @property
-    @abstractmethod
     def reach(self) -> tuple[float, float]:
         """Bounds on (key position − query position) that `allowed` may permit; infinities where there are none."""
+        return -math.inf, math.inf
 
     # --- blocks: bounds for a range of queries and a range of keys
 
@@ -196,10 +197,6 @@ class Full(Pattern):
     def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
         return (key.position == key.position) & (query.position == query.position)
 
-    @property
-    def reach(self) -> tuple[float, float]:
-        return -math.inf, math.inf
-
     def every(self, query: BlockRange, key: BlockRange) -> Tensor:
         return self.some(query, key)
 
@@ -267,20 +264,11 @@ class Prefix(Pattern):
         return f"{self} lets the first {self.length} positions attend to each other" if self.length > 1 else None
 
 
-class SameSegment(Pattern):
-    """Sentences packed into one row do not attend to each other. Added automatically for packed batches."""
-
-    kind: Literal["same-segment"] = "same-segment"
+class SameFeature(Pattern):
+    """Pairs of tokens with the same `feature`."""
 
     def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
-        return query.segment == key.segment
-
-    @property
-    def reach(self) -> tuple[float, float]:
-        return -math.inf, math.inf
-
-    def feature(self, token: TokenFields) -> Tensor:
-        return token.segment
+        return self.feature(query) == self.feature(key)
 
     def some(self, query: BlockRange, key: BlockRange) -> Tensor:
         (q_low, q_high), (k_low, k_high) = query.bounds(self), key.bounds(self)
@@ -291,42 +279,63 @@ class SameSegment(Pattern):
         return (q_low == k_high) & (q_high == k_low)
 
 
-class And(Pattern):
-    """Pairs that both patterns allow: `left & right`."""
+class SameSegment(SameFeature):
+    """Sentences packed into one row do not attend to each other. Added automatically for packed batches."""
 
-    kind: Literal["and"] = "and"
+    kind: Literal["same-segment"] = "same-segment"
+
+    def feature(self, token: TokenFields) -> Tensor:
+        return token.segment
+
+
+class Both(Pattern):
+    """Two patterns, joined by an operator."""
+
+    join: ClassVar[Callable[..., Any]]
+    nearer: ClassVar[Callable[..., Any]]  # of two bounds of `reach`: the lower one, and
+    farther: ClassVar[Callable[..., Any]]  # the upper one
+
     left: Pattern
     """A pattern."""
     right: Pattern
     """Another pattern."""
 
     def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
-        return self.left.allowed(query, key) & self.right.allowed(query, key)
+        return self.join(self.left.allowed(query, key), self.right.allowed(query, key))
 
     def quick(self, longest: Callable[[], int], device: torch.device) -> Allowed:
-        left, right = self.left.quick(longest, device), self.right.quick(longest, device)
-        return lambda query, key: left(query, key) & right(query, key)
+        left, right, join = self.left.quick(longest, device), self.right.quick(longest, device), self.join
+        return lambda query, key: join(left(query, key), right(query, key))
 
     @property
     def reach(self) -> tuple[float, float]:
-        return max(self.left.reach[0], self.right.reach[0]), min(self.left.reach[1], self.right.reach[1])
+        (low, high), (other, another) = self.left.reach, self.right.reach
+        return self.nearer(low, other), self.farther(high, another)
 
     def some(self, query: BlockRange, key: BlockRange) -> Tensor:
-        return self.left.some(query, key) & self.right.some(query, key)
+        return self.join(self.left.some(query, key), self.right.some(query, key))
 
     def every(self, query: BlockRange, key: BlockRange) -> Tensor:
-        return self.left.every(query, key) & self.right.every(query, key)
-
-    @property
-    def modulus(self) -> int:
-        return math.lcm(self.left.modulus, self.right.modulus)
+        return self.join(self.left.every(query, key), self.right.every(query, key))
 
     def marks(self, token: TokenFields) -> list[Tensor]:
         return self.left.marks(token) + self.right.marks(token)
 
     @property
     def ahead(self) -> float:
-        return min(self.left.ahead, self.right.ahead)
+        return self.farther(self.left.ahead, self.right.ahead)
+
+
+class And(Both):
+    """Pairs that both patterns allow: `left & right`."""
+
+    join, nearer, farther = operator.and_, max, min
+
+    kind: Literal["and"] = "and"
+
+    @property
+    def modulus(self) -> int:
+        return math.lcm(self.left.modulus, self.right.modulus)
 
     @property
     def kv_window(self) -> KVWindow | None:
@@ -340,42 +349,16 @@ class And(Pattern):
         return " & ".join(f"({side})" if isinstance(side, Or) else str(side) for side in (self.left, self.right))
 
 
-class Or(Pattern):
+class Or(Both):
     """Pairs that one of the patterns allows: `left | right`."""
 
+    join, nearer, farther = operator.or_, min, max
+
     kind: Literal["or"] = "or"
-    left: Pattern
-    """A pattern."""
-    right: Pattern
-    """Another pattern."""
-
-    def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
-        return self.left.allowed(query, key) | self.right.allowed(query, key)
-
-    def quick(self, longest: Callable[[], int], device: torch.device) -> Allowed:
-        left, right = self.left.quick(longest, device), self.right.quick(longest, device)
-        return lambda query, key: left(query, key) | right(query, key)
-
-    @property
-    def reach(self) -> tuple[float, float]:
-        return min(self.left.reach[0], self.right.reach[0]), max(self.left.reach[1], self.right.reach[1])
-
-    def some(self, query: BlockRange, key: BlockRange) -> Tensor:
-        return self.left.some(query, key) | self.right.some(query, key)
-
-    def every(self, query: BlockRange, key: BlockRange) -> Tensor:
-        return self.left.every(query, key) | self.right.every(query, key)
 
     @property
     def modulus(self) -> int:
         return math.gcd(self.left.modulus, self.right.modulus)
-
-    def marks(self, token: TokenFields) -> list[Tensor]:
-        return self.left.marks(token) + self.right.marks(token)
-
-    @property
-    def ahead(self) -> float:
-        return max(self.left.ahead, self.right.ahead)
 
     @property
     def kv_window(self) -> KVWindow | None:
@@ -404,10 +387,6 @@ class Not(Pattern):
     def quick(self, longest: Callable[[], int], device: torch.device) -> Allowed:
         inner = self.inner.quick(longest, device)
         return lambda query, key: ~inner(query, key)
-
-    @property
-    def reach(self) -> tuple[float, float]:
-        return -math.inf, math.inf
 
     def some(self, query: BlockRange, key: BlockRange) -> Tensor:
         return ~self.inner.every(query, key)

@@ -12,8 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from allyouneed.nn.patterns.core import BlockRange, TokenFields
-from allyouneed.nn.patterns.sparse import Anywhere
+from allyouneed.nn.patterns.core import BlockRange, Pattern, TokenFields
 
 
 def _mark(mark: Tensor | None, token: TokenFields) -> Tensor:
@@ -21,7 +20,7 @@ def _mark(mark: Tensor | None, token: TokenFields) -> Tensor:
     return torch.zeros_like(token.position) if mark is None else mark.long()
 
 
-class Chosen(Anywhere):
+class Chosen(Pattern):
     """Global tokens marked by the batch attend to all and are attended to by all: Longformer's global attention (3.1),
     BigBird-ETC."""
 
@@ -49,7 +48,7 @@ class Chosen(Anywhere):
         return "chosen lets global tokens attend to everything"
 
 
-class Prompt(Anywhere):
+class Prompt(Pattern):
     """The prompt tokens marked by the batch: `causal | prompt` is a prefix language model."""
 
     kind: Literal["prompt"] = "prompt"
@@ -71,7 +70,7 @@ class Prompt(Anywhere):
         return -math.inf
 
 
-class Permuted(Anywhere):
+class Permuted(Pattern):
     """Tokens up to the own one in the batch's factorisation order (XLNet, 2.2); all tokens when it has none.
 
     Tokens of equal order attend to each other. A negative order n marks a query-stream token that predicts token number

@@ -97,8 +97,7 @@ class PatternParser:
             wanted = f"({', '.join(fields)})" if fields else "no arguments"
             raise self._error(f"{word} takes {wanted}, got {len(values)}")
         tree: dict[str, Any] = {"kind": word} | dict(zip(fields, values, strict=True))
-        chosen: Pattern = Pattern.choose(tree)
-        return chosen
+        return Pattern.choose(tree)
 
     def _error(self, message: str) -> PydanticCustomError:
         return PydanticCustomError("config", "{text}", {"text": f"{message}, in {shorten(self.text)!r}"})

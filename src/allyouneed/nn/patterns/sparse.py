@@ -15,15 +15,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from allyouneed.nn.patterns.core import Allowed, BlockRange, KVWindow, Natural, Pattern, Positive, TokenFields, Window
-
-
-class Anywhere(Pattern):
-    """A pattern of unbounded reach."""
-
-    @property
-    def reach(self) -> tuple[float, float]:
-        return -math.inf, math.inf
+from allyouneed.nn.patterns.core import (
+    Allowed,
+    BlockRange,
+    KVWindow,
+    Natural,
+    Pattern,
+    Positive,
+    SameFeature,
+    TokenFields,
+    Window,
+)
 
 
 class Self(Pattern):
@@ -39,7 +41,7 @@ class Self(Pattern):
         return 0, 0
 
 
-class Strided(Anywhere):
+class Strided(SameFeature):
     """Every `step`-th position, counted from the query: atrous attention; the far half of Child et al. 2019, 4.3."""
 
     kind: Literal["strided"] = "strided"
@@ -51,14 +53,6 @@ class Strided(Anywhere):
 
     def feature(self, token: TokenFields) -> Tensor:
         return token.position % self.step
-
-    def some(self, query: BlockRange, key: BlockRange) -> Tensor:
-        (q_low, q_high), (k_low, k_high) = query.bounds(self), key.bounds(self)
-        return (k_low <= q_high) & (q_low <= k_high)
-
-    def every(self, query: BlockRange, key: BlockRange) -> Tensor:
-        (q_low, q_high), (k_low, k_high) = query.bounds(self), key.bounds(self)
-        return (q_low == k_high) & (q_high == k_low)
 
     @property
     def modulus(self) -> int:
@@ -125,7 +119,7 @@ class BlockWindow(Pattern):
         return (k_high - q_low < self.count) & (q_high - k_low < self.count)
 
 
-class BlockDiagonal(Pattern):
+class BlockDiagonal(SameFeature):
     """The query's block of `size` positions (Liu et al. 2018, 4.2.4)."""
 
     kind: Literal["block"] = "block"
@@ -133,24 +127,14 @@ class BlockDiagonal(Pattern):
     """Positions of a block."""
 
     @property
-    def _window(self) -> Pattern:
-        return BlockWindow(block=self.size, count=1)
-
-    def allowed(self, query: TokenFields, key: TokenFields) -> Tensor:
-        return query.position // self.size == key.position // self.size
-
-    @property
     def reach(self) -> tuple[float, float]:
-        return self._window.reach
+        return 1 - self.size, self.size - 1
 
-    def some(self, query: BlockRange, key: BlockRange) -> Tensor:
-        return self._window.some(query, key)
-
-    def every(self, query: BlockRange, key: BlockRange) -> Tensor:
-        return self._window.every(query, key)
+    def feature(self, token: TokenFields) -> Tensor:
+        return token.position // self.size
 
 
-class SegmentDilated(Pattern):
+class SegmentDilated(SameFeature):
     """Every `dilation`-th position of the query's segment, from `offset` on: one head of one branch of LongNet.
 
     These positions attend to each other, the others to nothing (Ding et al. 2023, eq. 4-6, with the shift per head of
@@ -181,12 +165,10 @@ class SegmentDilated(Pattern):
         return torch.where(taken, token.position // self.segment, -1)
 
     def some(self, query: BlockRange, key: BlockRange) -> Tensor:
-        (q_low, q_high), (k_low, k_high) = query.bounds(self), key.bounds(self)
-        return (k_low <= q_high) & (q_low <= k_high) & (q_high >= 0) & (k_high >= 0)
+        return super().some(query, key) & (query.bounds(self)[1] >= 0) & (key.bounds(self)[1] >= 0)
 
     def every(self, query: BlockRange, key: BlockRange) -> Tensor:
-        (q_low, q_high), (k_low, k_high) = query.bounds(self), key.bounds(self)
-        return (q_low == k_high) & (q_high == k_low) & (q_low >= 0)
+        return super().every(query, key) & (query.bounds(self)[0] >= 0)
 
     @property
     def kv_window(self) -> KVWindow:
@@ -196,7 +178,7 @@ class SegmentDilated(Pattern):
         return [] if self.dilation == 1 else [(self.feature(token) >= 0).long()]
 
 
-class Fixed(Anywhere):
+class Fixed(Pattern):
     """The last `count` positions of every block of `block`, which summarise it (Child et al., 4.3)."""
 
     kind: Literal["fixed"] = "fixed"
@@ -221,7 +203,7 @@ class Fixed(Anywhere):
         return [self.feature(token)]
 
 
-class Global(Anywhere):
+class Global(Pattern):
     """One position attends to all and is attended to by all."""
 
     kind: Literal["global"] = "global"
@@ -244,7 +226,7 @@ class Global(Anywhere):
         return f"{self} lets position {self.place} attend to everything"
 
 
-class GlobalPrefix(Anywhere):
+class GlobalPrefix(Pattern):
     """The first `length` positions attend to all and are attended to by all: BigBird's first global block (Zaheer et
     al. 2020, 2).
 
@@ -276,7 +258,7 @@ class GlobalPrefix(Anywhere):
 MAX_TABLE = 2048  # blocks, up to which pairs of them are tabulated for kernels: 4 MB
 
 
-class RandomBlocks(Anywhere):
+class RandomBlocks(Pattern):
     """Blocks of `block` positions attend to random blocks (Zaheer et al. 2020, 2).
 
     BigBird draws `count` of all blocks of the sentence. Here the draw is independent of the sentence length, so that

@@ -70,6 +70,7 @@ class RelativeModule(nn.Module):
     adds_values: bool = False
     bias_by_distance: bool = False  # the bias depends on the distance only, and has gradients
     constant_from: int | None = None  # distance from which the bias is constant, on each side
+    bias_by_query: bool = False  # the bias, and what is added to the values, depend on the query and the distance only
     traceable: bool = True  # `apply_positions` has no side effects
 
     @property
@@ -100,6 +101,13 @@ class RelativeModule(nn.Module):
     def distance_bias(self, time: int) -> Tensor:
         """The bias of the distances 1 − time, …, time − 1 (positive for keys behind the query): (heads, 2 · time − 1).
         Only if `bias_by_distance`."""
+        raise NotImplementedError
+
+    def query_bias(self, q: Tensor, scale: float, causal: bool) -> tuple[Tensor, int, Tensor | None]:
+        """The bias of each query by distance (batch, heads, queries, columns), the farthest distance, and what is added
+        to the values by distance (columns, head_width). The first column is that of keys so far behind or farther, each
+        one more is one token closer or ahead; the last is that of the query itself if `causal`, else also of all
+        farther ahead. Only if `bias_by_query`."""
         raise NotImplementedError
 
     def key_bias(self, k: Tensor, queries: Tensor, keys: Tensor, scale: float) -> Tensor:

@@ -44,7 +44,7 @@ class Shaw(Relative):
 class ShawModule(RelativeModule):
     """Multiplies a query with the distinct vectors, not with one per key (3.3)."""
 
-    adds_bias = True
+    adds_bias = bias_by_query = True
 
     def __init__(self, config: Shaw, head_width: int) -> None:
         super().__init__()
@@ -61,6 +61,11 @@ class ShawModule(RelativeModule):
     def bias(self, q: Tensor, queries: Tensor, keys: Tensor, scale: float) -> Tensor:
         scores = q @ self.keys_table.weight.to(q.dtype).T * scale  # (batch, heads, queries, vectors)
         return lookup(scores, self.index(queries, keys))
+
+    def query_bias(self, q: Tensor, scale: float, causal: bool) -> tuple[Tensor, int, Tensor | None]:
+        columns = self.distance + 1 if causal else 2 * self.distance + 1
+        values = None if self.values_table is None else self.values_table.weight[:columns]
+        return (q * scale) @ self.keys_table.weight[:columns].to(q.dtype).T, self.distance, values
 
     def key_bias(self, k: Tensor, queries: Tensor, keys: Tensor, scale: float) -> Tensor:
         scores = k @ self.keys_table.weight.to(k.dtype).T * scale  # (batch, heads, keys, vectors)

@@ -71,7 +71,7 @@ class TransformerXLBiases(nn.Module):
 class TransformerXLModule(RelativeModule):
     """`apply_positions` replaces q by q + u, so that attention computes (q + u)·k; `bias` uses q + v."""
 
-    adds_bias = True
+    adds_bias = bias_by_query = True
 
     def __init__(self, config: TransformerXL, heads: Heads, common: Common) -> None:
         super().__init__()
@@ -83,19 +83,30 @@ class TransformerXLModule(RelativeModule):
     def apply_positions(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         return q + self.biases.content.to(q.dtype), k, v
 
+    @torch.compiler.disable  # it looks up the range of the distances
     def bias(self, q: Tensor, queries: Tensor, keys: Tensor, scale: float) -> Tensor:
         away = distances(queries, keys)[:, None]  # (batch or 1, 1, queries, keys)
         if self.causal:
             away = away.clamp(min=0)  # keys ahead are masked
         if self.clamp is not None:
             away = away.clamp(-self.clamp, self.clamp)
-        query = q + (self.biases.place - self.biases.content).to(q.dtype)
+        query = self.query(q)
         if queries.shape[1] == 1:
             return self.score_one(query, away) * scale
         first, last = int(away.min()), int(away.max())
         every = self.sinusoids(torch.arange(first, last + 1, device=q.device)).to(self.biases.place.dtype)
         scores = self.score_distances(query, every) * scale  # (batch, heads, queries, distances)
         return scores.gather(-1, (away - first).expand(*scores.shape[:3], -1))
+
+    def query(self, q: Tensor) -> Tensor:
+        """q + v, of the q + u that `apply_positions` gave."""
+        return q + (self.biases.place - self.biases.content).to(q.dtype)
+
+    def query_bias(self, q: Tensor, scale: float, causal: bool) -> tuple[Tensor, int, Tensor | None]:
+        far = q.shape[2] - 1 if self.clamp is None else min(self.clamp, q.shape[2] - 1)
+        behind = torch.arange(far, -1 if causal else -far - 1, -1, device=q.device)
+        every = self.sinusoids(behind).to(self.biases.place.dtype)
+        return self.score_distances(self.query(q) * scale, every), far, None
 
     def score_one(self, query: Tensor, away: Tensor) -> Tensor:
         """Scores of one query per row (batch, heads, 1, head_width) for each key; the host looks up no range of

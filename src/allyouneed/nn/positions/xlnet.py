@@ -73,6 +73,9 @@ class XLNetRelativeModule(TransformerXLModule):
     def bias(self, q: Tensor, queries: Tensor, keys: Tensor, scale: float) -> Tensor:
         return super().bias(q[..., : self.head_width], queries, keys, scale)
 
+    def query_bias(self, q: Tensor, scale: float, causal: bool) -> tuple[Tensor, int, Tensor | None]:
+        return super().query_bias(q[..., : self.head_width], scale, causal)
+
 
 class XLNetKinds(nn.Module):
     """s₊ and s₋ (2, heads, 1, head_width), and b (heads, 1, head_width)."""

@@ -251,9 +251,9 @@ class PagedStates(States):
                     shared, ref_counts[blocks[last]] = last, left - 1
             needs.append((row, more, shared))
             wanted += more + (shared is not None)
-        new = self.pool.allocate(wanted)
+        new = self.pool.allocate(wanted) if wanted else []
         self.copies = []
-        for row, more, shared in needs:
+        for row, more, shared in needs if wanted else ():
             blocks = self.block_tables[row]
             if shared is not None:
                 own = new.pop()

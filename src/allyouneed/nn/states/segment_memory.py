@@ -29,8 +29,7 @@ class SegmentMemory:
         self.states: States | None = None
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        found: Iterator[nn.Parameter] = self.model.parameters()
-        return found
+        return self.model.parameters()
 
     def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, TokenLayout]:
         rows = batch.rows

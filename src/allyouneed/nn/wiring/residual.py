@@ -316,5 +316,4 @@ class ResiDualEnd(nn.Module):
 
     def forward(self, stream: tuple[Tensor, Tensor], context: Context) -> Tensor:
         x, dual = stream
-        joined: Tensor = x + context.call(self.norm, dual)
-        return joined
+        return x + context.call(self.norm, dual)

@@ -130,8 +130,7 @@ class ReversibleModule(nn.Module):
         return compute
 
     def output(self, part: nn.Module, state: Any, norm: nn.Module, x: Tensor, context: Context) -> Tensor:
-        y: Tensor = self.dropout(context.call(part, context.call(norm, x), state))
-        return y
+        return self.dropout(context.call(part, context.call(norm, x), state))
 
 
 class SavedRandomState:
@@ -179,5 +178,4 @@ class ReversibleEnd(nn.Module):
 
     def forward(self, stream: Streams, context: Context) -> Tensor:
         joined = torch.cat((stream.a, stream.b), -1) if self.concat else (stream.a + stream.b) / 2
-        normal: Tensor = context.call(self.norm, joined.to(stream.dtype))
-        return normal
+        return context.call(self.norm, joined.to(stream.dtype))

@@ -60,8 +60,7 @@ class Recurrence(nn.Module):
             return x + (place + moment).to(x.dtype)
 
         if self.halting is not None:
-            result: Tensor = self.halting(x, locate, steps, context, whole)
-            return result
+            return self.halting(x, locate, steps, context, whole)
         for number, step in enumerate(steps):
             x = step(locate(x, number))
         return x

@@ -113,8 +113,7 @@ class PartCaller:
 
     def __call__(self, call: PartCall, inputs: list[Tensor]) -> Tensor:
         if call.op is None:
-            found: Tensor = self.embed(self.rows, self.context.queries)
-            return found
+            return self.embed(self.rows, self.context.queries)
         if self.context.inputs is None:
             self.context.inputs = self.program.view(self.program.returned[1], self.batch).to(self.dtype)
         dtype = self.dtype if isinstance(call.op, Call) else torch.float32  # formulas stay in single precision

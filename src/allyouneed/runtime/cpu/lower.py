@@ -52,8 +52,7 @@ def lower_op(op: Op, inputs: list[Register], code: Instructions, program: Progra
         case Call(part=part, state=state):
             try:
                 with code.undo_if_unsupported():
-                    found: Register = lower(part, inputs[0], code, state)
-                    return found
+                    return lower(part, inputs[0], code, state)
             except Unsupported as reason:
                 return code.call(part, op, inputs, width, str(reason))
 
@@ -70,8 +69,7 @@ def emit_joined(parts: Sequence[Register], code: Instructions) -> Register:
 def lower_embed(embed: nn.Module, width: int, code: Instructions) -> Register:
     try:
         with code.undo_if_unsupported():
-            found: Register = lower(embed, None, code, None)
-            return found
+            return lower(embed, None, code, None)
     except Unsupported as reason:
         return code.call(embed, None, [], width, str(reason))
 
@@ -171,8 +169,7 @@ def concat_biases(maps: Sequence[Any]) -> Tensor | None:
 
 
 def output_width(part: Any) -> int:
-    width: int = part.outputs if isinstance(part, PackedBitLinear) else part.out_features
-    return width
+    return part.outputs if isinstance(part, PackedBitLinear) else part.out_features
 
 
 def concat(tensors: Sequence[Tensor]) -> Tensor:
@@ -250,8 +247,7 @@ def emit_gate(both: Register, activation: int, code: Instructions) -> Register:
 
 
 def down(part: FFNModule | GLUModule, hidden: Register, code: Instructions) -> Register:
-    found: Register = lower(part.down, hidden if part.norm is None else lower(part.norm, hidden, code), code)
-    return found
+    return lower(part.down, hidden if part.norm is None else lower(part.norm, hidden, code), code)
 
 
 # --- embedding and head -----------------------------------------------------------------------------------------------

@@ -237,8 +237,7 @@ def emit_self_attention(
 def emit_attention(part: SelfAttention | CrossAttention, x: Register, code: Instructions, **arguments: Any) -> Register:
     sizes: dict[str, Any] = {"heads": part.heads, "kv_heads": part.kv_heads, "head_width": part.head_width}
     seen = code.emit(Kind.ATTENTION, part.inner, x, value_width=part.head_width, **sizes, **arguments)
-    found: Register = lower(part.out, seen if part.sub_norm is None else lower(part.sub_norm, seen, code), code)
-    return found
+    return lower(part.out, seen if part.sub_norm is None else lower(part.sub_norm, seen, code), code)
 
 
 @lower.register(CrossAttention)

@@ -58,8 +58,7 @@ def _latent_attention(
     sizes: dict[str, Any] = {"heads": heads, "kv_heads": 1, "head_width": rank + rope, "value_width": rank}
     seen = code.emit(Kind.ATTENTION, heads * rank, both, **sizes, **arguments)
     to_value = float_weight(part.v).unflatten(0, (heads, -1)).contiguous()  # (heads, value, rank)
-    found: Register = lower(part.out, emit_heads(to_value, seen, rank, code), code)
-    return found
+    return lower(part.out, emit_heads(to_value, seen, rank, code), code)
 
 
 def float_weight(part: nn.Module) -> Tensor:

@@ -29,8 +29,7 @@ def _performer(part: PerformerModule, x: Register, code: Instructions, state: St
     sizes = {"heads": heads, "keys": count, "values": width, "width": width, "scale": width**-0.5 / 2}
     mixed = code.emit(Kind.ASSOCIATE, inner, products, both, memory=memory, features=kind, update=1, **sizes)
     commit(x, memory, code)
-    found: Register = lower(part.out, mixed, code)
-    return found
+    return lower(part.out, mixed, code)
 
 
 @lower.register(InfiniModule)
@@ -53,5 +52,4 @@ def _infini(part: InfiniModule, x: Register, code: Instructions, state: StateSlo
     sizes["first"] = segment if part.first == "local" else 0
     far = code.emit(Kind.ASSOCIATE, inner, far, near, memory=memory, **sizes)
     gate = part.gate.detach().float().sigmoid().repeat_interleave(width)
-    found: Register = lower(part.out, code.emit(Kind.LERP, inner, far, near, factors=gate), code)
-    return found
+    return lower(part.out, code.emit(Kind.LERP, inner, far, near, factors=gate), code)

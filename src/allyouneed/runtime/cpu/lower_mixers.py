@@ -82,8 +82,7 @@ def _lsh(part: LSHAttention, x: Register, code: Instructions, state: StateSlot |
     arguments |= {"heads": heads, "kv_heads": heads, "head_width": width, "value_width": width}
     code.caches.append(CacheSlot(slot, heads, width, width, rounds=c.rounds))
     joint = emit_joined([queries, keys, values], code)
-    found: Register = lower(part.out, code.emit(Kind.ATTENTION, inner, joint, products, **arguments), code)
-    return found
+    return lower(part.out, code.emit(Kind.ATTENTION, inner, joint, products, **arguments), code)
 
 
 # --- other projections ------------------------------------------------------------------------------------------------
@@ -105,8 +104,7 @@ def _mssa(part: MSSAModule, x: Register, code: Instructions, state: StateSlot | 
     seen = code.emit(Kind.ATTENTION, z.width, emit_joined([z] * (3 if state is None else 2), code), **arguments)
     if part.out is None:
         return emit_matmul(part.subspaces.weight.detach().T.contiguous(), None, None, seen, code)  # type: ignore[operator]
-    found: Register = lower(part.out, seen, code)
-    return found
+    return lower(part.out, seen, code)
 
 
 @lower.register(ISTAModule)
@@ -140,8 +138,7 @@ def _gated_attention_unit(part: GAUModule, x: Register, code: Instructions, stat
     arguments |= {"keys": Keys.CACHED, "cache": len(code.caches)}
     code.caches.append(CacheSlot(slot, 1, keys, values, "ring" in arguments))
     seen = code.emit(Kind.ATTENTION, values, both, **arguments)
-    found: Register = lower(part.out, code.emit(Kind.GATE, values, u, seen, activation=Activation.IDENTITY), code)
-    return found
+    return lower(part.out, code.emit(Kind.GATE, values, u, seen, activation=Activation.IDENTITY), code)
 
 
 @lower.register(MixedChunkModule)
@@ -168,8 +165,7 @@ def _mixed_chunk(part: MixedChunkModule, x: Register, code: Instructions, state:
     seen = code.emit(Kind.CHUNK_ATTENTION, values, near, new, gains=gains[1], offsets=offsets[1], **sizes)
     seen = code.emit(Kind.CHUNK_SUMS, values, far, seen, gains=gains[3], offsets=offsets[3], **sizes)
     commit(x, memory, code)
-    found: Register = lower(part.out, code.emit(Kind.GATE, values, u, seen, activation=Activation.IDENTITY), code)
-    return found
+    return lower(part.out, code.emit(Kind.GATE, values, u, seen, activation=Activation.IDENTITY), code)
 
 
 # --- scores of positions ----------------------------------------------------------------------------------------------
@@ -223,8 +219,7 @@ def _synthesizer(part: SynthesizerModule, x: Register, code: Instructions, state
         arguments |= {"keys": Keys.CACHED, "cache": len(code.caches)}
         code.caches.append(CacheSlot(state, heads, dot * width, width, "ring" in arguments))
     code.limit_positions(length)
-    found: Register = lower(part.out, code.emit(Kind.ATTENTION, inner, both, products, **arguments), code)
-    return found
+    return lower(part.out, code.emit(Kind.ATTENTION, inner, both, products, **arguments), code)
 
 
 def emit_factors(synthesis: DenseSynthesis, hidden: Register, share: float, code: Instructions) -> Register:
@@ -253,8 +248,7 @@ def _tensorized(part: TensorizedModule, x: Register, code: Instructions, state: 
     arguments |= {"keys": Keys.CACHED, "cache": len(code.caches), "pairs": 1, "length": part.length}
     code.caches.append(CacheSlot(slot, 1, rank, rank))
     code.limit_positions(part.length)
-    found: Register = lower(part.out, code.emit(Kind.ATTENTION, part.length**2, both, **arguments), code)
-    return found
+    return lower(part.out, code.emit(Kind.ATTENTION, part.length**2, both, **arguments), code)
 
 
 @lower.register(IdentityModule)

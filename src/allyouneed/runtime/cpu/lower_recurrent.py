@@ -60,8 +60,7 @@ def _retention(part: RetentionModule, x: Register, code: Instructions, state: St
     commit(stored, memory, code)
     emit_norm(part.norm, mixed, code, part.heads, into=mixed)
     gate = both.part(2 * inner + outer + part.heads * gated, outer)
-    found: Register = lower(part.out, code.emit(Kind.GATE, outer, gate, mixed, activation=Activation.SILU), code)
-    return found
+    return lower(part.out, code.emit(Kind.GATE, outer, gate, mixed, activation=Activation.SILU), code)
 
 
 # --- RWKV -------------------------------------------------------------------------------------------------------------
@@ -83,8 +82,7 @@ def _rwkv(part: RWKVModule, x: Register, code: Instructions, state: StateSlot | 
     sums = code.emit(Kind.WKV, part.hidden, k, v, memory=memory, weight=decay, bonus=part.bonus.detach())
     code.emit(Kind.STORE, x.width, x, into=x, memory=memory, part=0)
     commit(x, memory, code)
-    found: Register = lower(part.out, code.emit(Kind.GATE, part.hidden, r, sums, activation=Activation.SIGMOID), code)
-    return found
+    return lower(part.out, code.emit(Kind.GATE, part.hidden, r, sums, activation=Activation.SIGMOID), code)
 
 
 @lower.register(RWKVChannelModule)
@@ -229,5 +227,4 @@ def _softmax_convolution(
     else:
         taps = part.taps.detach().float().softmax(-1).repeat_interleave(inside.width // part.heads, 0)
         seen = code.emit(Kind.CONVOLVE, inside.width, memory=memory, size=part.size, weight=taps.t().contiguous())
-    found: Register = lower(part.out, seen, code)
-    return found
+    return lower(part.out, seen, code)

@@ -42,8 +42,7 @@ def _mamba(part: MambaModule, x: Register, code: Instructions, state: StateSlot 
     y = code.emit(Kind.SCAN, hidden, inputs, chosen, memory=memory, **arguments)
     commit(x, memory, code)
     gates = both.part(hidden, hidden)
-    found: Register = lower(part.out, code.emit(Kind.GATE, hidden, gates, y, activation=Activation.SILU), code)
-    return found
+    return lower(part.out, code.emit(Kind.GATE, hidden, gates, y, activation=Activation.SILU), code)
 
 
 @lower.register(Mamba2Module)
@@ -64,8 +63,7 @@ def _mamba2(part: Mamba2Module, x: Register, code: Instructions, state: StateSlo
     y = code.emit(Kind.RETAIN, hidden, mixed, factors, memory=memory, **sizes)
     commit(x, memory, code)
     gated = code.emit(Kind.GATE, hidden, gates, y, activation=Activation.SILU)
-    found: Register = lower(part.out, lower(part.norm, gated, code), code)
-    return found
+    return lower(part.out, lower(part.norm, gated, code), code)
 
 
 def negative_exp(logarithms: Tensor) -> Tensor:

@@ -46,8 +46,7 @@ class Arena:
 
 
 def is_packed(instruction: Any) -> bool:
-    packed: bool = instruction.kind == Kind.LINEAR and instruction.linear.format == Format.INT8
-    return packed
+    return instruction.kind == Kind.LINEAR and instruction.linear.format == Format.INT8
 
 
 def packed_bytes(linear: Any) -> int:
@@ -194,7 +193,10 @@ class NativeProgram:
             for number in self.returned:
                 out.append(torch.empty(tokens, self.widths[number]))
                 self.registers[number] = out[-1].data_ptr()
-            count = self.thread_count(tokens)
+            size = tokens.bit_length()
+            count = self.thread_counts.get(size)  # for passes over about this many tokens
+            if count is None or count.most != self.threads:
+                count = self.thread_counts[size] = ThreadCount(self.threads)
             given.threads = count.current
             seconds = 0.0
             for step in self.steps:
@@ -217,10 +219,3 @@ class NativeProgram:
         """What stands in a register, (rows, time, width)."""
         width = self.widths[number]
         return self.buffers[number][: batch.rows * batch.time * width].view(batch.rows, batch.time, width)
-
-    def thread_count(self, tokens: int) -> ThreadCount:
-        """The number of threads for passes over about this many tokens."""
-        size = tokens.bit_length()
-        if size not in self.thread_counts or self.thread_counts[size].most != self.threads:
-            self.thread_counts[size] = ThreadCount(self.threads)
-        return self.thread_counts[size]

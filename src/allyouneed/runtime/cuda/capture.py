@@ -12,8 +12,10 @@ from typing import Any
 from allyouneed.nn.channels.moe import MoEModule
 from allyouneed.nn.embed.tokens import TokenEmbedModule
 from allyouneed.nn.mixers.attention.attention import CrossAttention, SelfAttention
+from allyouneed.nn.mixers.attention.infini import CompressiveMemory
 from allyouneed.nn.mixers.attention.mla import LatentAttentionModule
 from allyouneed.nn.mixers.attention.synchronous import SynchronousAttention
+from allyouneed.nn.mixers.convolution import RecentTokens
 from allyouneed.nn.models.decoder_decoder import DecoderDecoderModel
 from allyouneed.nn.models.stack import Stack
 from allyouneed.nn.patterns.core import And, Causal, Full, Or, Pattern, Prefix, Window
@@ -25,7 +27,9 @@ from allyouneed.nn.positions.t5_bias import BucketsModule
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.kv_cache import CrossKVCache, KVCache
 from allyouneed.nn.states.nested import NestedStates
+from allyouneed.nn.states.recurrent import Recurrent
 from allyouneed.nn.sublayer import SubLayer
+from allyouneed.runtime.cuda.kernels import check_heads
 from allyouneed.runtime.cuda.static_cache import make_static_state, plain_state, step_layers, step_stacks
 from allyouneed.runtime.program import Unsupported
 from allyouneed.runtime.rules import Blocker, Rules
@@ -123,6 +127,30 @@ def position_limit(model: Any) -> int | None:
     """The most tokens of a text or source for which all parts have weights; a captured step cannot check it."""
     found = [getattr(part, "position_limit", None) for part in model.modules()]
     return min((limit for limit in found if limit is not None), default=None)
+
+
+def reads_past_tokens_only(model: Any) -> bool:
+    """Whether the work of a step depends on the tokens that rows have, not on the positions there are for them."""
+    if isinstance(model, DecoderDecoderModel):
+        return False
+    parts = [part for layer in step_layers(model) for part in layer.values()]
+    return all(_reads_past_tokens_only(part) for part in parts)
+
+
+def _reads_past_tokens_only(part: Any) -> bool:
+    state = plain_state(part)
+    if state is None or isinstance(state, CONSTANT):
+        return True
+    if type(part) not in (SelfAttention, CrossAttention):
+        return False
+    try:
+        check_heads(part)
+    except Unsupported:
+        return False
+    return part.score_mod().fused
+
+
+CONSTANT = (Recurrent, RecentTokens, CompressiveMemory)  # states that do not grow
 
 
 # --- prefill ----------------------------------------------------------------------------------------------------------

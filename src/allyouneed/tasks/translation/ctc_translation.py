@@ -39,6 +39,10 @@ class CtcTranslation(PairTask):
     upsample: Annotated[int, Field(gt=0, le=16)] = 3
     """Copies of each source token: no target can have more tokens than the source has copies."""
 
+    @property
+    def copies(self) -> int:
+        return self.upsample
+
     def encoding(self, vocabularies: Vocabularies, labels: Sequence[str], max_tokens: int | None) -> Encoding:
         both = {"source": vocabularies.source, "target": vocabularies.target}
         return AlignableEncoding(both, max_tokens, self.upsample, len(vocabularies.source.source_affixes[1]) or 1)

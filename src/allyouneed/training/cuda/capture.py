@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from textwrap import shorten
+from traceback import extract_tb
 from typing import Any
 
 import torch
@@ -62,7 +64,9 @@ class CapturedUpdates:
         self.model, self.task, self.optimiser, self.clip = model, task, optimiser, clip
         self.backend, self.processes, self.report = backend, processes, report
         self.update: _CapturedUpdate | None = None
-        self.enabled = capture and backend.cuda and backend.compiled and processes.is_single and _is_static(model)
+        possible = capture and backend.cuda and backend.compiled and processes.is_single
+        self.obstacle = _what_varies(model) if possible else "not asked for"  # why updates are not captured
+        self.enabled = self.obstacle is None
         self.seen: dict[str, int] = {}
 
     def run(self, update: Update, step: int, rate: float) -> PendingStep:
@@ -82,6 +86,9 @@ class CapturedUpdates:
         """Capture again: weights or optimiser state have moved."""
         self.update, self.seen = None, {}
 
+    def _give_up(self, obstacle: str) -> None:
+        self.enabled, self.obstacle = False, obstacle
+
     def _run_eager(self, update: Update, step: int, rate: float) -> PendingStep:
         return run_update(
             self.model, self.task, self.optimiser, update, step, rate, self.clip, self.backend, self.processes
@@ -96,13 +103,13 @@ class CapturedUpdates:
         except RuntimeError as error:
             if "synchroniz" not in str(error):
                 raise
-            self.enabled = False
+            self._give_up(f"{_place_of(error)} waits for the GPU")
             return self._run_eager(update, step, rate)
 
     def _capture(self, update: Update, shape: Any) -> None:
         device = self.backend.device
         if _is_memory_tight(device):
-            self.enabled = False
+            self._give_up("the GPU's memory is too small for a graph beside validation")
             return
         try:
             batches = [batch.each(torch.clone) for batch in update.batches]
@@ -114,8 +121,8 @@ class CapturedUpdates:
             with _undone_on_error(self.optimiser), _capturable(self.optimiser):
                 replay = _capture_graph(work, device)
         except Exception as error:  # what fails in a capture differs by driver, torch version and other load on the GPU
-            self.enabled = False
             reason = shorten((str(error).splitlines() or [""])[0], 200, placeholder=" …")
+            self._give_up(f"{type(error).__name__}: {reason} ({_place_of(error)})")
             self.report(
                 f"warning: capturing an update as a CUDA graph failed ({type(error).__name__}: {reason}); continuing "
                 "without, which is slower but computes the same; compile: blocks avoids the attempt"
@@ -167,12 +174,23 @@ def _undone_on_error(optimiser: torch.optim.Optimizer) -> Iterator[None]:
         raise
 
 
-def _is_static(model: Any) -> bool:
-    """Whether every update runs the same kernels: all blocks are traceable, and no memory is carried over."""
-    if not isinstance(model, nn.Module):
-        return False
-    blocks = [module for module in model.modules() if isinstance(module, Block)]
-    return bool(blocks) and all(block.traceable for block in blocks)
+def _what_varies(model: Any) -> str | None:
+    """Why updates may not all run the same kernels; None: all blocks can be captured, and no memory is carried over."""
+    blocks = [module for module in model.modules() if isinstance(module, Block)] if isinstance(model, nn.Module) else []
+    if not blocks:
+        return f"{type(model).__name__} is no model of blocks without memory"
+    block = next((block for block in blocks if not block.capturable), None)
+    if block is None:
+        return None
+    part = next((part for part in block.sublayers.values() if not (part.traceable or part.capturable)), block.wiring)
+    return f"{type(part).__name__} branches on data"
+
+
+def _place_of(error: BaseException) -> str:
+    """Where in this package an error came from."""
+    places = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in extract_tb(error.__traceback__)
+              if "allyouneed" in frame.filename and "training" not in Path(frame.filename).parts]  # fmt: skip
+    return places[-1] if places else type(error).__name__
 
 
 def _capture_graph(work: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:

@@ -45,8 +45,7 @@ class _GatheredModel:
         return getattr(self.model, name)
 
     def head(self, *given: Any) -> Tensor:
-        vectors: Tensor = _AllGather.apply(self.model.head(*given))
-        return vectors
+        return _AllGather.apply(self.model.head(*given))
 
     def vectors(self, *given: Any) -> Tensor:
         vectors: Tensor = _AllGather.apply(self.model.vectors(*given))

@@ -102,8 +102,7 @@ class ProcessGroup:
             return value
         box: list[Any] = [value if self.is_main else None]
         dist.broadcast_object_list(box, src=0, group=self.control, device=torch.device("cpu"))
-        found: T = box[0]
-        return found
+        return box[0]
 
     def on_main(self, work: Callable[[], T], place: str) -> T:
         """What `work` returns on the main process, which alone does it; the others wait as long as that is alive.

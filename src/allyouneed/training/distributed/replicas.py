@@ -77,8 +77,7 @@ class DataParallelModel(TensorParallelReplica):
         self.finds_unused = varies or isinstance(stateful_model, SegmentMemory)
 
     def loss(self, batch: Batch) -> Loss:
-        found: Loss = super().loss(batch) if self.inner is None else self.inner(batch)
-        return found
+        return super().loss(batch) if self.inner is None else self.inner(batch)
 
     @contextmanager
     def sync_gradients(self, more: bool) -> Iterator[None]:

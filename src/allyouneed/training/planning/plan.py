@@ -37,8 +37,7 @@ def model_of(size: str) -> Model:
     changes = [f"width={keys.pop('width')}"]
     paths = {"repeat": "repeat", "hidden": "channel.hidden"}
     changes += [f"decoder[0].{paths.get(key, f'mixer.{key}')}={value}" for key, value in keys.items()]
-    found: Model = parse(Model, override(preset_tree("llama-7b"), changes), size)  # type: ignore[type-abstract]
-    return found
+    return parse(Model, override(preset_tree("llama-7b"), changes), size)  # type: ignore[type-abstract]
 
 
 @dataclass(frozen=True)

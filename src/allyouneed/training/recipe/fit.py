@@ -58,8 +58,7 @@ def _misfit(task: Task, tree: Mapping[str, Any]) -> str | None:
 def _completed(task: Task, tree: Mapping[str, Any], labels: Sequence[str] | None, files: Sequence[Files]) -> Model:
     head = task.head(dict(tree), labels)
     completed = task.complete(tree if head is None else {**tree, "head": head}, files)
-    model: Model = parse(Model, completed, "model")  # type: ignore[type-abstract]
-    return model
+    return parse(Model, completed, "model")  # type: ignore[type-abstract]
 
 
 def _seeing(model: Model, tree: Mapping[str, Any], longest: int) -> Model:
@@ -71,8 +70,7 @@ def _seeing(model: Model, tree: Mapping[str, Any], longest: int) -> Model:
     if sets_pool(tree) or model.kind == "two-towers":
         raise ConfigError([reason], "model")
     pool = seeing_pool(model, ("last", "first"), readable(model, longest))
-    seeing: Model = parse(Model, tree_of(model) | {"head": head | {"pool": pool}}, "model")  # type: ignore[type-abstract]
-    return seeing
+    return parse(Model, tree_of(model) | {"head": head | {"pool": pool}}, "model")  # type: ignore[type-abstract]
 
 
 def sets_pool(tree: Mapping[str, Any]) -> bool:

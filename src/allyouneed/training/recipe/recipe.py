@@ -257,16 +257,20 @@ class Recipe(Config):
                 [f"kind: {needs if kind == 'retro' else f'{kind} does not use retrieval; retro does'}"], "model"
             )
         texts = ("limit",) if "source_embed" in self.task.reads else ("limit", "source_limit")
-        limits = [getattr(model, name, None) for name in texts]
-        positions = min((limit for limit in limits if limit is not None), default=self.max_tokens)
-        if self.max_tokens > positions and self.task.has_texts:
+        limits = [limit for name in texts if (limit := getattr(model, name, None)) is not None]
+        if limits and self.task.has_texts and self.max_tokens * self.task.copies > min(limits):
+            positions = min(limits)
+            examples = f"examples have up to {self.max_tokens} tokens"
+            if self.task.copies > 1:
+                examples += f", each read {self.task.copies} times"
+            fix = f"set data.max_tokens: {positions // self.task.copies}"
+            learned = positions in (getattr(getattr(model, name, None), "limit", None) for name in EMBEDS)
             raise ConfigError(
                 [
-                    f"embed.positions: {positions} positions, but examples have up to {self.max_tokens} tokens; "
-                    f"set data.max_tokens: {positions}, or raise the number of positions"
-                    if positions in (getattr(getattr(model, name, None), "limit", None) for name in EMBEDS)
-                    else f"its mixers read up to {positions} tokens (length), but examples have up to "
-                    f"{self.max_tokens}; set data.max_tokens: {positions}, or raise that length"
+                    f"embed.positions: {positions} positions, but {examples}; {fix}, or raise the number of positions"
+                    if learned
+                    else f"its mixers read up to {positions} tokens (length), but {examples}; {fix}, or raise that "
+                    "length"
                 ],
                 "model",
             )

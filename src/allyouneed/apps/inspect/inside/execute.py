@@ -34,7 +34,6 @@ def forward_pass(function: Callable[P, T]) -> Callable[P, T]:
         execute = _execute.get()
         if execute is None:
             return function(*args, **options)
-        found: T = execute(lambda: function(*args, **options))
-        return found
+        return execute(lambda: function(*args, **options))
 
     return run

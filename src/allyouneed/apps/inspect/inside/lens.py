@@ -9,9 +9,9 @@ from torch import Tensor
 
 from allyouneed.apps.inspect.inside.effects import split_site
 from allyouneed.apps.inspect.inside.execute import forward_pass
-from allyouneed.apps.inspect.inside.recorder import quiet
 from allyouneed.apps.inspect.inside.why import final_stack
 from allyouneed.errors import UserError
+from allyouneed.runtime.process import evaluation_mode
 
 
 @forward_pass
@@ -26,7 +26,7 @@ def lens_logits(run: Any, position: int | None) -> dict[str, Tensor]:
     end, head = model.get_submodule(stack.removeprefix(f"{tower}.")).end, model.head
     context = next(call.context for site, call in run.recorder.calls.items() if site.startswith(f"{stack}."))
     found = {}
-    with quiet(run.model), torch.no_grad():
+    with evaluation_mode(run.model), torch.no_grad():
         for site, stream in run.recorder.streams.items():
             if split_site(run, site)[0] != stack:
                 continue

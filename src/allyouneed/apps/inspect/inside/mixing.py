@@ -21,11 +21,12 @@ import torch
 from torch import Tensor
 
 from allyouneed.apps.inspect.inside.execute import forward_pass
-from allyouneed.apps.inspect.inside.recorder import Change, RecordedCall, Recorder, SiteEdit, Values, quiet
+from allyouneed.apps.inspect.inside.recorder import Change, RecordedCall, Recorder, SiteEdit, Values
 from allyouneed.errors import UserError
 from allyouneed.nn.observe import probing
 from allyouneed.nn.ops.attention.dense import repeat_kv
 from allyouneed.nn.sublayer import SubLayer
+from allyouneed.runtime.process import evaluation_mode
 
 How = Literal["attention", "formula", "unit values", "jacobian"]
 SHOWN = 8  # channels of a mixer whose matrix differs from channel to channel
@@ -159,7 +160,7 @@ def run_part(model: Any, call: RecordedCall, site: str, change: Any, wanted: str
     """Call a part again with one value changed; the value at `wanted`."""
     recorder = Recorder(model, [SiteEdit(site, change)], keep=lambda name: name == wanted)
     recorder.names.scope = list(call.scope)
-    with quiet(model), torch.no_grad(), probing(recorder):
+    with evaluation_mode(model), torch.no_grad(), probing(recorder):
         call.part(call.x, context=call.context)
     return recorder.values[wanted]
 

@@ -24,13 +24,13 @@ from allyouneed.apps.inspect.inside.reading import (
     read_text,
     tokens_of,
 )
-from allyouneed.apps.inspect.inside.recorder import quiet
 from allyouneed.config import parse
 from allyouneed.errors import UserError, quote
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.frames import Frame, default_frame, generate_targets
 from allyouneed.infer.predictors.base import check_texts
 from allyouneed.nn.batch import MEDIA, Batch, Media, Rows, Signal
+from allyouneed.runtime.process import evaluation_mode
 
 Reader = Callable[..., Reading]  # (predictor, given, target, **options)
 READERS: dict[str, Reader] = {}
@@ -242,7 +242,7 @@ def read_transcriber(predictor: Any, given: Any, target: Any = None, **options: 
         raise UserError(f"{'; '.join(track.notes)}: there is nothing to look inside")
     values = predictor._window_frames(track)[None].to(predictor.device, next(predictor.model.parameters()).dtype)
     settings = parse(TranscriptionOptions, {"beam": 1, "temperatures": (0,)} | options, "inside")
-    with torch.no_grad(), quiet(predictor.model):
+    with torch.no_grad(), evaluation_mode(predictor.model):
         memory = predictor._encode([track])
         if track.language is None and predictor.languages:
             track.language = predictor.languages[int(predictor._language_probabilities(memory).argmax())]

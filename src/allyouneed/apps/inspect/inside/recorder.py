@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ from allyouneed.apps.inspect.inside.sites import SiteNames, join_stream, split_s
 from allyouneed.errors import UserError, near
 from allyouneed.nn.batch import Batch
 from allyouneed.nn.observe import MakeValue, probing
-from allyouneed.runtime.process import refuse_after_fork
+from allyouneed.runtime.process import evaluation_mode
 
 Change = Callable[[Tensor], Tensor]
 KEPT = 1 << 26  # bytes of values computed on request that are kept, besides the latest
@@ -194,24 +193,12 @@ class Recorder:
                     raise UserError(f"{site}: the change left every number as it was")
 
 
-@contextmanager
-def quiet(model: nn.Module) -> Iterator[None]:
-    """Run without dropout; the mode of the model is restored."""
-    refuse_after_fork()
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
-
-
 @forward_pass
 def run_recorded(
     model: Any, batch: Batch, edits: Iterable[SiteEdit] = (), keep: Callable[[str], bool] | None = None
 ) -> tuple[Tensor, Recorder]:
     """The output of the head, and what was recorded on the way."""
     recorder = Recorder(model, edits, keep)
-    with quiet(model), torch.no_grad(), probing(recorder):
+    with evaluation_mode(model), torch.no_grad(), probing(recorder):
         logits: Tensor = model.logits(batch)
     return logits, recorder

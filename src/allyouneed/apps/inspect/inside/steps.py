@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from allyouneed.apps.inspect.inside.execute import forward_pass
-from allyouneed.apps.inspect.inside.recorder import quiet
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.states.base import State, States
 from allyouneed.nn.states.paged import BLOCK, BlockPool, PagedStates
+from allyouneed.runtime.process import evaluation_mode
 
 WORDS = {  # what a state is called, by its class
     "KVCache": "KV cache",
@@ -59,7 +59,7 @@ def decode_steps(model: Any, batch: Batch, given: int, paged: bool = False) -> l
     target = batch.rows.tokens[:1]
     prompt = None if batch.rows.prompt is None else batch.rows.prompt[:1]
     found = []
-    with quiet(model), torch.no_grad():
+    with evaluation_mode(model), torch.no_grad():
         states = start_states(model, batch)
         if paged:
             states = PagedStates(states, BlockPool(2 * (target.shape[1] // BLOCK + 2)))

@@ -45,8 +45,7 @@ class InputRequest(ViewRequest):
         """The predictor's recorded run of this input."""
         options = {"target": self.target, "to": self.to, "from_": self.source}
         given = {name: value for name, value in options.items() if value is not None}
-        found: Run = predictor.inside(self.read(predictor), **given)
-        return found
+        return predictor.inside(self.read(predictor), **given)
 
     def read(self, predictor: Predictor) -> Any:
         """The input as the predictor takes it."""

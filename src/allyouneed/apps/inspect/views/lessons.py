@@ -41,8 +41,7 @@ class LessonsRequest(InputRequest):
 def all_lessons() -> list[dict[str, Any]]:
     from allyouneed.apps.inspect.assets import FOLDER
 
-    found: list[dict[str, Any]] = json.loads((FOLDER / "lessons.json").read_text(encoding="utf-8"))
-    return found
+    return json.loads((FOLDER / "lessons.json").read_text(encoding="utf-8"))
 
 
 def lessons_of(facts: Facts) -> list[dict[str, Any]]:

@@ -99,8 +99,7 @@ class ViewModel:
 
     def compute(self, function: Callable[[], T]) -> T:
         """`function`, where the model's other forward passes run."""
-        found: T = function() if self._execute is None else self._execute(function)
-        return found
+        return function() if self._execute is None else self._execute(function)
 
     def record(self, request: InputRequest) -> Run:
         """The recorded run of the input of a request (apps/inspect/inside): from the cache, or computed now."""

@@ -280,7 +280,7 @@ async def _answer(
     started = time.monotonic_ns()
     first = 0
     group = SequenceGroup(model, requests, options, client)
-    await group.start(streams=stream is not False)
+    await model.submit(group, streams=stream is not False)
     text, finish = "", "stop"
     if stream is False:
         _, text, _, ended = (await group.collect())[0]

@@ -33,6 +33,7 @@ Task = Literal[
     "tagging",
     "similarity",
     "click",
+    "preference",
     "image-classification",
     "image-text",
     "captioning",
@@ -47,8 +48,9 @@ FORMATS = ("text", "html", "md", "srt", "vtt", "po", "xml")
 
 
 class TaskRequest(RequestBody):
-    """`inputs`: texts; pairs of texts (similarity, classification); images in base64 (image-…); rows of a log
-    (click). `top`: results per input. `labels`: the texts to choose from (image-text). The others: of translation."""
+    """`inputs`: texts; pairs of texts (similarity, classification), of prompts and answers (preference); images in
+    base64 (image-…); rows of a log (click). `top`: results per input. `labels`: the texts to choose from (image-text).
+    The others: of translation."""
 
     model: Text | None = None
     inputs: Annotated[list[Text | Pair | Row], Field(min_length=1)]
@@ -167,6 +169,15 @@ async def _similarity(model: ServedModel, body: TaskRequest, limits: Limits) -> 
     return [float(cosine_similarity(a, b, dim=0)) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
 
 
+async def _score(model: ServedModel, body: TaskRequest, limits: Limits) -> list[Any]:
+    """Rewards in the order of the pairs; only differences between answers to one prompt mean something."""
+    predictor, pairs = model.offering("score", "score answers"), body.pairs()
+    flat = [text for pair in pairs for text in pair]
+    await count_tokens(predictor, flat, limits.model_copy(update={"texts": 2 * limits.texts}), "inputs")
+    found = await model.compute("score", pairs, lambda some: predictor.score(*map(list, zip(*some, strict=True))))
+    return [{"score": one} for one in found]
+
+
 async def _predict_click(model: ServedModel, body: TaskRequest, limits: Limits) -> list[Any]:
     """Probabilities in the order of the rows."""
     predictor, rows = model.offering("predict_click", "predict clicks"), body.rows()
@@ -239,6 +250,7 @@ RUNNERS = {
     "tagging": _tag,
     "similarity": _similarity,
     "click": _predict_click,
+    "preference": _score,
     "image-classification": _classify_image,
     "image-text": _match_image,
     "captioning": _caption,

@@ -6,7 +6,10 @@ import asyncio
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from allyouneed.infer.decoding.base import RequestState
 
 CROWD = 32  # streams whose tokens are delivered after every step; of more, less often
 EVENT_SECONDS = 3e-4  # between two deliveries, for each stream: sending takes the event loop a third of it
@@ -49,9 +52,10 @@ class Delivery:
         own: Callable[[Delivery, int], Callable[[int], None]] | None = getattr(queue, "listener", None)
         return TokenOutlet(self, queue, number) if own is None else own(self, number)
 
-    def post(self, queue: Any, item: Any) -> None:
-        """Put an item into a queue, after this step."""
-        self.outbox.append((queue, item))
+    def post_end(self, queue: Any, draws: int, state: RequestState) -> None:
+        """Tell a queue, after this step, which of its sequences has ended: there are `draws` of each prompt."""
+        prompt, draw = state.request.sample_key
+        self.outbox.append((queue, (prompt * draws + draw, None)))
 
     def post_tokens(self, queue: Any, number: int, sequence: int, tokens: Sequence[int]) -> None:
         """After this step the queue gets those of all its requests at once (workers/channel.py `Kind.TOKENS`)."""
@@ -66,11 +70,11 @@ class Delivery:
         answers that begin or end."""
         if not (self.outbox or self.outlets or self.batches):
             return
-        ending, now = {id(queue) for queue, _ in self.outbox}, time.monotonic()
-        count = sum([one.paced for one in self.outlets])
+        now, count = time.monotonic(), sum([one.paced for one in self.outlets])
         if count <= CROWD or now - self.delivered > count * EVENT_SECONDS:
             due, self.outlets, self.delivered = self.outlets, [], now
         else:
+            ending = {id(queue) for queue, _ in self.outbox}
             due, later = list[TokenOutlet](), list[TokenOutlet]()
             for one in self.outlets:
                 (due if one.first or not one.paced or id(one.queue) in ending else later).append(one)

@@ -109,9 +109,18 @@ class EngineLoop:
     ) -> list[list[RequestState] | Exception]:
         """`submit` for each of these requests, which have arrived together: their states, or why one is refused. The
         loop's thread waits for this one only once, and not while requests are prepared."""
-        now = time.monotonic()
-        prepared = [self._prepare(wanted, exact, on_end, now) for wanted, exact, on_end in requests]
-        found, tokens = list[list[RequestState] | Exception](), 0
+        now, tokens = time.monotonic(), 0
+        found, prepared = list[list[RequestState] | Exception](), list[list[RequestState] | Exception]()
+        for wanted, exact, on_end in requests:
+            mine = list[RequestState]()
+            try:
+                scheduler = self._scheduler(exact)
+                for request, spec in wanted:
+                    mine.append(state := scheduler.prepare(request, spec))
+                    state.submitted, state.on_end = now, on_end
+                prepared.append(mine)
+            except Exception as error:
+                prepared.append(error)
         with self.changed:
             for states, (_, exact, _) in zip(prepared, requests, strict=True):
                 if states and not isinstance(states, Exception):
@@ -122,25 +131,12 @@ class EngineLoop:
                     continue
                 self.schedulers[exact].enqueue(states)
                 self.states[exact] += states
-                self.held.update(state.request.client for state in states)
                 for state in states:
+                    self.held[state.request.client] += 1
                     tokens += len(state.request.source or ()) + len(state.request.prompt)
             self.changed.notify()
         self.counters.prompt_tokens.inc(tokens)
         return found
-
-    def _prepare(
-        self, wanted: Sequence[Wanted], exact: bool, on_end: OnEnd | None, now: float
-    ) -> list[RequestState] | Exception:
-        states = list[RequestState]()
-        try:
-            scheduler = self._scheduler(exact)
-            for request, spec in wanted:
-                states.append(state := scheduler.prepare(request, spec))
-                state.submitted, state.on_end = now, on_end
-        except Exception as error:
-            return error
-        return states
 
     def decode(
         self, requests: Sequence[Request], spec: DecodingSpec, on_progress: Progress | None = None
@@ -242,7 +238,7 @@ class EngineLoop:
     @property
     def sequences(self) -> int:
         """Running or waiting."""
-        return sum(map(len, self.states.values()))
+        return self.held.total()
 
     def _check_open(self) -> None:
         if closed := self._closed():
@@ -269,8 +265,9 @@ class EngineLoop:
 
     @property
     def _has_work(self) -> bool:
-        busy = any(self.states.values()) or self.forward.jobs or self.calls
-        return bool(busy) or not all([scheduler.idle for scheduler in self.schedulers.values()])
+        if any(self.states.values()) or self.forward.jobs or self.calls:
+            return True
+        return any(not scheduler.idle for scheduler in self.schedulers.values())
 
     def _run(self) -> None:
         token_count.set(self.tokens)
@@ -299,7 +296,16 @@ class EngineLoop:
     def _turn(self, schedulers: Sequence[tuple[bool, Scheduler]]) -> None:
         for exact, scheduler in schedulers:
             self.busy_since = time.monotonic()
-            self._step(exact, scheduler)
+            if not self.states[exact] and scheduler.idle:
+                continue
+            try:
+                scheduler.step()
+            except Exception as error:
+                log_failure(error, f"a step of {self.name} failed")
+                self._fail_all(exact, error)
+                scheduler.close()
+                continue
+            self._report(exact, scheduler)
         if self.calls:
             self.busy_since = time.monotonic()
             job = self.calls.popleft()
@@ -331,20 +337,6 @@ class EngineLoop:
                 if prompts >= max(one.budget for one in self.schedulers.values()):
                     break
 
-    def _step(self, exact: bool, scheduler: Scheduler) -> None:
-        if scheduler.idle:
-            if not self.states[exact]:
-                return
-        else:
-            try:
-                scheduler.step()
-            except Exception as error:
-                log_failure(error, f"a step of {self.name} failed")
-                self._fail_all(exact, error)
-                scheduler.close()
-                return
-        self._report(exact, scheduler)
-
     def _report(self, exact: bool, scheduler: Scheduler) -> None:
         """Tell whose requests have ended, and update the metrics."""
         now = time.monotonic()
@@ -354,15 +346,18 @@ class EngineLoop:
                 if state.tokens and not state.first_token:
                     state.first_token = now
                     self.counters.first_token.observe(now - state.submitted)
-                (ended if state.done or state.cancelled else left).append(state)
+                if state.done or state.cancelled:
+                    ended.append(state)
+                    self.held[state.request.client] -= 1
+                else:
+                    left.append(state)
             self.states[exact] = left
-            if ended:
-                self.held.subtract(state.request.client for state in ended)
-                if len(self.held) > len(left) + MANY_CLIENTS:
-                    self.held = +self.held  # those who have some
-            sequences = self.sequences
+            if len(self.held) > len(left) + MANY_CLIENTS:
+                self.held = +self.held  # those who have some
+            sequences, waiting = self.held.total(), 0
             self.ended_together = 0 if sequences else len(ended)
-            waiting = sum([one.waiting for one in self.schedulers.values()])
+            for one in self.schedulers.values():
+                waiting += one.waiting
         self.counters.running.set(max(0, sequences - waiting))
         self.counters.waiting.set(waiting)
         if scheduler.blocks is not None:
@@ -380,7 +375,9 @@ class EngineLoop:
     def _count(self, states: Sequence[RequestState], now: float) -> None:
         counters, generated, reasons = self.counters, 0, Counter[str]()
         for state in states:
-            tokens = sum([len(found.tokens) for found in state.hypotheses]) if state.done else len(state.tokens)
+            tokens = 0 if state.done else len(state.tokens)
+            for hypothesis in state.hypotheses if state.done else ():
+                tokens += len(hypothesis.tokens)
             generated += tokens
             ended = "stop" if state.done and state.hypotheses[0].finished else "length"
             reasons["error" if state.error else ended if state.done else "abort"] += 1

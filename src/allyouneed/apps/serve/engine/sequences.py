@@ -12,7 +12,7 @@ from allyouneed.apps.serve.errors import ApiError, over_limit
 if TYPE_CHECKING:
     from allyouneed.apps.serve.engine.served_model import ServedModel
     from allyouneed.apps.serve.sampling import SamplingFields
-    from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
+    from allyouneed.infer.decoding.base import Hypothesis, RequestState
     from allyouneed.infer.request import Request
 
 # A part of an answer: its index (`n` to each prompt), new text, new tokens (`TokenRecord`s where log-probabilities are
@@ -52,9 +52,9 @@ def prompt_tokens(requests: Sequence[Request]) -> int:
 
 
 class SequenceGroup:
-    """`fields.draws` sequences of each request. After `start`, `stream` yields parts of answers, or `collect` returns
-    whole ones. Leaving either early cancels the sequences. `model`: of this process, or of an engine process
-    (workers/remote_model.py). `completion_tokens`: so far."""
+    """`fields.draws` sequences of each request. Once its `model` has submitted it, `stream` yields parts of answers, or
+    `collect` returns whole ones. Leaving either early cancels the sequences. `model`: of this process, or of an engine
+    process (workers/remote_model.py). `completion_tokens`: so far."""
 
     def __init__(self, model: ServedModel, requests: Sequence[Request], fields: SamplingFields, client: str) -> None:
         self.model, self.requests, self.fields, self.client = model, requests, fields, client
@@ -63,17 +63,11 @@ class SequenceGroup:
         self.count = len(requests) * self.draws
         if self.count > (most := model.settings.limits.sequences):
             raise over_limit("sequences (prompts times n or best_of)", self.count, most, "n")
-        self.specs: list[DecodingSpec] = []
+        self.specs = [model.text.spec(request, fields) for request in requests]
         self.queue: Any = asyncio.Queue()  # of (number, tokens) and, at the end of a sequence, (number, None)
         self.states: Sequence[RequestState] = ()
         self.cancel: Callable[[], None] = lambda: None
         self.completion_tokens = 0
-
-    async def start(self, streams: bool) -> None:
-        """Submit all sequences, or none if one is refused. The queue gets their tokens if it `streams` or records
-        log-probabilities, and their ends."""
-        self.specs = [self.model.text.spec(request, self.fields) for request in self.requests]
-        self.states, self.cancel = await self.model.submit(self, streams)
 
     async def collect(self) -> list[Part]:
         """The best `n` answers to each prompt, in order."""

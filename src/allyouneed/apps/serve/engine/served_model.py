@@ -15,7 +15,7 @@ import torch
 import allyouneed
 from allyouneed.apps.inspect.views.model import ViewModel
 from allyouneed.apps.serve.engine.forward import CHUNK
-from allyouneed.apps.serve.engine.loop import CallCancelled, EngineLoop, OnEnd, ThreadCall, Wanted, current_call
+from allyouneed.apps.serve.engine.loop import CallCancelled, EngineLoop, ThreadCall, Wanted, current_call
 from allyouneed.apps.serve.engine.sequences import SequenceGroup
 from allyouneed.apps.serve.engine.text_models import TextModel, text_model
 from allyouneed.apps.serve.errors import ApiError, log, log_failure
@@ -251,21 +251,14 @@ class ServedModel:
             raise CallCancelled
         return self.loop.run(function).result()[0]
 
-    async def submit(self, group: SequenceGroup, streams: bool) -> tuple[list[RequestState], Callable[[], None]]:
-        """The states of its sequences, and what cancels them."""
-        requests, draws, queue = group.requests, group.draws, group.queue
-        wanted = self.text.sequences(requests, group.specs, draws, group.client, self.loop.delivery, queue, streams)
-        states = self.loop.submit(wanted, bool(group.fields.exact), self.end_to(queue, draws))
-        return states, partial(self.cancel, states)
-
-    def end_to(self, queue: Any, draws: int) -> OnEnd:
-        """Tells a queue which of its sequences has ended."""
-
-        def on_end(state: RequestState) -> None:
-            prompt, draw = state.request.sample_key
-            self.loop.delivery.post(queue, (prompt * draws + draw, None))
-
-        return on_end
+    async def submit(self, group: SequenceGroup, streams: bool) -> None:
+        """Submit all its sequences, or none if one is refused. Its queue gets their tokens if it `streams` or records
+        log-probabilities, and their ends."""
+        draws, queue, delivery = group.draws, group.queue, self.loop.delivery
+        wanted = self.text.sequences(group.requests, group.specs, draws, group.client, delivery, queue, streams)
+        exact = bool(group.fields.exact)
+        group.states = states = self.loop.submit(wanted, exact, partial(delivery.post_end, queue, draws))
+        group.cancel = partial(self.cancel, states)
 
     def cancel(self, states: Sequence[RequestState]) -> None:
         for state in states:

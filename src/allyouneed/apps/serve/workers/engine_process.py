@@ -9,13 +9,13 @@ import socket
 from array import array
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from allyouneed.apps.serve.engine.forward import current_client
 from allyouneed.apps.serve.engine.registry import Entry
 from allyouneed.apps.serve.errors import ApiError, internal_error, log_failure
-from allyouneed.apps.serve.gate import Answer, Gate
+from allyouneed.apps.serve.gate import Answer, Gate, Replay
 from allyouneed.apps.serve.unknown_fields import begin_request
 from allyouneed.apps.serve.workers.channel import (
     Kind,
@@ -153,8 +153,9 @@ class ApiConnection(MessageChannel):
             except Exception as error:
                 self._fail(number, error)
         for model, some in runs.items():
+            post_end = model.loop.delivery.post_end
             found = model.loop.submit_each(
-                [(sequences, run.wanted.exact, model.end_to(run, run.wanted.draws)) for run, sequences in some]
+                [(sequences, run.wanted.exact, partial(post_end, run, run.wanted.draws)) for run, sequences in some]
             )
             for (run, _), states in zip(some, found, strict=True):
                 if isinstance(states, Exception):
@@ -171,13 +172,6 @@ class ApiConnection(MessageChannel):
     async def _http(self, number: int, payload: bytes) -> None:
         head, body = split_body(payload)
         given = json.loads(head)
-        asked = iter([{"type": "http.request", "body": body, "more_body": False}])
-
-        async def receive() -> Message:
-            if (message := next(asked, None)) is not None:
-                return message
-            await asyncio.Event().wait()  # the API process watches the connection, and cancels
-            raise AssertionError
 
         async def send(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -207,7 +201,7 @@ class ApiConnection(MessageChannel):
             "state": state,
         }
         try:
-            await self.server.app(scope, receive, answer.send)
+            await self.server.app(scope, Replay(body).receive, answer.send)
         except ApiError as error:
             await answer.fail(error)
         except Exception as error:

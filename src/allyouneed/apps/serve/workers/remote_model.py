@@ -4,7 +4,7 @@ ids go to an engine process and come back."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,6 @@ from allyouneed.runtime.process import freeze_objects
 
 if TYPE_CHECKING:
     from allyouneed.apps.serve.engine.sequences import SequenceGroup
-    from allyouneed.infer.decoding.base import RequestState
 
 
 class AnsweredByEngine(Exception):
@@ -69,7 +68,7 @@ class RemoteModel:
         if self.template is not None:
             self.template.close()
 
-    async def submit(self, group: SequenceGroup, streams: bool) -> tuple[list[RequestState], Callable[[], None]]:
+    async def submit(self, group: SequenceGroup, streams: bool) -> None:
         engine, spec = self.engines.choose(), group.specs[0]
         request, seed = RemoteSequences(engine, group), spec.decoding.seed
         rules: Any = spec.logits_processor
@@ -89,7 +88,7 @@ class RemoteModel:
         except asyncio.CancelledError:
             request.cancel()
             raise
-        return request.states, request.cancel
+        group.states, group.cancel = request.states, request.cancel
 
     async def compute(self, *_: Any) -> Any:
         """Needs the model."""

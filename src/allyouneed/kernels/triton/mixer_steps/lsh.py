@@ -128,7 +128,7 @@ def lsh_attention(
     half, rounds = directions.shape[3], buckets.shape[3]
     assert all(x.is_contiguous() for x in (keys, values, buckets, directions)) and q.stride(1) == v.stride(1) == 1
     cut = split_config(rows, heads, 1, slots)
-    shares = shares or cut.shares
+    shares = shares or min(cut.shares, triton.cdiv(slots, cut.least))
     out = torch.empty(rows, heads * width, dtype=keys.dtype, device=q.device)
     tops = sums = pieces = out
     if shares > 1:

@@ -461,5 +461,4 @@ def performer(
     q, k, v = (_contiguous_features(x.to(dtype)) for x in (q, k, v))
     shown = q.new_empty(0, dtype=torch.int8) if real is None else real.to(torch.int8).contiguous()
     starts = None if starts is None else starts.contiguous()
-    y: Tensor = _forward(q, k, v, omega.float().contiguous(), shown, starts, scale, relu, floor, least)[0]
-    return y
+    return _forward(q, k, v, omega.float().contiguous(), shown, starts, scale, relu, floor, least)[0]

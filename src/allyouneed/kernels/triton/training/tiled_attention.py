@@ -217,5 +217,4 @@ def tiled_attention(
     none = q.new_empty(0, dtype=torch.float32)
     bias = none if bias is None else pad(bias.float() * LOG2E, (MARGIN, MARGIN)).contiguous()
     marks = none.to(torch.int32) if segments is None else segments.expand(len(q), -1).contiguous()
-    out: Tensor = _forward(q, k, v, bias, marks, plan, scale, table, causal, masked_by, near)[0]
-    return out
+    return _forward(q, k, v, bias, marks, plan, scale, table, causal, masked_by, near)[0]

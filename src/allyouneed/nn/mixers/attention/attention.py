@@ -229,7 +229,14 @@ class SoftmaxAttention(SubLayer):
             pair_bias=relative.pair_bias if relative.adds_bias else None,
             distance_bias=relative.distance_bias if relative.bias_by_distance else None,
             constant_from=relative.constant_from,
+            by_query=relative.query_bias if self.is_by_query else None,
         )
+
+    @property
+    def is_by_query(self) -> bool:
+        """Whether kernels may add all that depends on positions by query and distance."""
+        plain = not self.own_score and self.soft_cap is None
+        return self.relative.bias_by_query and plain and not self.relative.adds_key_bias
 
     def score_with_key_bias(self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
         """q·k and what the relative positions add to it from the keys, scaled: (batch, heads, queries, keys)."""
@@ -278,8 +285,9 @@ class SoftmaxAttention(SubLayer):
     def attention_fn(self, context: Context, keys: TokenLayout, rows: int, score_mod: ScoreMod) -> AttentionFn:
         source = None if context.memory is None else context.memory.layout
         key_side = "own" if keys is context.queries else "source" if keys is source else keys
-        biases = (score_mod.pair_bias is not None, score_mod.distance_bias is not None, score_mod.constant_from)
-        key = (self.pattern_text, key_side, rows, score_mod.plain, *biases)
+        biases = (score_mod.pair_bias, score_mod.distance_bias, score_mod.by_query)
+        known = *(bias is not None for bias in biases), score_mod.constant_from
+        key = (self.pattern_text, key_side, rows, score_mod.plain, *known)
         return context.memoize(
             SoftmaxAttention,
             key,
@@ -290,7 +298,8 @@ class SoftmaxAttention(SubLayer):
     def traceable(self) -> bool:  # type: ignore[override]  # per instance, not per class
         """Its bias, if it has one, is computed ahead or inside the kernel."""
         mod = self.score_mod()
-        return mod.plain or (mod.fused and mod.static is not None and self.relative.traceable)
+        ahead = mod.fused and mod.static is not None and self.relative.traceable
+        return mod.plain or ahead or self.is_by_query
 
     def prepare_attention(self, context: Context, keys: TokenLayout, rows: int) -> None:
         """Select the kernel and compute what all layers share: positions and biases."""
@@ -336,8 +345,7 @@ class MultiHeadAttention(SoftmaxAttention):
         return self.project_out(seen if self.sub_norm is None else self.sub_norm(seen, context))
 
     def project_out(self, mixed: Tensor) -> Tensor:
-        out: Tensor = self.out(mixed)
-        return out
+        return self.out(mixed)
 
 
 class SelfAttention(MultiHeadAttention):

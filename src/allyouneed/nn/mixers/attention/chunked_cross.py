@@ -97,10 +97,6 @@ class ChunkedCross(Mixer):
     """Dropout on the attention weights."""
 
     @property
-    def causal(self) -> bool:
-        return True
-
-    @property
     def attention(self) -> Attention:
         """Attention of the same sizes over the whole memory."""
         sizes = {"heads": self.heads, "kv_heads": self.kv_heads, "head_width": self.head_width}

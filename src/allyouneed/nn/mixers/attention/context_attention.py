@@ -39,10 +39,6 @@ class ContextAttention(Mixer):
     """Number of attention heads."""
 
     @property
-    def causal(self) -> bool:
-        return True
-
-    @property
     def attention(self) -> Attention:
         return Attention(heads=self.heads)
 

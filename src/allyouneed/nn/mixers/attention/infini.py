@@ -63,10 +63,6 @@ class Infini(Mixer):
     """Whether the linear maps have a bias."""
 
     @property
-    def causal(self) -> bool:
-        return True
-
-    @property
     def attention(self) -> Attention:
         """Local attention within a segment."""
         pattern = Causal() & BlockDiagonal(size=self.segment)
@@ -152,8 +148,7 @@ class InfiniModule(SubLayer):
             positions = unpacked.gather(context.queries.positions.expand(len(x), -1)[..., None])
             gate = gate * (positions >= self.segment)[:, None].to(gate.dtype)  # (sentences, heads, time, 1)
         y = observe(self, "heads", gate * far.to(near.dtype) + (1 - gate) * near)
-        mixed: Tensor = self.out(unpacked.scatter(y.transpose(1, 2).flatten(2), x))
-        return mixed
+        return self.out(unpacked.scatter(y.transpose(1, 2).flatten(2), x))
 
     def over_segments(
         self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, context: Context

@@ -137,8 +137,7 @@ class LinformerModule(SubLayer):
             k, v = k * unpacked.real[:, None, :, None], v * unpacked.real[:, None, :, None]
         k, v = self.projections(*(self.truncate_padding(part, unpacked.real) for part in (k, v)))
         y = observe(self, "heads", sdpa(q, k, v, dropout_p=self.dropout if self.training else 0.0))
-        mixed: Tensor = self.out(unpacked.scatter(y.transpose(1, 2).flatten(2), x))
-        return mixed
+        return self.out(unpacked.scatter(y.transpose(1, 2).flatten(2), x))
 
     def truncate_padding(self, x: Tensor, real: Tensor | None) -> Tensor:
         """Drop padding beyond the last projected position."""

@@ -55,8 +55,7 @@ class LongMemory(Memory):
         else:
             seen = self.attend_hidden(q, *projections, cross.score_mod().scale)
         seen = seen.unflatten(2, (-1, time)).transpose(1, 2).reshape(rows, heads, time, -1)
-        merged: Tensor = cross.merge_heads(seen, context)
-        return merged
+        return cross.merge_heads(seen, context)
 
     def attend_hidden(self, q: Tensor, w_k: Tensor, w_v: Tensor, b_v: Tensor | None, scale: float) -> Tensor:
         """Attend to the hidden states; the bias of the keys adds the same to all scores of a query."""

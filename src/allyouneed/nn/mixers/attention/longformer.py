@@ -96,8 +96,7 @@ class LongformerAttention(SelfAttention):
         seen = self.attend(q, k, v, context, context.queries)
         chosen = context.queries.chosen
         if chosen is None:
-            mixed: Tensor = self.out(seen.transpose(1, 2).flatten(2))
-            return mixed
+            return self.out(seen.transpose(1, 2).flatten(2))
         index, layout = context.memoize(
             LongformerAttention, "global tokens", lambda: gather_global_tokens(context.queries, chosen, len(x))
         )
@@ -119,8 +118,7 @@ class LongformerAttention(SelfAttention):
         slot = torch.where(layout.segments > 0, index, x.shape[1]) if layout.segments is not None else index
         seen = seen.index_put((rows, slot), global_out.to(seen.dtype))[:, :-1]
         self._record_weights(q, k, context, layout, rows, slot)
-        result: Tensor = self.out(seen.flatten(2))
-        return result
+        return self.out(seen.flatten(2))
 
     def _record_weights(
         self, q: Tensor, k: Tensor, context: Context, layout: TokenLayout, rows: Tensor, slot: Tensor

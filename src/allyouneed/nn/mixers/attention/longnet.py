@@ -149,6 +149,10 @@ class LongNetAttention(SelfAttention):
         counts = self.counts(queries, keys)
         return counts > 0, _with_counts(score_mod, counts)
 
+    @property
+    def is_by_query(self) -> bool:
+        return False  # its branches have plans of their own
+
     def select(self, queries: TokenLayout, keys: TokenLayout) -> AttentionFn:
         if queries.packed and queries.device.type == "cpu":
             return attend_packed(self.select, queries, keys)

@@ -25,6 +25,7 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.observe import observe, show
+from allyouneed.nn.ops.attention.by_distance import WIDEST, Sentences, attend_within
 from allyouneed.nn.ops.attention.dense import dense_mask
 from allyouneed.nn.ops.lsh import chunked_lsh_attention, chunks_needed
 from allyouneed.nn.patterns.core import Causal, Full
@@ -108,6 +109,8 @@ def rotations(seed: int, shape: tuple[int, ...], device: torch.device) -> Tensor
 
 
 class LSHAttention(SubLayer):
+    traceable = True
+
     def __init__(self, config: LSH, common: Common) -> None:
         super().__init__()
         self.config, self.heads, self.head_width = config, config.heads, config.head_size(common)
@@ -116,12 +119,25 @@ class LSHAttention(SubLayer):
         self.v = common.linear.build(common.width, inner, config.bias)
         self.out = common.linear.build(inner, common.width, config.bias)
 
+    def prepare(self, context: Context, rows: int) -> None:
+        self.directions(context)
+        Sentences.of(context)
+
+    def directions(self, context: Context) -> Tensor:
+        """The hash directions on the device, one tensor for all layers."""
+        key = (self.config.seed, self.heads, self.head_width, self.config.rounds, self.config.buckets)
+        return context.memoize(LSHAttention, key, lambda: self.draw(context.queries.device))
+
+    def draw(self, device: torch.device) -> Tensor:
+        shape = (self.heads, self.head_width, self.config.rounds, self.config.buckets // 2)
+        return rotations(self.config.seed, shape, device)
+
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
         q, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (self.qk(x), self.v(x)))
         # (batch, heads, time, head_width); a key has length 1, which is the usual 1/√head_width after an RMS norm
         k = q * torch.rsqrt(q.square().mean(-1, keepdim=True) + 1e-6) * self.head_width**-0.5
         q, k, v = observe(self, "q", q), observe(self, "k", k), observe(self, "v", v)
-        buckets = context.decide(lambda: self.hash_tokens(k.detach()))
+        buckets = context.decide(lambda: self.hash_tokens(k.detach(), self.directions(context)))
         keys, seen_buckets = context.queries, buckets
         if isinstance(state, HashedKeyValues):
             k, v, seen_buckets, keys = state.append_hashed(k, v, buckets, context)
@@ -132,7 +148,13 @@ class LSHAttention(SubLayer):
         chunk = self.config.chunk or EXACT_CHUNK
         recorded = context.record is not None and self in context.record
         beside = None
+        by_kernel = state is None and not (recorded or limited or self.config.whole or dropout)
+        sentences = Sentences.of(context) if by_kernel and self.head_width <= WIDEST else None
         sortable = state is None and not recorded and (not self.config.whole or context.queries.start == 0)
+        if sentences is not None:
+            seen, _, sums = attend_within(q, k, v, sentences, self.config.causal, 1.0, codes=buckets)
+            attended = torch.where(sums.isinf()[..., None], v.to(seen.dtype), seen)  # those that meet no other token
+            return self.merge(attended)
         if sortable and (limited or x.shape[1] >= WORTH_SORTING):
             ids = self.separate_segments(buckets, context.queries)
             beside = 1 if limited else self.neighbour_chunks(ids, chunk, context)
@@ -143,8 +165,10 @@ class LSHAttention(SubLayer):
             mask = self.mask(buckets, seen_buckets, context.queries, keys)
             self.record_weights(q, k, mask, context)
             attended = sdpa(q, k, v, mask, dropout, scale=1.0)
-        mixed: Tensor = self.out(observe(self, "heads", attended).transpose(1, 2).flatten(2))
-        return mixed
+        return self.merge(attended)
+
+    def merge(self, attended: Tensor) -> Tensor:
+        return self.out(observe(self, "heads", attended).transpose(1, 2).flatten(2))
 
     def attend_prefix(self, q: Tensor, k: Tensor, v: Tensor, attended: Tensor, dropout: float) -> Tensor:
         """Replace the first `whole` outputs by full causal attention, for texts that begin in the first column."""
@@ -161,14 +185,14 @@ class LSHAttention(SubLayer):
         return found if seen * self.config.rounds < ids.shape[2] else None
 
     @torch.no_grad()
-    def hash_tokens(self, x: Tensor) -> Tensor:
+    def hash_tokens(self, x: Tensor, directions: Tensor | None = None) -> Tensor:
         """Bucket of every token in every round: (batch, heads, time, rounds), int32."""
-        half = self.config.buckets // 2
-        if not half:
+        if not self.config.buckets // 2:
             return x.new_zeros(*x.shape[:3], self.config.rounds, dtype=torch.int32)
-        r = rotations(self.config.seed, (self.heads, self.head_width, self.config.rounds, half), x.device)
+        if directions is None:
+            directions = self.draw(x.device)
         wide = x if x.dtype == torch.float64 else x.float()
-        turned = torch.einsum("bhtd,hdrn->bhtrn", wide, r.to(wide.dtype))
+        turned = torch.einsum("bhtd,hdrn->bhtrn", wide, directions.to(wide.dtype))
         return torch.cat((turned, -turned), -1).argmax(-1).int()
 
     def separate_segments(self, buckets: Tensor, layout: TokenLayout) -> Tensor:

@@ -138,8 +138,7 @@ class LatentAttentionModule(SoftmaxAttention):
             if state is not None and self.should_absorb(q.shape[2], both.shape[2])
             else self.attend_expanded
         )
-        mixed: Tensor = self.out(attend(q, both, context, keys).transpose(1, 2).flatten(2))
-        return mixed
+        return self.out(attend(q, both, context, keys).transpose(1, 2).flatten(2))
 
     def project(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         """Queries (batch, heads, time, nope + rope); latent and rotary key concatenated (batch, 1, time, kv_rank +

@@ -30,10 +30,6 @@ class MultiStep(Mixer):
 
     kind: Literal["multi-step"] = "multi-step"
 
-    @property
-    def causal(self) -> bool:
-        return True
-
     def build(self, common: Common) -> SubLayer:
         raise TypeError("multi-step attention needs an encoder; use it as a cross")
 

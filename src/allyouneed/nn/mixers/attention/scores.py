@@ -181,7 +181,7 @@ class LocationModule(ScoresModule):
 
     def check(self, keys: TokenLayout) -> None:
         length = self.position_limit
-        if (longest := keys.last_position() + 1) > length:
+        if (longest := keys.longer_than(length)) is not None:
             raise UserError(
                 f"sentence of {longest} tokens exceeds the {length} positions of location scores; set scores.length"
             )

@@ -42,10 +42,6 @@ class Synchronous(Mixer):
     """λ, for the fusions `linear` and `tanh`."""
 
     @property
-    def causal(self) -> bool:
-        return True
-
-    @property
     def attention(self) -> Attention:
         return Attention(heads=self.heads, pattern=Causal())
 
@@ -89,8 +85,7 @@ class SynchronousAttention(SelfAttention):
         if self.gate is None:
             return history + self.weight * (future.tanh() if self.fusion == "tanh" else future)
         r, z = self.gate(torch.cat([history, future], -1)).sigmoid().chunk(2, -1)
-        fused: Tensor = r * history + z * future
-        return fused
+        return r * history + z * future
 
 
 def mirror(keys: TokenLayout, rows: int) -> tuple[Tensor, TokenLayout]:

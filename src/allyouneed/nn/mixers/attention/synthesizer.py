@@ -182,8 +182,7 @@ class RandomSynthesis(Synthesis):
         if self.factorised:
             left, right = self.left[:, queries], self.right[:, keys]  # (heads, batch or 1, time, rank)
             return (left @ right.transpose(-1, -2)).transpose(0, 1)
-        found: Tensor = self.table[:, queries[:, :, None], keys[:, None, :]].transpose(0, 1)
-        return found
+        return self.table[:, queries[:, :, None], keys[:, None, :]].transpose(0, 1)
 
 
 class SynthesizerModule(SoftmaxAttention):
@@ -213,15 +212,14 @@ class SynthesizerModule(SoftmaxAttention):
         if state is not None:
             assert isinstance(state, KVState)
             k, v, keys = state.append(k, v, context)
-        mixed: Tensor = self.out(self.attend(q, k, v, context, keys).transpose(1, 2).flatten(2))
-        return mixed
+        return self.out(self.attend(q, k, v, context, keys).transpose(1, 2).flatten(2))
 
     @property
     def position_limit(self) -> int:  # type: ignore[override]  # per instance, not per class
         return self.length
 
     def check(self, layout: TokenLayout) -> None:
-        if (longest := layout.last_position() + 1) > self.length:
+        if (longest := layout.longer_than(self.length)) is not None:
             text = f"sentence of {longest} tokens exceeds the synthesizer's length {self.length}"
             raise UserError(f"{text}; shorten it or increase the mixer's `length`")
 

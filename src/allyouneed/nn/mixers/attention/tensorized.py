@@ -116,11 +116,10 @@ class TensorizedModule(SubLayer):
             weight = self.out.weight.unflatten(-1, (self.length, self.length))[:, :keys, :keys]
             return tensor.flatten(2) @ weight.flatten(1).to(tensor.dtype).T
         more = self.length - keys
-        out: Tensor = self.out(pad(tensor, (0, more, 0, more)).flatten(2))
-        return out
+        return self.out(pad(tensor, (0, more, 0, more)).flatten(2))
 
     def check(self, layout: TokenLayout) -> None:
-        if (longest := layout.last_position() + 1) > self.length:
+        if (longest := layout.longer_than(self.length)) is not None:
             text = f"sentence of {longest} tokens exceeds tensorized attention's length {self.length}"
             raise UserError(f"{text}; shorten it or increase the mixer's `length`")
 

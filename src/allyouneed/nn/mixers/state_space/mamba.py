@@ -41,10 +41,6 @@ class Mamba(Mixer):
     bias: bool = False
     """Whether the input and output maps have a bias."""
 
-    @property
-    def causal(self) -> bool:
-        return True
-
     def sizes(self, common: Common) -> tuple[int, int]:
         """Hidden features and rank."""
         return self.hidden or 2 * common.width, self.rank or -(-common.width // 16)

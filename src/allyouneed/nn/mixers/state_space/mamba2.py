@@ -48,10 +48,6 @@ class Mamba2(Mixer):
     bias: bool = False
     """Whether the input and output maps have a bias."""
 
-    @property
-    def causal(self) -> bool:
-        return True
-
     def sizes(self, common: Common) -> tuple[int, int, int]:
         """Features of x, of B and C together, and of each head."""
         head_width = self.head_width or max(1, 2 * common.width // self.heads)
@@ -113,8 +109,7 @@ class Mamba2Module(RecurrentMixer):
         return usable(next(self.parameters()))
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> Tensor:
-        mixed: Tensor = self.out(self.norm(self.recur(x, context, state), context))
-        return mixed
+        return self.out(self.norm(self.recur(x, context, state), context))
 
     def run(self, u: Tensor, carry: Carry, real: Tensor | None, starts: Tensor | None = None) -> tuple[Tensor, Carry]:
         """y ⊙ silu(z) (batch, time, hidden), and the carry after each row's last real token; `starts`: of packed

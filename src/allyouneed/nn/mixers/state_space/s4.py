@@ -15,9 +15,10 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.observe import observe
+from allyouneed.nn.ops.packed_convolution import packed_convolution
 from allyouneed.nn.ops.retention import accumulator_dtype
 from allyouneed.nn.ops.state_space import DiagonalSystem, LowRankSystem, System, convolve, hippo
-from allyouneed.nn.ops.unpack import unpack_rows
+from allyouneed.nn.ops.unpack import flip_starts, unpack_rows
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.recurrent import Carry, Recurrent, recurrent_cost
 from allyouneed.nn.sublayer import Mixer, SubLayer
@@ -65,6 +66,8 @@ class S4(Mixer):
 
 class S4Module(SubLayer):
     """The carry: x (batch, width, N), real and imaginary parts."""
+
+    unpacks = capturable = True
 
     def __init__(self, config: S4, common: Common) -> None:
         super().__init__()
@@ -133,17 +136,30 @@ class S4Module(SubLayer):
                 system = self.system(dtype)
                 y = state.advance(lambda x, carry, real: self.run(x, carry, real, system), x, context)
             else:
-                unpacked = unpack_rows(context)
+                unpacked = unpack_rows(context, restarts=True)
                 rows = unpacked.gather(x)
                 if self.sees == "around" and unpacked.real is not None:
                     rows = rows * unpacked.real[..., None]  # the second kernel starts at the last token
                 kernels = self.system(dtype).kernel(max(1, rows.shape[1]))
-                y = convolve(rows.to(dtype).transpose(1, 2), *kernels).transpose(1, 2)
+                if unpacked.starts is not None:
+                    y = self.convolve_packed(rows.to(dtype), kernels, unpacked.starts)
+                else:
+                    y = convolve(rows.to(dtype).transpose(1, 2), *kernels).transpose(1, 2)
                 y = unpacked.scatter(y, x)
             y = observe(self, "heads", y + self.skip.to(dtype) * x.to(dtype))
         values, gates = self.out(nn.functional.gelu(y).to(x.dtype)).chunk(2, -1)
-        mixed: Tensor = values * gates.sigmoid()
-        return mixed
+        return values * gates.sigmoid()
+
+    def convolve_packed(self, u: Tensor, kernels: Tensor, starts: Tensor) -> Tensor:
+        """The sentences of packed rows, each on its own."""
+        y = packed_convolution(u, kernels[0], starts)
+        if self.sees == "past":
+            return y
+        later = nn.functional.pad(kernels[1], (1, -1))  # a token does not see itself twice
+        return y + packed_convolution(u.flip(1), later, flip_starts(starts)).flip(1)
+
+    def prepare(self, context: Context, rows: int) -> None:
+        unpack_rows(context, restarts=True)
 
     def run(self, x: Tensor, carry: Carry, real: Tensor | None, system: System) -> tuple[Tensor, Carry]:
         """SSM(u) of new tokens (batch, time, width), and the carry after each row's last real one."""

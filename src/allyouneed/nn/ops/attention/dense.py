@@ -17,6 +17,8 @@ from allyouneed.nn.observe import offer, show
 from allyouneed.nn.patterns.core import Full, Pattern, SameSegment
 
 PairBias = Callable[[Tensor, Tensor, Tensor], Tensor]
+# (q, scale, causal) -> numbers by query and distance, the farthest one, values by distance (positions/relative.py)
+ByQuery = Callable[[Tensor, float, bool], tuple[Tensor, int, Tensor | None]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +30,8 @@ class ScoreMod:
     key of a bias that is independent of q and equal for all layers. `pair_bias(head, query position, key position)`:
     the bias of single pairs, for kernels that compute it where they need it. `distance_bias(time)`: a bias that depends
     on the distance only, (heads, 2 · time − 1), from the distance 1 − time to time − 1. `constant_from`: distances of
-    at least this many tokens have the same bias, on each side.
+    at least this many tokens have the same bias, on each side. `by_query(q, scale, causal)`: all of the bias and the
+    values, where they depend on the query and the distance only.
     """
 
     scale: float
@@ -40,6 +43,7 @@ class ScoreMod:
     pair_bias: PairBias | None = None
     distance_bias: Callable[[int], Tensor] | None = None
     constant_from: int | None = None
+    by_query: ByQuery | None = None
 
     @property
     def plain(self) -> bool:

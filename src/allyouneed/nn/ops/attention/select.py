@@ -6,6 +6,7 @@
     packed        packed rows on CPU: sentences regrouped by length into padded batches (packed.py)
     block-sparse  long rows with few keys per query: only non-empty blocks of the mask are computed (block_sparse.py)
     flex          the same on GPU, and packed rows: FlexAttention with those blocks as its block mask (flex.py)
+    by distance   training on GPU: numbers of each query by distance, of Shaw and Transformer-XL (by_distance.py)
     tiled         training on GPU: learned biases by distance, and patterns of small or sorted blocks (tiled.py)
     dense         everything else: SDPA with the pattern's boolean mask (dense.py)
 
@@ -43,8 +44,8 @@ def select_attention(
     """The cheapest attention equal to the dense mask of this pattern. `static`: nothing may wait for the device, and so
     blocks are not searched.
 
-    It depends on `score_mod` only through `plain`, `constant_from` and whether it has a `pair_bias` or `distance_bias`,
-    so layers that agree in that share it.
+    It depends on `score_mod` only through `plain`, `constant_from` and whether it has a `pair_bias`, `distance_bias` or
+    `by_query`, so layers that agree in that share it.
     """
     if queries.packed != keys.packed:
         raise ValueError("one side is packed (segments), the other is not; pack both or neither")
@@ -84,6 +85,12 @@ def _general(pattern: Pattern, queries: TokenLayout, keys: TokenLayout, score_mo
     large = long or (packed and queries.time >= FLEX_BLOCK)
     own = cuda and keys is queries and queries.time >= FLEX_BLOCK and torch.is_grad_enabled()
     by_distance = score_mod.distance_bias is not None and score_mod.fused and queries.consecutive
+    if score_mod.by_query is not None and keys is queries and isinstance(pattern, Causal | Full):
+        from allyouneed.nn.ops.attention.by_distance import AttentionByDistance, Sentences  # registers operators
+
+        if Sentences.known(queries):
+            causal = isinstance(pattern, Causal)
+            return AttentionByDistance(Sentences(queries), causal, lambda: dense(pattern, queries, keys))
     if own and by_distance and isinstance(pattern, Causal | Full):
         return tiled(pattern, queries, score_mod.constant_from)
     # a bias inside the kernel, in training: prompts have many lengths, and each would be compiled
@@ -146,8 +153,7 @@ def _keep(key: tuple[Hashable, ...], make: Callable[[], P]) -> P:
         while len(_plans) >= MAX_PLANS:
             _plans.pop(next(iter(_plans)))
         _plans[key] = make()
-    found: P = _plans[key]
-    return found
+    return _plans[key]
 
 
 _plans: dict[Hashable, Any] = {}

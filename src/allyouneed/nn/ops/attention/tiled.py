@@ -52,8 +52,7 @@ class Tiled:
 
         bias = None if by_distance is None else by_distance(q.shape[2])
         how = (score_mod.scale, self.block, self.causal, self.masked_by, self.near)
-        found: Tensor = tiled_attention(q, k, v, bias, self.segments, self.plan, *how)
-        return found
+        return tiled_attention(q, k, v, bias, self.segments, self.plan, *how)
 
 
 def part_tables(part: BlockLayout, tiles: bool, near: int) -> list[Tensor]:

@@ -133,8 +133,9 @@ class ChatRequest(SamplingFields):
             raise over_limit("messages", len(self.messages), limits.messages, "messages")
         if size > limits.prompt_characters:
             raise over_limit("characters in the messages", size, limits.prompt_characters, "messages")
-        if taken := [name for name in self.chat_template_kwargs or {} if name in RESERVED]:
-            raise ApiError(f"chat_template_kwargs: {taken[0]} is the server's own", param="chat_template_kwargs")
+        for name in self.chat_template_kwargs or {}:
+            if name in RESERVED:
+                raise ApiError(f"chat_template_kwargs: {name} is the server's own", param="chat_template_kwargs")
         if self.top_logprobs and not self.logprobs:
             raise ApiError("top_logprobs requires logprobs: true", param="top_logprobs")
         self.check(limits)
@@ -149,7 +150,18 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     headers = {"x-exact": str(body.exact).lower()}
     if body.stream:
         return await event_stream(_stream(body, messages, request), headers)
-    return json_response(await _whole(body, messages, request), headers)
+    id, created = new_id("chatcmpl"), int(time.time())
+    async with state.registry.use(body.model) as model:
+        group = await _group(model, body, messages, request.state.client)
+        await model.submit(group, streams=False)
+        choices = []
+        for index, text, records, finish in await group.collect():
+            message = {"role": "assistant", "content": text, "refusal": None}
+            logprobs = chat_logprobs(model.text.tokenizer, records) if group.records else None
+            choices.append({"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish})
+        head = {"id": id, "object": "chat.completion", "created": created, "model": model.name}
+        used = usage(prompt_tokens(group.requests), group.completion_tokens)
+    return json_response(head | {"choices": choices, "usage": used}, headers)
 
 
 async def _group(model: ServedModel, body: ChatRequest, messages: list[dict[str, Any]], client: str) -> SequenceGroup:
@@ -162,27 +174,13 @@ async def _group(model: ServedModel, body: ChatRequest, messages: list[dict[str,
     return SequenceGroup(model, [prompt], body, client)
 
 
-async def _whole(body: ChatRequest, messages: list[dict[str, Any]], request: Request) -> dict[str, Any]:
-    id, created = new_id("chatcmpl"), int(time.time())
-    async with request.app.state.registry.use(body.model) as model:
-        group = await _group(model, body, messages, request.state.client)
-        await group.start(streams=False)
-        choices = []
-        for index, text, records, finish in await group.collect():
-            message = {"role": "assistant", "content": text, "refusal": None}
-            logprobs = None if body.top is None else chat_logprobs(model.text.tokenizer, records)
-            choices.append({"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish})
-        head = {"id": id, "object": "chat.completion", "created": created, "model": model.name}
-        return head | {"choices": choices, "usage": usage(prompt_tokens(group.requests), group.completion_tokens)}
-
-
 async def _stream(body: ChatRequest, messages: list[dict[str, Any]], request: Request) -> Events:
     wants_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     nothing = {"usage": None} if wants_usage else {}
     head: dict[str, Any] = {"id": new_id("chatcmpl"), "object": "chat.completion.chunk", "created": int(time.time())}
     async with request.app.state.registry.use(body.model) as model:
         group = await _group(model, body, messages, request.state.client)
-        await group.start(streams=True)
+        await model.submit(group, streams=True)
         head["model"] = model.name
 
         def part(index: int, delta: dict[str, Any], finish: str | None, logprobs: Any = None) -> dict[str, Any]:
@@ -194,7 +192,7 @@ async def _stream(body: ChatRequest, messages: list[dict[str, Any]], request: Re
                 yield part(index, {"role": "assistant", "content": "", "refusal": None}, None)
             async for index, text, records, finish in group.stream():
                 if text or records:
-                    logprobs = None if body.top is None else chat_logprobs(model.text.tokenizer, records)
+                    logprobs = chat_logprobs(model.text.tokenizer, records) if group.records else None
                     yield part(index, {"content": text}, None, logprobs)
                 if finish:
                     yield part(index, {}, finish)

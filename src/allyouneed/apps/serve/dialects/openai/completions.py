@@ -120,7 +120,7 @@ class Completion:
                 used = prompt_tokens(self.requests), 0
             else:
                 group = SequenceGroup(model, self.requests, self.body, self.client)
-                await group.start(streams=False)
+                await model.submit(group, streams=False)
                 parts = await group.collect()
                 used = prompt_tokens(self.requests), group.completion_tokens
             choices = [self._choice(model, *part, begins=True) for part in parts]
@@ -146,7 +146,7 @@ class Completion:
                     yield {**head, "choices": [choice], **nothing}
             else:
                 group = SequenceGroup(model, self.requests, self.body, self.client)
-                await group.start(streams=True)
+                await model.submit(group, streams=True)
                 begun: set[int] = set()
                 async for index, text, records, finish in group.stream():
                     choice = self._choice(model, index, text, records, finish, index not in begun)

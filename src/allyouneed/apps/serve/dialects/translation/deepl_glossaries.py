@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from asyncio import to_thread
+from collections.abc import Mapping
+from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -31,17 +31,12 @@ TSV = "text/tab-separated-values"
 ENTRIES = ("source_lang", "target_lang", "entries", "entries_format")
 LANGUAGE = re.compile(r"[^\W\d_]{2,40}")
 MOST_DICTIONARIES = 100  # of a request
-T = TypeVar("T")
 
 
 def _store(request: Request) -> GlossaryStore:
+    """Its methods read and write files: they are called in threads."""
     found: GlossaryStore = request.app.state.glossaries
     return found
-
-
-async def _run(function: Callable[[], T]) -> T:
-    """In a thread: the store reads and writes files."""
-    return await asyncio.to_thread(function)
 
 
 def _created(content: Any) -> Response:
@@ -64,24 +59,24 @@ async def create(request: Request) -> Response:
     found = await read_fields(request, ("name", *ENTRIES, "auth_key"))
     name = _name(found.get("name"))
     dictionary = await _dictionary(request, found)
-    return _created(_single(await _run(lambda: _store(request).create(name, [dictionary]))))
+    return _created(_single(await to_thread(_store(request).create, name, [dictionary])))
 
 
 @router.get("/v2/glossaries")
 async def list_all(request: Request) -> Response:
     """Those of one pair of languages; version 3 lists all."""
-    every = await _run(_store(request).every)
+    every = await to_thread(_store(request).every)
     return json_response({"glossaries": [_single(one) for one in every if len(one.dictionaries) == 1]})
 
 
 @router.get("/v2/glossaries/{glossary_id}")
 async def get(request: Request, glossary_id: str) -> Response:
-    return json_response(_single(await _run(lambda: _store(request).get(glossary_id))))
+    return json_response(_single(await to_thread(_store(request).get, glossary_id)))
 
 
 @router.get("/v2/glossaries/{glossary_id}/entries")
 async def entries(request: Request, glossary_id: str) -> Response:
-    found = await _run(lambda: _store(request).get(glossary_id))
+    found = await to_thread(_store(request).get, glossary_id)
     _single(found)
     return Response(_tsv(found.dictionaries[0]), media_type=TSV)
 
@@ -89,7 +84,7 @@ async def entries(request: Request, glossary_id: str) -> Response:
 @router.delete("/v2/glossaries/{glossary_id}")
 @router.delete("/v3/glossaries/{glossary_id}")
 async def delete(request: Request, glossary_id: str) -> Response:
-    await _run(lambda: _store(request).remove(glossary_id))
+    await to_thread(_store(request).remove, glossary_id)
     return Response(status_code=204)
 
 
@@ -102,17 +97,17 @@ async def create_multilingual(request: Request) -> Response:
     name, dictionaries = _name(found.get("name")), await _dictionaries(request, found)
     if not dictionaries:
         raise ApiError("dictionaries: missing", param="dictionaries")
-    return _created(_full(await _run(lambda: _store(request).create(name, dictionaries))))
+    return _created(_full(await to_thread(_store(request).create, name, dictionaries)))
 
 
 @router.get("/v3/glossaries")
 async def list_multilingual(request: Request) -> Response:
-    return json_response({"glossaries": [_full(one) for one in await _run(_store(request).every)]})
+    return json_response({"glossaries": [_full(one) for one in await to_thread(_store(request).every)]})
 
 
 @router.get("/v3/glossaries/{glossary_id}")
 async def get_multilingual(request: Request, glossary_id: str) -> Response:
-    return json_response(_full(await _run(lambda: _store(request).get(glossary_id))))
+    return json_response(_full(await to_thread(_store(request).get, glossary_id)))
 
 
 @router.patch("/v3/glossaries/{glossary_id}")
@@ -121,27 +116,27 @@ async def update(request: Request, glossary_id: str) -> Response:
     found = await read_fields(request, ("name", "dictionaries", "auth_key"))
     name = None if found.get("name") is None else _name(found["name"])
     dictionaries = await _dictionaries(request, found)
-    return json_response(_full(await _run(lambda: _store(request).update(glossary_id, name, dictionaries))))
+    return json_response(_full(await to_thread(_store(request).update, glossary_id, name, dictionaries)))
 
 
 @router.put("/v3/glossaries/{glossary_id}/dictionaries")
 async def replace(request: Request, glossary_id: str) -> Response:
     dictionary = await _dictionary(request, await read_fields(request, (*ENTRIES, "auth_key")))
-    await _run(lambda: _store(request).replace(glossary_id, dictionary))
+    await to_thread(_store(request).replace, glossary_id, dictionary)
     return json_response(_summary(dictionary))
 
 
 @router.delete("/v3/glossaries/{glossary_id}/dictionaries")
 async def delete_dictionary(request: Request, glossary_id: str) -> Response:
     source, target = await _pair(request)
-    await _run(lambda: _store(request).remove_dictionary(glossary_id, source, target))
+    await to_thread(_store(request).remove_dictionary, glossary_id, source, target)
     return Response(status_code=204)
 
 
 @router.get("/v3/glossaries/{glossary_id}/entries")
 async def multilingual_entries(request: Request, glossary_id: str) -> Response:
     source, target = await _pair(request)
-    found = (await _run(lambda: _store(request).get(glossary_id))).dictionary(source, target)
+    found = (await to_thread(_store(request).get, glossary_id)).dictionary(source, target)
     languages = {"source_lang": found.source_lang, "target_lang": found.target_lang}
     return json_response({"dictionaries": [languages | {"entries": _tsv(found), "entries_format": "tsv"}]})
 
@@ -191,7 +186,7 @@ async def _dictionary(request: Request, found: Mapping[str, Any]) -> Dictionary:
             raise ApiError("entries: missing", param="entries")
         return Dictionary(source_lang=pair[0], target_lang=pair[1], entries=terms)
 
-    return await _run(build)
+    return await to_thread(build)
 
 
 def _language(name: str, known: list[str]) -> str:

@@ -1,0 +1,1 @@
+"""Formats of files: archives, encodings, and tables that are not text."""
