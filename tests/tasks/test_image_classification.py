@@ -82,6 +82,7 @@ def test_photographs_are_told_apart_after_seconds(trained: tuple[Path, str, dict
     assert scores["accuracy"] >= 95 and scores["macro-f1"] >= 95
     assert "unreadable image: 1" in said and "broken.png" in said
     assert "batch.rows: 16" in said, "small data gets small batches"
+    assert "valid baseline, always" in said
 
 
 def test_the_model_folder_answers_in_another_process(

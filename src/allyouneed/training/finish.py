@@ -153,10 +153,11 @@ def _baselines(trainer: Trainer, splits: Sequence[str]) -> Baselines:
         report(f"baselines: left out, as there are more than {MOST_EXAMPLES:,} training examples")
         return {}
     train = [example for entry in recipe.data.train for example in entry.read(Report())]
+    tokenizer = None if prepared.vocabularies is None else prepared.vocabularies.target
     found: Baselines = {}
     for split in splits:
         found[split] = []
-        for one in baselines(train, getattr(prepared, f"{split}_examples"), prepared.vocabularies.target):
+        for one in baselines(train, getattr(prepared, f"{split}_examples"), tokenizer):
             if figures := {name: value for name, value in one.figures.items() if name in recipe.task.metrics}:
                 found[split].append(replace(one, figures=figures))
                 report(f"{split} baseline, {found[split][-1].text}")
@@ -222,7 +223,7 @@ def _vocabulary(trainer: Trainer) -> str:
     if vocabularies is None:
         return ""
     sizes = {id(tokenizer): tokenizer.size for tokenizer in (vocabularies.source, vocabularies.target)}.values()
-    made = recipe.tokenizer.kind if recipe.start is None else "that of the model it started from"
+    made: str = recipe.tokenizer.kind if recipe.start is None else "that of the model it started from"
     if not vocabularies.joint:
         made = f"{made}, one for each side"
     elif recipe.task.sides == 2:

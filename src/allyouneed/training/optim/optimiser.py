@@ -143,7 +143,7 @@ def averaged_weights(optimiser: torch.optim.Optimizer) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _exchange(pairs: Iterable[tuple[nn.Parameter, Tensor]]) -> None:
+def _exchange(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
     """In place: captured graphs know the addresses of both."""
     for parameter, mean in pairs:
         own = parameter.detach().clone()
