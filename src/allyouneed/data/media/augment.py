@@ -125,7 +125,7 @@ class RandAugment(Augment):
         return image
 
 
-class Mixing(Augment):
+class Mixture(Augment):
     """A mixture of two images and their labels; the share of the first is drawn from Beta(α, α)."""
 
     mixes: ClassVar[bool] = True
@@ -135,7 +135,7 @@ class Mixing(Augment):
     """Share of the images that are mixed."""
 
 
-class Mixup(Mixing):
+class Mixup(Mixture):
     """λ·x₁ + (1 − λ)·x₂ (Zhang et al. 2018, "mixup", eq. 1 of section 2)."""
 
     kind: Literal["mixup"] = "mixup"
@@ -146,7 +146,7 @@ class Mixup(Mixing):
         return image.astype(np.float32) * np.float32(share) + other * np.float32(1 - share), share
 
 
-class CutMix(Mixing):
+class CutMix(Mixture):
     """A rectangle of the second image in the first (Yun et al. 2019, "CutMix", eq. 1–2)."""
 
     kind: Literal["cutmix"] = "cutmix"
@@ -164,7 +164,7 @@ class CutMix(Mixing):
 
 def mixed(mix: Augment, image: Pixels8, other: Callable[[], Pixels8], rng: Random) -> tuple[NDArray[Any], float]:
     """Perhaps mixed with the other image, which is only made then; the share of the first."""
-    assert isinstance(mix, Mixing)
+    assert isinstance(mix, Mixture)
     if rng.random() >= mix.probability:
         return image, 1.0
     return mix.mix(image, other(), float(rng.beta(mix.alpha, mix.alpha)), rng)
