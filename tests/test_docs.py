@@ -44,6 +44,7 @@ from allyouneed.training import Recipe, load_recipe
 from allyouneed.training.optim.schedule import Schedule
 from foreign_folders import write_strangers
 from parameter_count import parameter_count
+from toy_images import class_folders, write_pictures
 from toy_texts import chats, comparisons, documents, impressions, labelled, scored, sentence, tagged
 
 ROOT = Path(__file__).parent.parent
@@ -70,6 +71,9 @@ SMALL_MODELS = {
     "t5": "set=[width=16, 'encoder[0].repeat=1', 'decoder[0].repeat=1']",
 }
 SMALL_MODELS["behavior"] = "set=[width=16, 'encoder[0].mixer.heads=2', 'head.hidden=[8]']"
+SMALL_MODELS["vit"] = "set=['encoder[0].repeat=1']"
+SMALL_MODELS["clip"] = "set=['image.encoder[0].repeat=1', 'text.encoder[0].repeat=1']"
+SMALL_MODELS["captioner"] = "set=['encoder[0].repeat=1', 'decoder[0].repeat=1']"
 SMALL_MODELS["transformer-xl"] = SMALL_MODELS["gpt2"]
 WORDS = {"机器": "machine", "学习": "learning", "很": "very", "有趣": "interesting", "句子": "sentence", "好": "good"}
 
@@ -129,7 +133,7 @@ def small(tree: dict[str, Any]) -> list[str]:
         return ["steps=2", "task.batch=4", "task.max_length=5"]
     if "start" in tree or "retrieval" in tree:  # these bring their own tokenizer and a small model
         return SMALL
-    found = [*SMALL, "tokenizer.vocab=300"]
+    found = list(SMALL) if "image-classification" in str(tree.get("task")) else [*SMALL, "tokenizer.vocab=300"]
     found += [change for name, change in SMALL_MODELS.items() if str(tree["model"]).startswith(name)]
     return found
 
@@ -179,11 +183,26 @@ def _write_pairs(path: Path, count: int) -> None:
 def _write_data(path: Path, task: Any) -> None:
     """Example data for a task; the file name seeds the generator, so `x.valid.tsv` differs from `x.tsv`."""
     kind = task["kind"] if isinstance(task, dict) else task
+    if kind in ("image-classification", "image-text", "captioning"):
+        if not path.exists():
+            _write_images(path)
+        return
     write = TOYS.get(Task.registry[kind].files.model_fields["kind"].default) if kind else None
     if write is None:
         _write_pairs(path, 20)
     elif not path.exists():
         path.write_text(write(40, random.Random(path.name)), encoding="utf-8")
+
+
+def _write_images(path: Path) -> None:
+    """A folder of images for each class, or a table with captions; and cat.png."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix:
+        write_pictures(path.parent, path.stem, 20)
+        (path.parent / f"{path.stem}.captions.tsv").rename(path)
+    else:
+        class_folders(path, 18)
+        (path.parents[1] / "cat.png").write_bytes(next(path.rglob("*.png")).read_bytes())
 
 
 TOYS = {"text": documents, "labelled": labelled, "tagged": tagged, "scored": scored}

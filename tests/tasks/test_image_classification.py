@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 
 import allyouneed as ayn
 import warm_python
@@ -81,6 +82,7 @@ def test_photographs_are_told_apart_after_seconds(trained: tuple[Path, str, dict
     assert scores["accuracy"] >= 95 and scores["macro-f1"] >= 95
     assert "unreadable image: 1" in said and "broken.png" in said
     assert "batch.rows: 16" in said, "small data gets small batches"
+    assert "valid baseline, always" in said
 
 
 def test_the_model_folder_answers_in_another_process(
@@ -240,3 +242,30 @@ def test_a_trained_model_is_fine_tuned_as_it_read_its_images(
     listener = Listener()
     train(given, console=listener.console)
     assert "newly initialised" not in listener.text
+
+
+def test_the_moving_average_is_what_is_scored_resumed_and_kept(
+    photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys: dict[str, Any] = {"optimiser": {"kind": "adam", "ema": 0.8, "layer_decay": 0.9}, "epochs": 3}
+    keys |= {
+        "save": {"every": 5, "keep": 2},
+        "batch": {"rows": 16},
+        "set": ["encoder[0].wiring={kind: pre-norm, depth_dropout: 0.2}"],
+    }
+    models = []
+    for name in ("whole", "killed"):
+        given, listener = recipe(photographs, tmp_path / name, **keys), Listener()
+        if name == "killed":
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(loop.Trainer, "_update", die_at(13))
+                train(given, console=Listener().console)
+        result = train(given, console=listener.console)
+        models.append((result.model / "model.safetensors").read_bytes())
+        assert "moving average of step 24" in (result.model / "README.md").read_text()
+    assert models[0] == models[1]
+    checkpoint = tmp_path / "whole" / "run" / "checkpoints" / "step-00000024"
+    assert (checkpoint / "model.safetensors").read_bytes() != models[0], "training continues from its own weights"
+    means = load_file(checkpoint / "training" / "optimiser.safetensors")
+    for key, value in load_file(result.model / "model.safetensors").items():
+        assert torch.equal(value, means[f"ema/{key}"])

@@ -59,6 +59,8 @@ def usual_task(config: Model) -> str:
     head = tree.get("head", {}).get("kind", "vocabulary")
     if head == "classes" and tree.get("embed", {}).get("kind") == "patches":
         return "image-classification"
+    if (tree.get("source_embed") or {}).get("kind") == "patches":
+        return "captioning"
     return BY_HEAD.get(head) or BY_KIND.get(tree["kind"], "causal-lm")
 
 

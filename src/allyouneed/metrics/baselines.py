@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from allyouneed.data.files.images import CaptionedImage, LabelledImage
 from allyouneed.data.files.labels import Labelled, Scored, Tagged
 from allyouneed.data.files.pairs import Pair
 from allyouneed.data.files.texts import TextDocument
@@ -51,7 +52,7 @@ class Baseline:
 Found = Iterator[tuple[str, dict[str, float]]]
 
 
-def baselines(train: Sequence[Any], held: Sequence[Any], tokenizer: Tokenizer) -> list[Baseline]:
+def baselines(train: Sequence[Any], held: Sequence[Any], tokenizer: Tokenizer | None) -> list[Baseline]:
     """The baselines of these examples, learnt from the training examples; none for a kind that has none."""
     measure = MEASURES.get(type(held[0])) if held and train else None
     return [] if measure is None else [Baseline(*found) for found in measure(train, held, tokenizer)]
@@ -66,6 +67,22 @@ def _classes(train: Sequence[Labelled], held: Sequence[Labelled], _: Tokenizer) 
     answers["logistic regression on n-grams"] = linear.predict([example.texts for example in held])
     for name, found in answers.items():
         yield name, {"accuracy": accuracy(found, expected), "macro-f1": macro_f1(found, expected)}
+
+
+def _image_classes(train: Sequence[LabelledImage], held: Sequence[LabelledImage], _: Tokenizer | None) -> Found:
+    expected, usual = [example.label for example in held], _most_frequent(train)
+    found = [usual] * len(held)
+    yield f"always {usual!r}", {"accuracy": accuracy(found, expected), "macro-f1": macro_f1(found, expected)}
+
+
+def _captions(train: Sequence[CaptionedImage], held: Sequence[CaptionedImage], _: Tokenizer | None) -> Found:
+    usual = _most_frequent(train)
+    scores = evaluate([usual] * len(held), [example.value for example in held], None)
+    yield "always the most frequent text", {"bleu": scores.bleu, "chrf": scores.chrf, "exact": 100 * scores.exact}
+
+
+def _most_frequent(train: Sequence[LabelledImage]) -> str:
+    return Counter(example.value for example in train).most_common(1)[0][0]
 
 
 def _tags(train: Sequence[Tagged], held: Sequence[Tagged], _: Tokenizer) -> Found:
@@ -116,13 +133,15 @@ def _tokens(train: Sequence[TextDocument], held: Sequence[TextDocument], tokeniz
     yield "frequencies of tokens (unigrams)", {"perplexity": math.exp(loss), "loss": loss}
 
 
-Measure = Callable[[Any, Any, Tokenizer], Found]
+Measure = Callable[[Any, Any, Any], Found]
 MEASURES: dict[type, Measure] = {
     Labelled: _classes,
     Tagged: _tags,
     Scored: _scores,
     Pair: _targets,
     TextDocument: _tokens,
+    LabelledImage: _image_classes,
+    CaptionedImage: _captions,
 }
 
 

@@ -33,7 +33,7 @@ from allyouneed.files import checksum, leftovers, sha256, sync, write_text
 from allyouneed.folder import WEIGHTS, Folder, read_weights
 from allyouneed.nn.states.segment_memory import SegmentMemory
 from allyouneed.training.distributed.fsdp import is_sharded, read_sharded, read_shards
-from allyouneed.training.optim.optimiser import load_state_tensors, state_tensors
+from allyouneed.training.optim.optimiser import EMA, load_state_tensors, state_tensors
 from allyouneed.training.prefetch import DataPosition
 from allyouneed.training.random_state import RandomState
 
@@ -119,6 +119,17 @@ class Checkpoint:
         load_state_tensors(optimiser, model, tensors)
         random = RandomState(about["random"], load_file(self.path / "training" / "random.safetensors"))
         return TrainState.from_tree(about["standing"]), random
+
+    def moving_average(self) -> dict[str, Tensor]:
+        """The moving average of the weights, by name; empty without."""
+        from safetensors import safe_open
+
+        path = self.path / "training" / "optimiser.safetensors"
+        if not path.is_file():
+            return {}
+        with safe_open(path, "pt") as file:
+            names = [name for name in file.keys() if name.startswith(f"{EMA}/")]  # noqa: SIM118  # not a dict
+            return {name.removeprefix(f"{EMA}/"): file.get_tensor(name) for name in names}
 
     def restore_memory(self, model: Any, shard: DataShard = ALL_ROWS) -> None:
         """Load the segment memory of this shard's rows, for a model that has one."""

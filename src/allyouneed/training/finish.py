@@ -87,7 +87,7 @@ def model_card(fields: dict[str, Any], recipe_text: str) -> str:
     for name, row in fields["scores"].items():
         cells = [f"{row[column]:.2f}" if column in row else "" for column in fields["columns"]]
         lines.append(_table_row(name, f"{fields['scored'][name]:,}" if row else "not scored", *cells))
-        for one in fields["baselines"].get(name, []):
+        for one in fields.get("baselines", {}).get(name, []):
             cells = [f"{one.figures[column]:.2f}" if column in one.figures else "" for column in fields["columns"]]
             lines.append(_table_row(f"{name}, baseline: {one.name}".replace("|", "\\|"), "", *cells))
     if not fields["scores"]:
@@ -126,7 +126,7 @@ def finish(trainer: Trainer, last: Checkpoint | None, run: RunFolder, recipe_tex
     scores: Scores = {}
     if prepared.valid is not None:
         before = weights
-        weights, scores["valid"] = _compare_with_average(trainer, single)
+        weights, scores["valid"] = _compare_with_average(trainer, single, weights)
         if weights != before:
             trainer.folder(card(weights, scores)).save(run.model)
     if prepared.test_examples:
@@ -161,10 +161,11 @@ def _baselines(trainer: Trainer, splits: Sequence[str]) -> Baselines:
         report(f"baselines: left out, as there are more than {MOST_EXAMPLES:,} training examples")
         return {}
     train = [example for entry in recipe.data.train for example in entry.read(Report())]
+    tokenizer = None if prepared.vocabularies is None else prepared.vocabularies.target
     found: Baselines = {}
     for split in splits:
         found[split] = []
-        for one in baselines(train, getattr(prepared, f"{split}_examples"), prepared.vocabularies.target):
+        for one in baselines(train, getattr(prepared, f"{split}_examples"), tokenizer):
             if figures := {name: value for name, value in one.figures.items() if name in recipe.task.metrics}:
                 found[split].append(replace(one, figures=figures))
                 report(f"{split} baseline, {found[split][-1].text}")
@@ -271,7 +272,7 @@ def _vocabulary(trainer: Trainer) -> str:
     if vocabularies is None:
         return ""
     sizes = {id(tokenizer): tokenizer.size for tokenizer in (vocabularies.source, vocabularies.target)}.values()
-    made = recipe.tokenizer.kind if recipe.start is None else "that of the model it started from"
+    made: str = recipe.tokenizer.kind if recipe.start is None else "that of the model it started from"
     if not vocabularies.joint:
         made = f"{made}, one for each side"
     elif recipe.task.sides == 2:
@@ -302,15 +303,22 @@ def _load_first_choice(trainer: Trainer, single: Checkpoint) -> str:
     if trainer.prepared.valid is None and len(averaged) > 1:
         set_weights(trainer.model, average_weights(averaged))
         return f"{_average_name(averaged)} (not compared: no validation set)"
+    return _load_single(trainer, single)
+
+
+def _load_single(trainer: Trainer, single: Checkpoint) -> str:
+    """Load a checkpoint, or the moving average in it. Returns its description."""
     read_weights(trainer.model, single.path / WEIGHTS)
-    return f"checkpoint of step {single.step}"
+    means = single.moving_average()
+    set_weights(trainer.model, means)
+    return f"{'moving average' if means else 'checkpoint'} of step {single.step}"
 
 
-def _compare_with_average(trainer: Trainer, single: Checkpoint) -> tuple[str, dict[str, float]]:
-    """Load the average if it is better than `single`, which is loaded, on `validate.limit` examples. The description
-    of the weights, and their scores on all examples."""
+def _compare_with_average(trainer: Trainer, single: Checkpoint, weights: str) -> tuple[str, dict[str, float]]:
+    """Load the average if it is better than `single`, which is loaded and described by `weights`, on `validate.limit`
+    examples. The description of the weights, and their scores on all examples."""
     recipe, report, metric = trainer.recipe, trainer.reporter.print, trainer.recipe.metric
-    limit, averaged, chosen = recipe.validation.limit, _averaged(trainer), f"checkpoint of step {single.step}"
+    limit, averaged, chosen = recipe.validation.limit, _averaged(trainer), weights
     found = trainer.scorer.evaluate(recipe.decoding.beam, limit=limit)
     samples = trainer.scorer.samples
     report(f"{chosen}:  {_row(found)}{trainer.scorer.limit_text(limit)}")
@@ -325,7 +333,7 @@ def _compare_with_average(trainer: Trainer, single: Checkpoint) -> tuple[str, di
         if better:
             chosen, found = _average_name(averaged), of_average
         else:
-            read_weights(trainer.model, single.path / WEIGHTS)
+            _load_single(trainer, single)
             trainer.scorer.samples = samples
     if trainer.scorer.limit_text(limit):
         found = trainer.scorer.evaluate(recipe.decoding.beam)
@@ -334,7 +342,9 @@ def _compare_with_average(trainer: Trainer, single: Checkpoint) -> tuple[str, di
 
 
 def _averaged(trainer: Trainer) -> list[Checkpoint]:
-    return trainer.checkpoints.regular()[-trainer.recipe.average :] if trainer.recipe.average > 1 else []
+    """The checkpoints to be averaged; none where training kept a moving average."""
+    several = trainer.recipe.average > 1 and trainer.recipe.optimiser.ema is None
+    return trainer.checkpoints.regular()[-trainer.recipe.average :] if several else []
 
 
 def _average_name(averaged: Sequence[Checkpoint]) -> str:

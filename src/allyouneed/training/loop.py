@@ -30,7 +30,7 @@ from allyouneed.training.distributed.objective import over_all_processes
 from allyouneed.training.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from allyouneed.training.distributed.tensor_parallel import tensor_parallel_size
 from allyouneed.training.guard import NonFiniteGuard, high_first_loss
-from allyouneed.training.optim.optimiser import state_tensors
+from allyouneed.training.optim.optimiser import averaged_weights, state_tensors
 from allyouneed.training.optim.schedule import PAPER_WARMUP, Schedule, default_warmup
 from allyouneed.training.prefetch import Prefetcher, Update
 from allyouneed.training.prepare import PreparedData, RunFolder
@@ -324,7 +324,7 @@ class Trainer:
             return False
         began = time.monotonic()
         limit = self.recipe.validation.limit
-        with preserve_random_state(), self.gather_full_model():
+        with preserve_random_state(), averaged_weights(self.optimiser), self.gather_full_model():
             options = self.recipe.validation
             found = self.processes.on_main(
                 lambda: self.scorer.evaluate(options.beam, options.sentences, limit),

@@ -13,6 +13,7 @@ from allyouneed.training import Recipe, train
 from allyouneed.training.reporting.log import read_log
 from micro_run import BLOCK, MODEL, Make
 from processes import inspect_training, train_with
+from toy_images import towers, write_pictures
 
 READS = {"kind": "attention", "heads": 2, "pattern": "causal & block-window(16, 2)", "positions": "transformer-xl"}
 ENCODER = {"kind": "encoder", "vocab": 1, "width": 16, "encoder": [BLOCK]}
@@ -113,6 +114,16 @@ def test_pairs_of_all_processes_are_compared(make: Make, tmp_path: Path, kind: s
     recipe = make(valid=True, task={"kind": "contrastive"}, model=model, steps=5, batch={"rows": 9, "row": 64})
     one = run(recipe, tmp_path / "one", 1)
     assert_same_run(one, run(recipe, tmp_path / "two", 2, f"parallel={kind}"))
+
+
+def test_images_and_texts_of_all_processes_are_compared(make: Make, tmp_path: Path):
+    """Seven pairs a batch, of which one process has one more; the learned scale is the same too."""
+    write_pictures(tmp_path, "train", 21)
+    paths = [f"data.{split}.path={tmp_path / 'train.captions.tsv'}" for split in ("train", "valid")]
+    task = {"kind": "image-text"}
+    recipe = make(*paths, valid=True, task=task, model=towers(BLOCK), steps=4, batch={"rows": 7, "row": 64})
+    one = run(recipe, tmp_path / "one", 1)
+    assert_same_run(one, run(recipe, tmp_path / "two", 2))
 
 
 READING_ON: dict[str, Any] = {

@@ -47,8 +47,8 @@ class ImageEncoding(Encoding):
                 yield drop_unseen_label(example.label) if number is None else [pixels.reshape(-1), [number]]
 
 
-def read_all(reader: Pixels, examples: Sequence[LabelledImage]) -> Iterator[NDArray[np.uint8] | Dropped]:
-    """The pixels of each image, (height, width, channels), decoded in threads."""
+def read_all(reader: Pixels, examples: Sequence[LabelledImage]) -> Iterator[Any]:
+    """The pixels of each image, (height, width, channels), or why they cannot be read; decoded in threads."""
 
     def read(example: LabelledImage) -> NDArray[np.uint8] | Dropped:
         try:
@@ -72,7 +72,7 @@ class CaptionedImageEncoding(TextEncoding):
         self.columns["image"] = "<u1"
         self.spec |= {"image": tree_of(reader)}
 
-    def encode(self, chunk: Sequence[LabelledImage]) -> Iterator[EncodedRow | Dropped]:
+    def encode(self, chunk: Sequence[Any]) -> Iterator[EncodedRow | Dropped]:
         for row, pixels in zip(super().encode(chunk), read_all(self.reader, chunk), strict=True):
             if isinstance(row, Dropped):
                 yield row

@@ -14,7 +14,7 @@ import struct
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -23,12 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from allyouneed.data.files.formats.columnar import rows
 from allyouneed.data.files.labels import MANY_LABELS
-from allyouneed.data.files.lines import inner_suffix
+from allyouneed.data.files.lines import DataFile, inner_suffix
 from allyouneed.data.files.readers import TABLE_SUFFIXES, Paths, Report
 from allyouneed.data.files.tables import Column, TableFiles, has_columns, read_rows
 from allyouneed.errors import UserError, near
-from allyouneed.errors.extras import missing
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 METADATA = ("metadata.csv", "metadata.jsonl")  # of a folder of images on the Hugging Face Hub
@@ -36,6 +36,7 @@ NAMES = {  # of the columns, in order of preference; a recipe's `keys` come firs
     "image": ("image", "images", "img", "file_name", "path", "x", "x_train", "data"),
     "value": ("label", "labels", "text", "caption", "y", "y_train", "fine_label", "target"),
 }
+COLUMNAR = (".parquet", ".arrow", ".feather")
 ENCODED = ("jpeg", "png", "bytes")  # arrays of files, joined; `offsets` separate them
 DAMAGED = (OSError, ValueError, EOFError, MemoryError, struct.error, zlib.error, zipfile.BadZipFile)
 IDX_BYTES = 0x08  # type of unsigned bytes in an IDX file
@@ -106,7 +107,7 @@ class ImageFiles(TableFiles):
 
     example: ClassVar[type[LabelledImage]] = LabelledImage
 
-    def sources(self) -> list[Path]:
+    def places(self) -> list[Path]:
         """Files, and folders with a folder per class, in reading order."""
         found = [source for path in self.path for source in _sources(path)]
         for source in found:
@@ -115,7 +116,7 @@ class ImageFiles(TableFiles):
         return found
 
     def files(self) -> list[Path]:
-        files = [source for source in self.sources() if not source.is_dir()]
+        files = [source for source in self.places() if not source.is_dir()]
         beside = [self._labels_of(file) for file in files if inner_suffix(file) in (".npy", "")]
         return [*files, *beside]
 
@@ -134,7 +135,7 @@ class ImageFiles(TableFiles):
         return {"images": digest.hexdigest()} if count else {}
 
     def read(self, report: Report) -> Iterator[LabelledImage]:
-        for source in self.sources():
+        for source in self.places():
             reader = _folder if source.is_dir() else _reader(source)
             try:
                 for number, image, value in reader(self, source, report):
@@ -198,7 +199,7 @@ def _sources(path: Path) -> list[Path]:
     for name in METADATA:
         if (path / name).is_file():
             return [path / name]
-    return sorted(path.rglob("*.parquet")) or [path]
+    return sorted(found for found in path.rglob("*") if found.suffix in COLUMNAR) or [path]
 
 
 def _folder(entry: ImageFiles, folder: Path, report: Report) -> Iterator[Stored]:
@@ -295,39 +296,25 @@ def _texts(values: NDArray[Any], classes: NDArray[Any] | None = None) -> list[st
     return [str(classes[value]) for value in listed]
 
 
-def _parquet(entry: ImageFiles, file: Path, report: Report) -> Iterator[Stored]:
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise missing("parquet", f"{file}: a Parquet file") from None
-    with parquet.ParquetFile(file) as opened:
-        names = opened.schema_arrow.names
-        columns = [entry.name_of("image", names, file), entry.name_of("value", names, file)]
-        classes = _class_names(opened.schema_arrow.metadata, columns[1])
-        number = 0
-        for batch in opened.iter_batches(256, columns=columns):
-            for image, value in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
-                number += 1
-                report.read += 1
-                content = image.get("bytes") if isinstance(image, dict) else image
-                if content is None and isinstance(image, dict) and isinstance(image.get("path"), str):
-                    content = file.parent / image["path"]
-                named = classes[value] if isinstance(value, int) and 0 <= value < len(classes) else value
-                yield number, b"" if content is None else content, "" if named is None else str(named)
-
-
-def _class_names(metadata: Any, column: str) -> list[str]:
-    """The names that Hugging Face's `datasets` writes for the numbers of a column."""
-    try:
-        features = json.loads(metadata[b"huggingface"])["info"]["features"]
-        return list(map(str, features[column]["names"]))
-    except (KeyError, TypeError, ValueError):
-        return []
+def _columnar(entry: ImageFiles, file: Path, report: Report) -> Iterator[Stored]:
+    names: list[str] = []
+    for number, row in enumerate(rows(DataFile(file), entry.keys or ()), start=1):
+        names = names or [entry.name_of("image", list(row), file), entry.name_of("value", list(row), file)]
+        image, value = (row[name] for name in names)
+        report.read += 1
+        if isinstance(image, Mapping):  # as Hugging Face's `datasets` writes images
+            path = image.get("path")
+            image = file.parent / path if image.get("bytes") is None and isinstance(path, str) else image.get("bytes")
+        yield number, b"" if image is None else image, "" if value is None else str(value)
 
 
 Source = Callable[[ImageFiles, Path, Report], Iterator[Stored]]
-SOURCES: dict[str, Source] = {".npz": _npz, ".npy": _npy, ".parquet": _parquet}
-SOURCES |= dict.fromkeys(TABLE_SUFFIXES, _table)
+SOURCES: dict[str, Source] = {
+    **dict.fromkeys(TABLE_SUFFIXES, _table),
+    **dict.fromkeys(COLUMNAR, _columnar),
+    ".npz": _npz,
+    ".npy": _npy,
+}
 
 
 def _reader(file: Path) -> Source:

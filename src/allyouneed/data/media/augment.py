@@ -8,6 +8,7 @@ Those that change one image come first, in the order given; of those that mix tw
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -120,11 +121,11 @@ class RandAugment(Augment):
     def change(self, image: Pixels8, rng: Random) -> Pixels8:
         for number in rng.integers(len(OPERATIONS), size=self.operations).tolist():
             strength = self.magnitude / 30 * (1 if rng.random() < 0.5 else -1)
-            image = _through_pillow(image, lambda picture, n=number, s=strength: OPERATIONS[n](picture, s))
+            image = _through_pillow(image, partial(OPERATIONS[number], s=strength))
         return image
 
 
-class Mixing(Augment):
+class Mixture(Augment):
     """A mixture of two images and their labels; the share of the first is drawn from Beta(α, α)."""
 
     mixes: ClassVar[bool] = True
@@ -134,7 +135,7 @@ class Mixing(Augment):
     """Share of the images that are mixed."""
 
 
-class Mixup(Mixing):
+class Mixup(Mixture):
     """λ·x₁ + (1 − λ)·x₂ (Zhang et al. 2018, "mixup", eq. 1 of section 2)."""
 
     kind: Literal["mixup"] = "mixup"
@@ -145,7 +146,7 @@ class Mixup(Mixing):
         return image.astype(np.float32) * np.float32(share) + other * np.float32(1 - share), share
 
 
-class CutMix(Mixing):
+class CutMix(Mixture):
     """A rectangle of the second image in the first (Yun et al. 2019, "CutMix", eq. 1–2)."""
 
     kind: Literal["cutmix"] = "cutmix"
@@ -163,7 +164,7 @@ class CutMix(Mixing):
 
 def mixed(mix: Augment, image: Pixels8, other: Callable[[], Pixels8], rng: Random) -> tuple[NDArray[Any], float]:
     """Perhaps mixed with the other image, which is only made then; the share of the first."""
-    assert isinstance(mix, Mixing)
+    assert isinstance(mix, Mixture)
     if rng.random() >= mix.probability:
         return image, 1.0
     return mix.mix(image, other(), float(rng.beta(mix.alpha, mix.alpha)), rng)
@@ -195,21 +196,21 @@ def _fill(picture: Any) -> Any:
     return GREY if len(picture.getbands()) == 1 else (GREY,) * len(picture.getbands())
 
 
-def _operation(name: str) -> Callable[[Any, float], Any]:
+def _operation(name: str) -> Callable[..., Any]:
     """An enhancement of Pillow, or a function of its ImageOps."""
 
-    def run(picture: Any, strength: float) -> Any:
+    def run(picture: Any, s: float) -> Any:
         from PIL import ImageEnhance, ImageOps
 
         if (enhance := getattr(ImageEnhance, name.capitalize(), None)) is not None:
-            return enhance(picture).enhance(1 + 0.9 * strength)
-        arguments = {"posterize": (8 - round(4 * abs(strength)),), "solarize": (256 - round(256 * abs(strength)),)}
+            return enhance(picture).enhance(1 + 0.9 * s)
+        arguments = {"posterize": (8 - round(4 * abs(s)),), "solarize": (256 - round(256 * abs(s)),)}
         return getattr(ImageOps, name)(picture, *arguments.get(name, ()))
 
     return run
 
 
-OPERATIONS: tuple[Callable[[Any, float], Any], ...] = (
+OPERATIONS: tuple[Callable[..., Any], ...] = (
     lambda picture, s: picture,
     lambda picture, s: picture.rotate(30 * s, resample=2, fillcolor=_fill(picture)),
     lambda picture, s: _affine(picture, (1, 0.3 * s, 0, 0, 1, 0)),  # shear

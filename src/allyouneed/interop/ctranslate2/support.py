@@ -58,6 +58,7 @@ LAYERS = {
     "wiring.kind": ("post-norm", "pre-norm"),
     "wiring.final": ANY,
     "wiring.layer_scale": (None,),
+    "wiring.depth_dropout": ANY,
     "mixer.positions.kind": ("none", "shaw", "buckets", "rotary"),
     "mixer.positions.*": ROTARY | {"terms": ("key",), "distance|buckets|untied|bidirectional": ANY},
     "mixer.*": ATTENTION,

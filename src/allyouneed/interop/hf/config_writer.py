@@ -18,7 +18,7 @@ from allyouneed.interop.hf.config_reader import ACTIVATIONS, Tree
 from allyouneed.nn.models.base import Model
 
 OMITTED: Any = object()  # the value of a key that is not written, or of an option that is not set
-TRAINING_KEYS = ("dropout", "init", "jitter", "z_loss", "balance")  # no effect on inference
+TRAINING_KEYS = ("dropout", "depth_dropout", "init", "jitter", "z_loss", "balance")  # no effect on inference
 
 
 class ModelTree:

@@ -17,7 +17,7 @@ from allyouneed.nn.models.block import Block, Layer
 from allyouneed.nn.observe import enter_block, leave_block
 from allyouneed.nn.states.base import State
 from allyouneed.nn.sublayer import Mixer
-from allyouneed.nn.wiring.residual import FinalNorm, Wiring
+from allyouneed.nn.wiring.residual import FinalNorm, ResidualModule, Wiring
 
 
 class Stack(nn.Module):
@@ -37,6 +37,9 @@ class Stack(nn.Module):
             again = range(layer.repeat - 1)
             blocks += [first, *(first if layer.share else layer.build(common, depth) for _ in again)]
             self.spans.append(range(len(blocks) - layer.repeat, len(blocks)))
+        for number, block in enumerate(blocks):
+            if isinstance(block.wiring, ResidualModule):
+                block.wiring.place(number, len(blocks))
         share_modules(blocks)
         self.blocks = nn.ModuleList(blocks)
         self.wirings: list[Wiring] = [layer.wiring for layer in layers]

@@ -104,15 +104,26 @@ class ResidualModule(nn.Module):
         self.config: Any = config
         self.sublayer_count, self.depth, self.scale_start = sublayers, depth, config.scale_start()
         self.norms = nn.ModuleList(common.norm.build(common.width) for _ in range(config.norm_count(sublayers)))
-        self.dropout = Dropout(common.dropout)
+        self.dropout, self.skip_rate = Dropout(common.dropout), 0.0
         self.scales = nn.ParameterList(
             torch.full((common.width,), self.scale_start) for _ in range(sublayers) if self.scale_start is not None
         )
 
     def scale(self, y: Any, number: int) -> Any:
-        """The output of sub-layer `number` with dropout (the paper, 5.4) and LayerScale."""
-        y = self.dropout(y) if self.training else y
+        """The output of sub-layer `number` with dropout (the paper, 5.4), LayerScale and stochastic depth."""
+        y = self._skipped(self.dropout(y)) if self.training else y
         return y if self.scale_start is None else y * self.scales[number]
+
+    def place(self, number: int, count: int) -> None:
+        """It is in block `number`, from 0, of `count`: later ones are skipped more often (Huang et al. 2016, eq. 4)."""
+        self.skip_rate = getattr(self.config, "depth_dropout", 0.0) * (number + 1) / count
+
+    def _skipped(self, y: Any) -> Any:
+        """Zero for some rows of the batch, so that only the stream is left of them; the others scaled accordingly."""
+        if self.skip_rate == 0:
+            return y
+        kept = torch.rand(len(y), *[1] * (y.dim() - 1), device=y.device) >= self.skip_rate
+        return y * (kept.to(y.dtype) / (1 - self.skip_rate))
 
     def reset_parameters(self) -> None:
         if self.scale_start is not None:
@@ -149,10 +160,14 @@ class BlockFormulaModule(ResidualModule):
 
 class LayerScaled(Residual):
     """Touvron et al. 2021, "Going deeper with Image Transformers", eq. 9–10, LayerScale: a learned factor per feature
-    on each sub-layer output, initially `layer_scale`."""
+    on each sub-layer output, initially `layer_scale`. Huang et al. 2016, "Deep Networks with Stochastic Depth":
+    sub-layers are skipped at random in training, each for some rows of the batch (`depth_dropout`)."""
 
     layer_scale: Annotated[float, Field(gt=0)] | None = None
     """Initial value of a learned factor per feature on each sub-layer output (LayerScale); default: none."""
+
+    depth_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Probability of skipping a sub-layer of the last block in training, less in earlier ones (stochastic depth)."""
 
     def scale_start(self) -> float | None:
         return self.layer_scale

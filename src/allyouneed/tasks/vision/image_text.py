@@ -32,6 +32,7 @@ class ImageText(CaptionTask):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("two-towers",)
+    heads: ClassVar[tuple[str, ...]] = ("pooled",)
     compares_batch: ClassVar[bool] = True
     loss_unit: ClassVar[str] = "pairs"
     metrics: ClassVar[dict[str, bool]] = {"recall@1": True, "loss": False}

@@ -27,7 +27,6 @@ from torch.distributed.rendezvous import rendezvous
 
 from allyouneed.data.batches.sharding import DataShard
 from allyouneed.errors import UserError
-from allyouneed.tasks.contrastive import Contrastive
 from allyouneed.training.distributed.tensor_parallel import tensor_parallel_problems
 from allyouneed.training.recipe.recipe import Recipe
 
@@ -239,8 +238,9 @@ def _check(recipe: Recipe, world: int) -> None:
         problems += tensor_parallel_problems(recipe.model_for(None), degree)
     if degree > 1 and recipe.task.has_memory:
         problems.append("task.memory: not supported with parallel.tensor; remove one of them")
-    if degree > 1 and isinstance(recipe.task, Contrastive):
-        problems.append("task.kind: contrastive does not support parallel.tensor, whose processes read the same texts")
+    if degree > 1 and recipe.task.compares_batch:
+        text = "does not support parallel.tensor, whose processes read the same examples"
+        problems.append(f"task.kind: {recipe.task_kind} {text}")
     if problems:
         raise UserError("\n".join(problems))
 

@@ -13,6 +13,7 @@ from allyouneed.nn.embed.tokens import Embed
 from allyouneed.nn.heads.pooling import Pool
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.sight import blind_pool, readable, seeing_pool, tokens_seen
+from allyouneed.nn.models.two_towers import TwoTowers
 from allyouneed.tasks.task import Task
 
 LISTED = 8  # presets named in an error
@@ -67,7 +68,7 @@ def _seeing(model: Model, tree: Mapping[str, Any], longest: int) -> Model:
     if (reason := blind_pool(model, longest)) is None:
         return model
     head = tree_of(model)["head"]
-    if sets_pool(tree) or model.kind == "two-towers":
+    if sets_pool(tree) or isinstance(model, TwoTowers):
         raise ConfigError([reason], "model")
     pool = seeing_pool(model, ("last", "first"), readable(model, longest))
     return parse(Model, tree_of(model) | {"head": head | {"pool": pool}}, "model")  # type: ignore[type-abstract]

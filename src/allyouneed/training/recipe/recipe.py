@@ -169,6 +169,8 @@ class Recipe(Config):
             raise ValueError("'steps' and 'epochs' are exclusive; set one")
         if self.precision == "fp8" and self.parallel.tensor > 1:
             raise ValueError("precision: fp8 does not support parallel.tensor above 1; use bf16")
+        if self.optimiser.ema is not None and self.parallel.kind == "fsdp":
+            raise ValueError("optimiser.ema: not with parallel: fsdp, which splits the weights; use ddp")
         if self.average > self.save.keep:
             raise ValueError(f"'average' needs the last {self.average} checkpoints, but save.keep is {self.save.keep}")
         if self.data.filters.ratio is not None and not self.task.file_type.has_two_texts:
