@@ -31,6 +31,7 @@ class Encoding(ABC):
     columns: dict[str, str]
     spec: dict[str, Any]
     max_tokens: int | None
+    truncated: int = 0  # examples whose source was
 
     @abstractmethod
     def encode(self, chunk: Sequence[Any]) -> Iterator[EncodedRow | Dropped]:
@@ -48,7 +49,8 @@ def id_format(tokenizer: Tokenizer) -> str:
 
 class TextEncoding(Encoding):
     """One column per text. An example is dropped if a text plus `special_count` special tokens exceeds `max_tokens`.
-    With `separators`, its texts are counted as one sequence with that many separator tokens in between."""
+    With `separators`, its texts are counted as one sequence with that many separator tokens in between. `truncate`: the
+    first text is truncated instead, if that leaves any of it."""
 
     name = "Texts"
 
@@ -59,10 +61,11 @@ class TextEncoding(Encoding):
         special_count: int = 1,
         separators: int | None = None,
         word_starts: bool = False,
+        truncate: bool = False,
     ) -> None:
         self.tokenizers = dict(tokenizers)
         self.max_tokens, self.special_count, self.separators = max_tokens, special_count, separators
-        self.word_starts = word_starts
+        self.word_starts, self.truncate = word_starts, truncate
         self.columns = {name: id_format(tokenizer) for name, tokenizer in self.tokenizers.items()}
         if word_starts:
             self.columns["starts"] = "<u1"
@@ -72,7 +75,7 @@ class TextEncoding(Encoding):
             "marks": special_count,
             "together": separators is not None,
             "columns": self.columns,
-        }
+        } | ({"truncate": True} if truncate else {})
 
     def encode(self, chunk: Sequence[Example]) -> Iterator[EncodedRow | Dropped]:
         random = [getattr(example, "bpe_dropout", None) is not None for example in chunk]
@@ -87,9 +90,14 @@ class TextEncoding(Encoding):
             to = getattr(example, "to", None)
             if to is not None:  # multilingual models read the target language first
                 row[0] = [next(iter(self.tokenizers.values())).language(to), *row[0]]
-            lengths = [len(ids) for ids in row]
             joined = self.separators is not None
             separators = self.separators or 0 if len(example.texts) == len(sides) else 0
+            if self.truncate and self.max_tokens is not None:
+                others = sum(map(len, row[1:])) if joined else 0
+                room = self.max_tokens - self.special_count - separators - others
+                if len(row[0]) > room > 0:
+                    row[0], self.truncated = row[0][:room], self.truncated + 1
+            lengths = [len(ids) for ids in row]
             tokens = (sum(lengths) if joined else max(lengths)) + self.special_count + separators
             dropped = self.drop_if_too_long(tokens)
             more = self.extra_columns(example)

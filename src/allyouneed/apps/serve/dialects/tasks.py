@@ -35,19 +35,29 @@ Task = Literal[
     "click",
     "image-classification",
     "image-text",
+    "question-answering",
     "translation",
+    "seq2seq",
+    "summarisation",
+    "correction",
 ]
 Pair = Annotated[list[Text], Field(min_length=2, max_length=2)]
 Row = dict[Text, Any]
 MOST_VALUES = 10_000  # of a row
 MOST_CANDIDATES = 1000
 TRANSLATION = ("source_lang", "target_lang", "format", "glossary", "glossary_id")
+REWRITERS = {  # the method of each task, and what it does, for errors
+    "seq2seq": ("seq2seq_full", "rewrite texts"),
+    "summarisation": ("summarise_full", "summarise texts"),
+    "correction": ("correct_full", "correct texts"),
+}
 FORMATS = ("text", "html", "md", "srt", "vtt", "po", "xml")
 
 
 class TaskRequest(RequestBody):
-    """`inputs`: texts; pairs of texts (similarity, classification); images in base64 (image-…); rows of a log
-    (click). `top`: results per input. `labels`: the texts to choose from (image-text). The others: of translation."""
+    """`inputs`: texts; pairs of texts (similarity, classification), of a question and a text (question-answering);
+    images in base64 (image-…); rows of a log (click). `top`: results per input. `labels`: the texts to choose from
+    (image-text). The others: of translation."""
 
     model: Text | None = None
     inputs: Annotated[list[Text | Pair | Row], Field(min_length=1)]
@@ -94,6 +104,8 @@ async def run_task(task: Task, body: TaskRequest, request: Request) -> Response:
         return await _translate(request, body, limits)
     if given := [name for name in TRANSLATION if getattr(body, name) is not None]:
         raise ApiError(f"{given[0]}: only for translation, not for {task}", param=given[0])
+    if task in REWRITERS:
+        return await _rewrite(request, task, body, limits)
     async with state.registry.use(body.model) as model:
         results = await RUNNERS[task](model, body, limits)
         return json_response({"model": model.name, "task": task, "results": results})
@@ -119,6 +131,29 @@ async def _translate(request: Request, body: TaskRequest, limits: Limits) -> Res
             for one in found
         ]
         return json_response({"model": model.name, "task": "translation", "results": results})
+
+
+async def _rewrite(request: Request, task: str, body: TaskRequest, limits: Limits) -> Response:
+    """`top`: outputs of each text, best first."""
+    texts, (method, what) = body.texts(), REWRITERS[task]
+    if body.top is not None and task == "correction":
+        raise ApiError("top: a text has one correction; remove it", param="top")
+    if body.top is not None and body.top > limits.choices:
+        raise over_limit("alternatives", body.top, limits.choices)
+    if (size := sum(map(len, texts))) > limits.prompt_characters:
+        raise over_limit("characters", size, limits.prompt_characters, "inputs")
+    options = {} if body.top is None else {"method": "beam", "beam": max(4, body.top), "best": body.top}
+    state = request.app.state
+    async with state.registry.use(body.model) as model:
+        rewrite = getattr(model.offering(method, what), method)
+        found = await model.call(lambda: rewrite(texts, **options), request.state.client, model.settings.exact)
+        results: list[dict[str, Any]] = [{"text": one.text, "notes": one.notes} for one in found]
+        for one, result in zip(found, results, strict=True):
+            if task == "correction":
+                result["edits"] = [edit._asdict() for edit in one.edits]
+            elif body.top is not None:
+                result["alternatives"] = [other.text for other in one.candidates[1:]]
+        return json_response({"model": model.name, "task": task, "results": results})
 
 
 async def _classify(model: ServedModel, body: TaskRequest, limits: Limits) -> list[Any]:
@@ -155,6 +190,17 @@ async def _tag(model: ServedModel, body: TaskRequest, limits: Limits) -> list[An
         }
         for one in found
     ]
+
+
+async def _answer(model: ServedModel, body: TaskRequest, limits: Limits) -> list[Any]:
+    """`inputs`: pairs of a question and a text, which may be long; `top`: answers of each."""
+    predictor = model.offering("answer_full", "answer questions")
+    pairs, top = body.pairs(), body.top or 1
+    await count_tokens(predictor, [q for q, _ in pairs], limits, "inputs", least=1)
+    await count_tokens(predictor, [text for _, text in pairs], limits, "inputs", truncate=True, least=1)
+    found = await model.compute(("answer", top), pairs, lambda some: predictor.answer_full(some, top=top))
+    answers = [[asdict(answer) for answer in one.answers] for one in found]
+    return [some[0] | ({"alternatives": some[1:]} if top > 1 else {}) for some in answers]
 
 
 async def _similarity(model: ServedModel, body: TaskRequest, limits: Limits) -> list[Any]:
@@ -230,6 +276,7 @@ RUNNERS = {
     "fill-mask": _fill_mask,
     "tagging": _tag,
     "similarity": _similarity,
+    "question-answering": _answer,
     "click": _predict_click,
     "image-classification": _classify_image,
     "image-text": _match_image,
