@@ -45,7 +45,7 @@ from allyouneed.training import Recipe, load_recipe
 from allyouneed.training.optim.schedule import Schedule
 from foreign_folders import write_strangers
 from parameter_count import parameter_count
-from toy_texts import asked, chats, comparisons, documents, impressions, labelled, scored, sentence, tagged
+from toy_texts import asked, chats, comparisons, documents, impressions, labelled, scored, sentence, several, tagged
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -180,6 +180,7 @@ def _write_data(path: Path, task: Any) -> None:
     """Example data for a task; the file name seeds the generator, so `x.valid.tsv` differs from `x.tsv`."""
     kind = task["kind"] if isinstance(task, dict) else task
     write = TOYS.get(Task.registry[kind].files.model_fields["kind"].default) if kind else None
+    write = several if isinstance(task, dict) and task.get("several") else write
     if write is None:
         _write_pairs(path, 20)
     elif not path.exists():

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from allyouneed.infer.predictors.image_matcher import ImageMatcher as ImageMatcher
     from allyouneed.infer.predictors.interleaved import InterleavedGenerator as InterleavedGenerator
     from allyouneed.infer.predictors.question_answerer import QuestionAnswerer as QuestionAnswerer
+    from allyouneed.infer.predictors.reranker import Reranker as Reranker
     from allyouneed.infer.predictors.reward import RewardModel as RewardModel
     from allyouneed.infer.predictors.seq2seq import Seq2Seq as Seq2Seq
     from allyouneed.infer.predictors.summariser import Summariser as Summariser
@@ -140,6 +141,10 @@ def load(folder: Folderlike, device: str = "cpu", *, task: Literal["tagging"], d
 def load(
     folder: Folderlike, device: str = "cpu", *, task: Literal["similarity", "contrastive"], dtype: str | None = None
 ) -> Embedder: ...
+@overload
+def load(
+    folder: Folderlike, device: str = "cpu", *, task: Literal["reranking"], dtype: str | None = None
+) -> Reranker: ...
 @overload
 def load(
     folder: Folderlike, device: str = "cpu", *, task: Literal["click"], dtype: str | None = None

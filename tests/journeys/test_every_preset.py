@@ -35,6 +35,7 @@ QUESTIONS: dict[str, Any] = {
     "fill_mask": "the cat <mask> the sea",
     "classify": GOOD[0],
     "answer": ("where does Anna live?", "Anna lives in Paris. Otto lives in Ulm."),
+    "rerank": ("the cat", ["猫", "狗"]),
     "tag": "Anna lives in Paris",
     "embed": "the cat",
     "score": ("the cat", "good"),

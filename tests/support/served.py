@@ -53,6 +53,11 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {  # m
         {"labels": ["neg", "pos"]},
     ),
     "answerer": (ENCODER | {"head": {"kind": "span"}}, {"kind": "question-answering", "share": 0.5}, {}),
+    "reranker": (
+        ENCODER | {"head": {"kind": "classes", "labels": 1}},
+        {"kind": "reranking", "candidates": 4},
+        {"labels": ["relevant"]},
+    ),
     "masked": (ENCODER, {"kind": "masked-lm"}, {}),
     "click": (BEHAVIOR, {"kind": "click"}, {}),
     "tagger": (ENCODER | {"head": {"kind": "tags", "labels": 3}}, {"kind": "tagging"}, {"labels": ["O", "B-X", "I-X"]}),

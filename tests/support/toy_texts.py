@@ -114,6 +114,16 @@ def asked(count: int, dice: random.Random) -> str:
     return "".join(rows)
 
 
+def several(count: int, dice: random.Random) -> str:
+    """text<TAB>labels: of what the sentences are about, none for some."""
+    rows = []
+    for _ in range(count):
+        about = dice.sample(list(WHAT), dice.randint(0, 2))
+        said = " ".join(f"{dice.choice(list(WHO))} {dice.choice(list(DOES))} {what}." for what in about) or "yes."
+        rows.append(f"{said}\t{'|'.join(what.split()[-1] for what in about)}\n")
+    return "".join(rows)
+
+
 def tagged(count: int, dice: random.Random) -> str:
     """A word a line, its tag behind it."""
     sentences = []
@@ -194,7 +204,7 @@ def impressions(count: int, dice: random.Random) -> str:
 
 WRITERS = {"txt": documents, "labelled.tsv": labelled, "conll": tagged, "scored.tsv": scored, "pairs.tsv": translated}
 WRITERS |= {"chats.jsonl": chats, "comparisons.jsonl": comparisons, "log.csv": impressions, "pieces.jsonl": pieces}
-WRITERS |= {"misspelt.tsv": misspelt, "asked.tsv": asked}
+WRITERS |= {"misspelt.tsv": misspelt, "asked.tsv": asked, "several.tsv": several}
 
 
 def write_all(folder: Path) -> Path:
@@ -225,6 +235,11 @@ RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "ctc-translation": ("pairs.tsv", {"task": "ctc-translation", "model": ENCODER}, {}),
     "synchronous-translation": ("pairs.tsv", {"task": "synchronous-translation", "model": SYNCHRONOUS}, {}),
     "classification": ("labelled.tsv", {"task": "classification", "model": ENCODER}, {"columns": [1, 0]}),
+    "classification several": (
+        "several.tsv",
+        {"task": {"kind": "classification", "several": True}, "model": ENCODER},
+        {},
+    ),
     "classification decoder": ("labelled.tsv", {"task": "classification", "model": DECODER}, {"columns": [1, 0]}),
     "question-answering": (
         "asked.tsv",
@@ -238,6 +253,7 @@ RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"columns": [1, 2, 0]},
     ),
     "contrastive": ("pairs.tsv", {"task": "contrastive", "model": ENCODER}, {}),
+    "reranking": ("pairs.tsv", {"task": {"kind": "reranking", "negatives": 2}, "model": LANGUAGES}, {}),
     "interleaved": ("pieces.jsonl", {"task": "interleaved", "model": INTERLEAVED}, {}),
     "chat": ("chats.jsonl", {"task": "chat", "model": DECODER}, {}),
     "preference": ("comparisons.jsonl", {"task": "preference", "model": DECODER}, {}),

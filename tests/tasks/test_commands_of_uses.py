@@ -182,6 +182,21 @@ def test_correct_prints_the_edits(ask: Callable[..., Answer]) -> None:
     assert ask("correct", text, "--margin", 1000).lines == [text]
 
 
+def test_texts_are_ranked_best_first(ask: Callable[..., Answer], load: Callable[[str], Any]) -> None:
+    query, texts, model = "the cat sees the sea", ["猫看见大海", "狗喜欢月亮", "她听见面包"], "reranking"
+    expected = [f"{one.score:.4f}\t{one.text}" for one in load(model).rerank(query, texts)]
+    assert ask("rerank", "--query", query, model=model, stdin="\n".join(texts)).lines == expected
+    assert ask("rerank", "--query", query, "--top", 2, *texts, model=model).lines == expected[:2]
+    assert ask("rerank", "--query", query, "--json", *texts, model=model).trees[0].keys() == {"query", "text", "score"}
+
+
+def test_a_text_may_have_several_labels(ask: Callable[..., Answer], load: Callable[[str], Any]) -> None:
+    text = "the cat sees the sea. a dog likes the moon."
+    labels = load("classification several").classify(text)
+    assert ask("classify", text, model="classification several").lines == ["|".join(labels)]
+    assert ask("classify", "--json", text, model="classification several").trees[0]["labels"] == labels
+
+
 def test_questions_about_one_text(ask: Callable[..., Answer], tmp_path: Path) -> None:
     text = "Anna lives in Ulm. Li Na lives in Paris."
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")

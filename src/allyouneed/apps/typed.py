@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from allyouneed.apps.translate.translator import Translator
-from allyouneed.infer.predictors.classifier import Classifier
 from allyouneed.infer.predictors.click_predictor import ClickPredictor
 from allyouneed.infer.predictors.corrector import Corrector
 from allyouneed.infer.predictors.embedder import Embedder
@@ -13,6 +12,7 @@ from allyouneed.infer.predictors.image_classifier import ImageClassifier
 from allyouneed.infer.predictors.image_matcher import ImageMatcher
 from allyouneed.infer.predictors.interleaved import InterleavedGenerator
 from allyouneed.infer.predictors.question_answerer import QuestionAnswerer
+from allyouneed.infer.predictors.reranker import Reranker
 from allyouneed.infer.predictors.reward import RewardModel
 from allyouneed.infer.predictors.summariser import Summariser
 from allyouneed.infer.predictors.tagger import Tagger
@@ -26,7 +26,7 @@ class AnyPredictor(  # type: ignore[misc]  # its bases disagree on some methods;
     Corrector,
     MaskFiller,
     SpanFiller,
-    Classifier,
+    Reranker,  # a Classifier
     QuestionAnswerer,
     Tagger,
     Embedder,

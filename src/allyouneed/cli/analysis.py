@@ -100,19 +100,25 @@ def classify(
     compute: ComputeOptions,
     files: TextFileOptions,
 ) -> None:
-    """Classify texts or pairs of texts."""
+    """Classify texts or pairs of texts. Where a text may have several labels, they are separated by `|`."""
     texts, files = file_arguments(texts, files)
     classifier = predictor_with(model, compute, "classify_full", "classify texts")
 
     def tree(one: TextClass) -> dict[str, Any]:
         text = one.text if isinstance(one.text, str) else list(one.text)
         scores = dict(list(one.scores.items())[:top])
-        return {"text": text, "label": one.label, "scores": scores, "notes": one.notes}
+        several = {"labels": one.labels} if classifier.several else {}
+        return {"text": text, "label": one.label, **several, "scores": scores, "notes": one.notes}
+
+    def plain(one: TextClass) -> str:
+        if classifier.several and top is None:
+            return "|".join(one.labels) + "\n"
+        return ranked_lines(top is not None, [(s, label) for label, s in list(one.scores.items())[: top or 1]])
 
     command = TextCommand(
         "classifying",
         lambda texts, first: classifier.classify_full(texts),
-        lambda one: ranked_lines(top is not None, [(s, label) for label, s in list(one.scores.items())[: top or 1]]),
+        plain,
         tree,
         parse=_one_or_two,
         blanks=False,
@@ -288,11 +294,44 @@ def similarity(
     if top is None:
         run(command, texts, files, as_json)
         return
+    _write_best(command, texts, files, as_json, top)
+
+
+def rerank(
+    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="texts; default: standard input")] = None,
+    *,
+    model: ModelOption,
+    query: Annotated[str, option(metavar="TEXT", help="what the texts should answer")],
+    top: Annotated[int | None, option(min=1, help="print the N best only")] = None,
+    as_json: JsonOption = False,
+    compute: ComputeOptions,
+    files: FileOptions,
+) -> None:
+    """Rank texts by how well they answer a query: `probability<TAB>text`, the best first."""
+    if files.shard is not None:
+        raise UserError("rerank compares all texts; remove --shard")
+    texts, files = file_arguments(texts, files)
+    reranker = predictor_with(model, compute, "rerank", "rank texts")
+    command: TextCommand[TextResult] = TextCommand(
+        "ranking",
+        lambda texts, first: _pair_up(texts, reranker.relevance([(query, text) for text in texts])),
+        lambda one: f"{one.found:.4f}\t{one.text}\n",
+        lambda one: {"query": query, "text": one.text, "score": one.found},
+        blanks=False,
+    )
+    _write_best(command, texts, files, as_json, top)
+
+
+def _write_best(
+    command: TextCommand[TextResult], texts: list[str] | None, files: FileOptions, as_json: bool, top: int | None
+) -> None:
+    """The results with the highest numbers, in their order; of equal ones, the first."""
     source = open_input(texts, files)
     check_not_input(source.path, files.output)
     found = (one for _, one in results(command, source) if one is not None)
     with warnings_as_notes():
-        best = heapq.nlargest(top, found, key=lambda one: one.found)
+        every = sorted(found, key=lambda one: -one.found) if top is None else None
+        best = heapq.nlargest(top or 1, found, key=lambda one: one.found) if every is None else every
     write_results(command, ((one.text, one) for one in best), files.output, as_json, force=files.force)
 
 

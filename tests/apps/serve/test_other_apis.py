@@ -55,7 +55,7 @@ def test_embeddings_with_langchain(server: Running, vectors: Any) -> None:
     assert "".join(str(part.content) for part in chat.stream("hi")) == chat.invoke("hi").content
 
 
-@pytest.mark.parametrize("model", ["embedder", "classifier"])
+@pytest.mark.parametrize("model", ["embedder", "classifier", "reranker"])
 def test_reranking_returns_the_best_documents_with_their_scores(
     client: httpx.Client, folders: dict[str, Path], model: str
 ) -> None:
@@ -63,6 +63,8 @@ def test_reranking_returns_the_best_documents_with_their_scores(
     query, *texts = TEXTS
     if model == "embedder":
         expected = predictor.similarity([(query, text) for text in texts])
+    elif model == "reranker":
+        expected = predictor.relevance([(query, text) for text in texts])
     else:
         expected = [one.scores["pos"] for one in predictor.classify_full([(query, text) for text in texts])]
     body = {"model": model, "query": query, "documents": texts, "top_n": 2, "return_documents": True}

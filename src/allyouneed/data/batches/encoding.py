@@ -121,7 +121,7 @@ def _text(example: Example, side: int) -> str:
 
 
 class LabelledTextEncoding(TextEncoding):
-    """Texts and the index of a label."""
+    """Texts and the index of their label, or of each of their labels."""
 
     name = "WithLabel"
 
@@ -132,8 +132,8 @@ class LabelledTextEncoding(TextEncoding):
         self.spec |= {"labels": list(labels)}
 
     def extra_columns(self, example: Any) -> EncodedRow | Dropped:
-        number = self.numbers.get(example.label)
-        return drop_unseen_label(example.label) if number is None else [[number]]
+        unseen = [label for label in example.labels if label not in self.numbers]
+        return drop_unseen_label(unseen[0]) if unseen else [[self.numbers[label] for label in example.labels]]
 
 
 class ScoredTextEncoding(TextEncoding):

@@ -36,6 +36,7 @@ def empty_like(batch: Batch) -> Batch:
 
     labels = batch.labels
     if labels is not None:
-        per_sequence = labels.ndim == 1 and isinstance(batch.target, Rows) and batch.target.segments is not None
+        scores = labels.ndim == 1 or labels.is_floating_point()  # not token ids: one, or one of each label
+        per_sequence = scores and isinstance(batch.target, Rows) and batch.target.segments is not None
         labels = labels[:0] if per_sequence else torch.full_like(labels, IGNORE)
     return Batch(side(batch.target), None if batch.source is None else side(batch.source), labels, batch.begins)

@@ -216,7 +216,7 @@ class Store:
 
 
 # keys of files that older versions do not know: without them, their fingerprints stay valid
-LATER_KEYS = ("header", "quotes", "bpe_dropout", "segmentations", "context", "document")
+LATER_KEYS = ("header", "quotes", "separator", "bpe_dropout", "segmentations", "context", "document")
 
 
 class InputHashes:

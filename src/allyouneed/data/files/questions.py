@@ -31,10 +31,6 @@ class Question(NamedTuple):
         return self.question, self.context
 
     @property
-    def labels(self) -> tuple[str, ...]:
-        return ()
-
-    @property
     def metadata(self) -> str:
         return repr((self.answers, self.begins))
 

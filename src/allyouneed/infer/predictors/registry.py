@@ -51,6 +51,7 @@ TASKS = {
     "tagging": TaskEntry(f"{__package__}.tagger", "Tagger", ("tag",)),
     "similarity": TaskEntry(f"{__package__}.embedder", "Embedder", ("embed", "similarity")),
     "contrastive": TaskEntry(f"{__package__}.embedder", "Embedder", ("embed", "similarity")),
+    "reranking": TaskEntry(f"{__package__}.reranker", "Reranker", ("rerank",)),
     "transcription": TaskEntry(f"{__package__}.transcriber", "Transcriber", ("transcribe",)),
     "click": TaskEntry(f"{__package__}.click_predictor", "ClickPredictor", ("predict-click",)),
     "image-classification": TaskEntry(f"{__package__}.image_classifier", "ImageClassifier", ("classify-image",)),

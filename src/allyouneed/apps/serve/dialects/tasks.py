@@ -164,7 +164,11 @@ async def _classify(model: ServedModel, body: TaskRequest, limits: Limits) -> li
     flat = [text for one in inputs for text in ([one] if isinstance(one, str) else one)]
     await count_tokens(predictor, flat, limits.model_copy(update={"texts": 2 * limits.texts}), "inputs")
     found = await model.compute("classify", inputs, predictor.classify_full)
-    return [{"label": one.label, "scores": dict(list(one.scores.items())[: body.top])} for one in found]
+    several = [{"labels": one.labels} if predictor.several else {} for one in found]
+    scores = [dict(list(one.scores.items())[: body.top]) for one in found]
+    return [
+        {"label": one.label, **more, "scores": some} for one, more, some in zip(found, several, scores, strict=True)
+    ]
 
 
 async def _fill_mask(model: ServedModel, body: TaskRequest, limits: Limits) -> list[Any]:
