@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from allyouneed.infer.predictors.classifier import Classifier as Classifier
     from allyouneed.infer.predictors.click_predictor import ClickPredictor as ClickPredictor
     from allyouneed.infer.predictors.corrector import Corrector as Corrector
+    from allyouneed.infer.predictors.denoiser import Denoiser as Denoiser
     from allyouneed.infer.predictors.embedder import Embedder as Embedder
     from allyouneed.infer.predictors.fill_mask import MaskFiller as MaskFiller
     from allyouneed.infer.predictors.fill_spans import SpanFiller as SpanFiller
@@ -127,6 +128,10 @@ def load(
 def load(
     folder: Folderlike, device: str = "cpu", *, task: Literal["span-corruption"], dtype: str | None = None
 ) -> SpanFiller: ...
+@overload
+def load(
+    folder: Folderlike, device: str = "cpu", *, task: Literal["denoising"], dtype: str | None = None
+) -> Denoiser: ...
 @overload
 def load(
     folder: Folderlike, device: str = "cpu", *, task: Literal["classification"], dtype: str | None = None

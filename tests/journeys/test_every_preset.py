@@ -26,12 +26,12 @@ from toy_texts import ENCODER, GOOD, RECIPE, RUNS, Listener, recipe
 TASKS = [run for run in RUNS if " " not in run and run != "dpo"]
 # what a model is asked, by the method that its predictor has
 QUESTIONS: dict[str, Any] = {
+    "fill": "the cat <mask> the sea",
     "summarise": "the cat sees the sea",
     "correct": "the cat see teh sea",
     "seq2seq": "the cat sees the sea",
     "translate": "the cat sees the sea",
     "generate": "the cat",
-    "fill": "the cat <mask> the sea",
     "fill_mask": "the cat <mask> the sea",
     "classify": GOOD[0],
     "answer": ("where does Anna live?", "Anna lives in Paris. Otto lives in Ulm."),

@@ -226,6 +226,7 @@ RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "translation-lm": ("pairs.tsv", {"task": "translation-lm", "model": LANGUAGES}, {}),
     "permutation-lm": ("txt", {"task": "permutation-lm", "model": PERMUTED}, {}),
     "span-corruption": ("txt", {"task": {"kind": "span-corruption", "sentinels": 8}, "model": BOTH}, {}),
+    "denoising": ("txt", {"task": "denoising", "model": BOTH}, {}),
     "translation": ("pairs.tsv", {"task": "translation", "model": BOTH}, {}),
     "seq2seq": ("pairs.tsv", {"task": "seq2seq", "model": BOTH}, {}),
     "seq2seq decoder": ("pairs.tsv", {"task": "seq2seq", "model": PREFIX}, {}),

@@ -220,16 +220,17 @@ def embed(
     texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="texts; default: standard input")] = None,
     *,
     model: ModelOption,
+    width: Annotated[int | None, option(min=1, help="keep the first N numbers of each vector")] = None,
     compute: ComputeOptions,
     files: EmbedFileOptions,
 ) -> None:
     """Embed texts: a line of JSON per text, or one NumPy array."""
     texts, files = file_arguments(texts, files)
     embedder = predictor_with(model, compute, "embed", "embed texts", task="similarity")
-    nothing = embedder.embed([])
+    nothing = embedder.embed([], width=width)
     command: TextCommand[TextResult] = TextCommand(
         "embedding",
-        lambda texts, first: _pair_up(texts, embedder.embed(texts).tolist()),
+        lambda texts, first: _pair_up(texts, embedder.embed(texts, width=width).tolist()),
         lambda one: json_text({"text": one.text, "vector": one.found}),
         lambda one: {"text": one.text, "vector": one.found},
         pack=lambda one: array("f", one.found).tobytes(),

@@ -46,6 +46,7 @@ TASKS = {
     "translation-lm": TaskEntry(f"{__package__}.fill_mask", "TranslationMaskFiller", ("fill-mask",), pretrained=True),
     "permutation-lm": TaskEntry(f"{__package__}.fill_mask", "PermutationMaskFiller", ("fill-mask",), pretrained=True),
     "span-corruption": TaskEntry(f"{__package__}.fill_spans", "SpanFiller", ("fill-mask",)),
+    "denoising": TaskEntry(f"{__package__}.denoiser", "Denoiser", ("fill-mask",)),
     "classification": TaskEntry(f"{__package__}.classifier", "Classifier", ("classify",)),
     "question-answering": TaskEntry(f"{__package__}.question_answerer", "QuestionAnswerer", ("answer",)),
     "tagging": TaskEntry(f"{__package__}.tagger", "Tagger", ("tag",)),

@@ -346,6 +346,7 @@ _METHODS = {
     "summarisation": "summarise",
     "correction": "correct",
     "span-corruption": "fill",
+    "denoising": "fill",
     "masked-lm": "fill_mask",
     "translation-lm": "fill_mask",
     "permutation-lm": "fill_mask",
