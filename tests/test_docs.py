@@ -8,6 +8,7 @@ line is a comment such as `# many.yaml` becomes a file of that name.
 from __future__ import annotations
 
 import ast
+import json
 import os
 import random
 import re
@@ -45,7 +46,7 @@ from allyouneed.training.optim.schedule import Schedule
 from foreign_folders import write_strangers
 from parameter_count import parameter_count
 from toy_images import class_folders, write_pictures
-from toy_texts import chats, comparisons, documents, impressions, labelled, scored, sentence, tagged
+from toy_texts import asked, chats, comparisons, documents, impressions, labelled, scored, sentence, several, tagged
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -75,6 +76,7 @@ SMALL_MODELS["vit"] = "set=['encoder[0].repeat=1']"
 SMALL_MODELS["clip"] = "set=['image.encoder[0].repeat=1', 'text.encoder[0].repeat=1']"
 SMALL_MODELS["captioner"] = "set=['encoder[0].repeat=1', 'decoder[0].repeat=1']"
 SMALL_MODELS["transformer-xl"] = SMALL_MODELS["gpt2"]
+SPLITS = ("train", "valid", "test")
 WORDS = {"机器": "machine", "学习": "learning", "很": "very", "有趣": "interesting", "句子": "sentence", "好": "good"}
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -156,7 +158,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
             elif is_recipe(tree):
                 changed = override({k: v for k, v in tree.items() if k != "epochs"}, small(tree))
                 (folder / (name[1] if name else "recipe.yaml")).write_text(yaml.safe_dump(changed), encoding="utf-8")
-                for entries in tree["data"].values():
+                for entries in (tree["data"][split] for split in SPLITS if split in tree["data"]):
                     for entry in entries if isinstance(entries, list) else [entries]:
                         _write_data(folder / (entry if isinstance(entry, str) else entry["path"]), tree.get("task"))
     reviews = dict.fromkeys(labelled(60, random.Random(0)).replace("\t", ",").splitlines())
@@ -188,6 +190,7 @@ def _write_data(path: Path, task: Any) -> None:
             _write_images(path)
         return
     write = TOYS.get(Task.registry[kind].files.model_fields["kind"].default) if kind else None
+    write = several if isinstance(task, dict) and task.get("several") else write
     if write is None:
         _write_pairs(path, 20)
     elif not path.exists():
@@ -205,8 +208,13 @@ def _write_images(path: Path) -> None:
         (path.parents[1] / "cat.png").write_bytes(next(path.rglob("*.png")).read_bytes())
 
 
+def asked_as_json(count: int, dice: random.Random) -> str:
+    rows = [line.split("\t") for line in asked(count, dice).splitlines()]
+    return "".join(json.dumps({"question": q, "context": text, "answers": a}) + "\n" for q, text, a in rows)
+
+
 TOYS = {"text": documents, "labelled": labelled, "tagged": tagged, "scored": scored}
-TOYS |= {"chats": chats, "comparisons": comparisons, "log": impressions}
+TOYS |= {"questions": asked_as_json, "chats": chats, "comparisons": comparisons, "log": impressions}
 TOYS |= {"prompts": lambda count, dice: "".join(sentence(dice) + "\n" for _ in range(count))}
 
 
@@ -458,7 +466,7 @@ def test_every_task_is_documented(name: str, head: str) -> None:
         task = Task.registry[kind]
         assert re.findall(r"`([\w-]+)`", models) == list(task.kinds)
         assert first_head == f"`{task.heads[0]}`" and reads == f"`{task.files.model_fields['kind'].default}`"
-        assert re.findall(r"`([\w@-]+)`", metrics) == list(task.metrics)
+        assert re.findall(r"`([\w@.-]+)`", metrics) == list(task.metrics)
         found = {key: value for text in re.findall(r"`([^`]+)`", keys) for key, value in yaml.safe_load(text).items()}
         assert found == {key: value for key, value in tree_of(task()).items() if key != "kind"}
 

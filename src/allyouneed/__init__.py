@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from allyouneed.infer.predictors.base import EvaluationResult, Predictor
     from allyouneed.infer.predictors.classifier import Classifier as Classifier
     from allyouneed.infer.predictors.click_predictor import ClickPredictor as ClickPredictor
+    from allyouneed.infer.predictors.corrector import Corrector as Corrector
+    from allyouneed.infer.predictors.denoiser import Denoiser as Denoiser
     from allyouneed.infer.predictors.embedder import Embedder as Embedder
     from allyouneed.infer.predictors.fill_mask import MaskFiller as MaskFiller
     from allyouneed.infer.predictors.fill_spans import SpanFiller as SpanFiller
@@ -44,8 +46,11 @@ if TYPE_CHECKING:
     from allyouneed.infer.predictors.image_classifier import ImageClassifier as ImageClassifier
     from allyouneed.infer.predictors.image_matcher import ImageMatcher as ImageMatcher
     from allyouneed.infer.predictors.interleaved import InterleavedGenerator as InterleavedGenerator
+    from allyouneed.infer.predictors.question_answerer import QuestionAnswerer as QuestionAnswerer
+    from allyouneed.infer.predictors.reranker import Reranker as Reranker
     from allyouneed.infer.predictors.reward import RewardModel as RewardModel
     from allyouneed.infer.predictors.seq2seq import Seq2Seq as Seq2Seq
+    from allyouneed.infer.predictors.summariser import Summariser as Summariser
     from allyouneed.infer.predictors.tagger import Tagger as Tagger
     from allyouneed.infer.predictors.transcriber import Transcriber as Transcriber
     from allyouneed.interop.save import TokenizerLike
@@ -105,6 +110,14 @@ def load(
 def load(folder: Folderlike, device: str = "cpu", *, task: Literal["seq2seq"], dtype: str | None = None) -> Seq2Seq: ...
 @overload
 def load(
+    folder: Folderlike, device: str = "cpu", *, task: Literal["summarisation"], dtype: str | None = None
+) -> Summariser: ...
+@overload
+def load(
+    folder: Folderlike, device: str = "cpu", *, task: Literal["correction"], dtype: str | None = None
+) -> Corrector: ...
+@overload
+def load(
     folder: Folderlike,
     device: str = "cpu",
     *,
@@ -117,14 +130,26 @@ def load(
 ) -> SpanFiller: ...
 @overload
 def load(
+    folder: Folderlike, device: str = "cpu", *, task: Literal["denoising"], dtype: str | None = None
+) -> Denoiser: ...
+@overload
+def load(
     folder: Folderlike, device: str = "cpu", *, task: Literal["classification"], dtype: str | None = None
 ) -> Classifier: ...
+@overload
+def load(
+    folder: Folderlike, device: str = "cpu", *, task: Literal["question-answering"], dtype: str | None = None
+) -> QuestionAnswerer: ...
 @overload
 def load(folder: Folderlike, device: str = "cpu", *, task: Literal["tagging"], dtype: str | None = None) -> Tagger: ...
 @overload
 def load(
     folder: Folderlike, device: str = "cpu", *, task: Literal["similarity", "contrastive"], dtype: str | None = None
 ) -> Embedder: ...
+@overload
+def load(
+    folder: Folderlike, device: str = "cpu", *, task: Literal["reranking"], dtype: str | None = None
+) -> Reranker: ...
 @overload
 def load(
     folder: Folderlike, device: str = "cpu", *, task: Literal["click"], dtype: str | None = None

@@ -55,6 +55,11 @@ WORDS = {
 KINDS = ("ForSequenceClassification", "ForTokenClassification", "Model")
 # class -> config
 CASES = {f"{family}{kind}": words for family, words in WORDS.items() for kind in KINDS}
+# two labels: the scores of beginning and end
+CASES |= {
+    f"{family}ForQuestionAnswering": WORDS[family] | {"num_labels": 2}
+    for family in ("Bert", "Roberta", "DistilBert", "Albert", "Electra", "RoFormer")
+}
 CASES |= {
     "ElectraForPreTraining": NARROW,
     "ViTModel": IMAGE,

@@ -407,3 +407,22 @@ def test_an_opus_model_knows_the_direction_that_its_tokenizer_names(tmp_path: Pa
     assert ayn.load(tmp_path).folder.directions == about(tmp_path)["directions"] == [("en", "de")]
     settings.write_text(json.dumps(named | {"target_lang": "ROMANCE"}))  # a group, chosen by tokens
     assert ayn.load(tmp_path).folder.directions == about(tmp_path)["directions"] == []
+
+
+@pytest.mark.parametrize("make", [bert, roberta])
+def test_answers_are_those_of_transformers(make: Any, tmp_path: Path) -> None:
+    torch.manual_seed(8)
+    model, tokenizer, ours = make(tmp_path, "QuestionAnswering")
+    question, text = "the cat?", "Über die Häuser fliegt ein großer Vogel unbelievable"
+    given = tokenizer(question, text, return_tensors="pt", return_offsets_mapping=True)
+    offsets, places = given.pop("offset_mapping")[0].tolist(), given.sequence_ids(0)
+    with torch.no_grad():
+        found = model(**given)
+    begin, end = found.start_logits[0], found.end_logits[0]
+    inside = [n for n, one in enumerate(places) if one == 1]
+    spans = [(float(begin[a] + end[b]), a, b) for a in inside for b in inside if a <= b < a + 30]
+    best, first, last = max(spans)
+    (answer,) = ours.answer_full([(question, text)])
+    assert answer.text == text[offsets[first][0] : offsets[last][1]].strip()
+    assert answer.answers[0].score == pytest.approx(best - float(begin[0] + end[0]), abs=1e-5)
+    assert answer.nothing == pytest.approx(float(begin[0] + end[0]) - best, abs=1e-5)

@@ -28,7 +28,7 @@ from allyouneed.data.tokenizers.base import Tokenizer, TokenizerConfig, Vocabula
 from allyouneed.data.tokenizers.values import train_values
 from allyouneed.folder import Folder
 from infer_fixtures import TEXT
-from toy_texts import BEHAVIOR, BOTH, DECODER, ENCODER
+from toy_texts import BEHAVIOR, BOTH, DECODER, ENCODER, PREFIX
 from waiting import PATIENCE, until
 
 BOTH_SERVERS = pytest.mark.parametrize("server", ["one_process", "api_process"], indirect=True)
@@ -43,11 +43,20 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {  # m
     "chat": (DECODER, {"kind": "causal-lm"}, {"originals": {"chat_template.jinja": TEMPLATE.encode()}}),
     "translator": (BOTH, {"kind": "translation"}, {}),
     "seq2seq": (BOTH, {"kind": "seq2seq"}, {}),
+    "prompted": (PREFIX, {"kind": "seq2seq", "prompts": True}, {}),
+    "summariser": (BOTH, {"kind": "summarisation"}, {}),
+    "corrector": (BOTH, {"kind": "correction", "margin": 0.0}, {}),
     "embedder": (ENCODER | {"head": {"kind": "pooled"}}, {"kind": "similarity", "range": [0, 1]}, {}),
     "classifier": (
         ENCODER | {"head": {"kind": "classes", "labels": 2}},
         {"kind": "classification"},
         {"labels": ["neg", "pos"]},
+    ),
+    "answerer": (ENCODER | {"head": {"kind": "span"}}, {"kind": "question-answering", "share": 0.5}, {}),
+    "reranker": (
+        ENCODER | {"head": {"kind": "classes", "labels": 1}},
+        {"kind": "reranking", "candidates": 4},
+        {"labels": ["relevant"]},
     ),
     "masked": (ENCODER, {"kind": "masked-lm"}, {}),
     "click": (BEHAVIOR, {"kind": "click"}, {}),

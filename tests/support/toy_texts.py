@@ -102,6 +102,29 @@ def labelled(count: int, dice: random.Random) -> str:
     return "".join(rows)
 
 
+def asked(count: int, dice: random.Random) -> str:
+    """question<TAB>text<TAB>answer; some texts do not answer their question."""
+    rows = []
+    for _ in range(count):
+        names, places = dice.sample(NAMES, 3), [dice.choice(PLACES) for _ in range(3)]
+        facts = [f"{name} lives in {place}." for name, place in zip(names, places, strict=True)]
+        right = dice.randrange(3)
+        known = dice.random() < 0.8
+        text = " ".join(fact for number, fact in enumerate(facts) if known or number != right)
+        rows.append(f"where does {names[right]} live?\t{text}\t{places[right] if known else ''}\n")
+    return "".join(rows)
+
+
+def several(count: int, dice: random.Random) -> str:
+    """text<TAB>labels: of what the sentences are about, none for some."""
+    rows = []
+    for _ in range(count):
+        about = dice.sample(list(WHAT), dice.randint(0, 2))
+        said = " ".join(f"{dice.choice(list(WHO))} {dice.choice(list(DOES))} {what}." for what in about) or "yes."
+        rows.append(f"{said}\t{'|'.join(what.split()[-1] for what in about)}\n")
+    return "".join(rows)
+
+
 def tagged(count: int, dice: random.Random) -> str:
     """A word a line, its tag behind it."""
     sentences = []
@@ -132,6 +155,16 @@ def translated(count: int, dice: random.Random) -> str:
     for _ in range(count):
         who, does, what = dice.choice(list(WHO)), dice.choice(list(DOES)), dice.choice(list(WHAT))
         rows.append(f"{who} {does} {what}\t{WHO[who]}{DOES[does]}{WHAT[what]}\n")
+    return "".join(rows)
+
+
+def misspelt(count: int, dice: random.Random) -> str:
+    """text with a mistake<TAB>the same text without; every third has none."""
+    rows = []
+    for _ in range(count):
+        right = sentence(dice)
+        wrong = right.replace(" the ", " teh ", 1) if dice.random() < 0.4 else right.replace("s ", " ", 1)
+        rows.append(f"{right if dice.random() < 0.3 else wrong}\t{right}\n")
     return "".join(rows)
 
 
@@ -172,6 +205,7 @@ def impressions(count: int, dice: random.Random) -> str:
 
 WRITERS = {"txt": documents, "labelled.tsv": labelled, "conll": tagged, "scored.tsv": scored, "pairs.tsv": translated}
 WRITERS |= {"chats.jsonl": chats, "comparisons.jsonl": comparisons, "log.csv": impressions, "pieces.jsonl": pieces}
+WRITERS |= {"misspelt.tsv": misspelt, "asked.tsv": asked, "several.tsv": several}
 
 
 def write_all(folder: Path) -> Path:
@@ -195,12 +229,27 @@ RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "translation-lm": ("pairs.tsv", {"task": "translation-lm", "model": LANGUAGES}, {}),
     "permutation-lm": ("txt", {"task": "permutation-lm", "model": PERMUTED}, {}),
     "span-corruption": ("txt", {"task": {"kind": "span-corruption", "sentinels": 8}, "model": BOTH}, {}),
+    "denoising": ("txt", {"task": "denoising", "model": BOTH}, {}),
     "translation": ("pairs.tsv", {"task": "translation", "model": BOTH}, {}),
+    "seq2seq": ("pairs.tsv", {"task": "seq2seq", "model": BOTH}, {}),
+    "seq2seq decoder": ("pairs.tsv", {"task": "seq2seq", "model": PREFIX}, {}),
+    "summarisation": ("pairs.tsv", {"task": "summarisation", "model": BOTH}, {}),
+    "correction": ("misspelt.tsv", {"task": "correction", "model": BOTH}, {}),
     "mask-predict": ("pairs.tsv", {"task": "mask-predict", "model": WHOLE}, {}),
     "ctc-translation": ("pairs.tsv", {"task": "ctc-translation", "model": ENCODER}, {}),
     "synchronous-translation": ("pairs.tsv", {"task": "synchronous-translation", "model": SYNCHRONOUS}, {}),
     "classification": ("labelled.tsv", {"task": "classification", "model": ENCODER}, {"columns": [1, 0]}),
+    "classification several": (
+        "several.tsv",
+        {"task": {"kind": "classification", "several": True}, "model": ENCODER},
+        {},
+    ),
     "classification decoder": ("labelled.tsv", {"task": "classification", "model": DECODER}, {"columns": [1, 0]}),
+    "question-answering": (
+        "asked.tsv",
+        {"task": {"kind": "question-answering", "unanswerable": True}, "model": LANGUAGES},
+        {},
+    ),
     "tagging": ("conll", {"task": "tagging", "model": ENCODER}, {}),
     "similarity": (
         "scored.tsv",
@@ -208,6 +257,7 @@ RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"columns": [1, 2, 0]},
     ),
     "contrastive": ("pairs.tsv", {"task": "contrastive", "model": ENCODER}, {}),
+    "reranking": ("pairs.tsv", {"task": {"kind": "reranking", "negatives": 2}, "model": LANGUAGES}, {}),
     "interleaved": ("pieces.jsonl", {"task": "interleaved", "model": INTERLEAVED}, {}),
     "chat": ("chats.jsonl", {"task": "chat", "model": DECODER}, {}),
     "preference": ("comparisons.jsonl", {"task": "preference", "model": DECODER}, {}),

@@ -36,8 +36,12 @@ REVIEWS = ["the film is wonderful.", "a dog likes the sea. the film is a bore."]
 FITS: dict[str, tuple[str, list[str]]] = {
     "generate": ("causal-lm", ["the cat", "a dog likes"]),
     "fill-mask": ("masked-lm", ["the cat<mask> the sea.", "<mask> dog<mask>"]),
+    "seq2seq": ("seq2seq", ["the cat sees the sea", "a dog likes the moon"]),
+    "summarise": ("summarisation", ["the cat sees the sea", "a dog likes the moon"]),
+    "correct": ("correction", ["the cat see the sea.", "a dog likes teh moon."]),
     "classify": ("classification", REVIEWS),
     "tag": ("tagging", ["Anna lives in New York .", "王芳 comes from Ulm"]),
+    "answer": ("question-answering", ["where does Anna live?\tAnna lives in Ulm.", "where does Li Na live?\tAnna is."]),
     "embed": ("similarity", ["the cat sees the moon", "a dog"]),
     "similarity": ("similarity", ["the cat sees the moon\ta dog", "a\ta"]),
 }
@@ -168,6 +172,42 @@ def test_blank_lines_stay_where_they_are(command: str, ask: Callable[..., Answer
     else:
         assert plain.lines[1] == "" and len(plain.lines) == 3
     assert ask(command, *options).err == "note: standard input is empty\n"
+
+
+def test_correct_prints_the_edits(ask: Callable[..., Answer]) -> None:
+    text = "the cat sees teh sea."
+    plain, whole = ask("correct", text), ask("correct", text, "--json").trees[0]
+    places = [f"{e['begin']}-{e['end']}\t{e['before']}\t{e['after']}" for e in whole["edits"]]
+    assert ask("correct", text, "--edits").lines == [*plain.lines, *places, ""]
+    assert ask("correct", text, "--margin", 1000).lines == [text]
+
+
+def test_texts_are_ranked_best_first(ask: Callable[..., Answer], load: Callable[[str], Any]) -> None:
+    query, texts, model = "the cat sees the sea", ["猫看见大海", "狗喜欢月亮", "她听见面包"], "reranking"
+    expected = [f"{one.score:.4f}\t{one.text}" for one in load(model).rerank(query, texts)]
+    assert ask("rerank", "--query", query, model=model, stdin="\n".join(texts)).lines == expected
+    assert ask("rerank", "--query", query, "--top", 2, *texts, model=model).lines == expected[:2]
+    assert ask("rerank", "--query", query, "--json", *texts, model=model).trees[0].keys() == {"query", "text", "score"}
+
+
+def test_a_text_may_have_several_labels(ask: Callable[..., Answer], load: Callable[[str], Any]) -> None:
+    text = "the cat sees the sea. a dog likes the moon."
+    labels = load("classification several").classify(text)
+    assert ask("classify", text, model="classification several").lines == ["|".join(labels)]
+    assert ask("classify", "--json", text, model="classification several").trees[0]["labels"] == labels
+
+
+def test_questions_about_one_text(ask: Callable[..., Answer], tmp_path: Path) -> None:
+    text = "Anna lives in Ulm. Li Na lives in Paris."
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    questions = ["where does Anna live?", "where does Li Na live?"]
+    found = ask("answer", *questions, "--context", tmp_path / "text.txt", "--threshold", 1000)
+    assert found.lines == ask("answer", "--threshold", 1000, stdin="".join(f"{q}\t{text}\n" for q in questions)).lines
+    ranked = ask("answer", questions[0], "--context", tmp_path / "text.txt", "--threshold", 1000, "--top", 2).lines
+    assert len(ranked) == 3 and ranked[0].split("\t")[2] == found.lines[0]
+    begin, end = map(int, ranked[0].split("\t")[1].split("-"))
+    assert text[begin:end] == found.lines[0]
+    assert ask("answer", "--context", "-").code == 2
 
 
 def test_a_model_of_another_task_names_its_command(ask: Callable[..., Answer]) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from allyouneed.apps.translate.translator import Translator
 from allyouneed.infer.predictors.captioner import Captioner
-from allyouneed.infer.predictors.classifier import Classifier
 from allyouneed.infer.predictors.click_predictor import ClickPredictor
+from allyouneed.infer.predictors.corrector import Corrector
 from allyouneed.infer.predictors.embedder import Embedder
 from allyouneed.infer.predictors.fill_mask import MaskFiller
 from allyouneed.infer.predictors.fill_spans import SpanFiller
 from allyouneed.infer.predictors.image_classifier import ImageClassifier
 from allyouneed.infer.predictors.image_matcher import ImageMatcher
 from allyouneed.infer.predictors.interleaved import InterleavedGenerator
+from allyouneed.infer.predictors.question_answerer import QuestionAnswerer
+from allyouneed.infer.predictors.reranker import Reranker
 from allyouneed.infer.predictors.reward import RewardModel
-from allyouneed.infer.predictors.seq2seq import Seq2Seq
+from allyouneed.infer.predictors.summariser import Summariser
 from allyouneed.infer.predictors.tagger import Tagger
 from allyouneed.infer.predictors.transcriber import Transcriber
 
@@ -21,10 +23,12 @@ from allyouneed.infer.predictors.transcriber import Transcriber
 class AnyPredictor(  # type: ignore[misc]  # its bases disagree on some methods; the first one is shown
     Translator,
     InterleavedGenerator,  # a Generator
-    Seq2Seq,
+    Summariser,  # a Seq2Seq
+    Corrector,
     MaskFiller,
     SpanFiller,
-    Classifier,
+    Reranker,  # a Classifier
+    QuestionAnswerer,
     Tagger,
     Embedder,
     Transcriber,

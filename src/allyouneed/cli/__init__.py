@@ -139,7 +139,8 @@ def _register_look() -> None:
 
 
 MODULES = {
-    "generation": ("translate", "generate", "chat", "seq2seq"),
+    "generation": ("translate", "generate", "chat"),
+    "rewriting": ("seq2seq", "summarise", "correct"),
     "media": ("transcribe", "classify-image", "match-image", "caption"),
 }  # others: analysis
 for _name in commands():

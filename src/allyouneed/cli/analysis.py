@@ -22,8 +22,8 @@ from allyouneed.cli.options import (
     argument,
     option,
 )
-from allyouneed.cli.text.streams import atomic_file, json_text, progress
-from allyouneed.cli.text.text_input import InputSource, check_not_input, file_arguments, open_input
+from allyouneed.cli.text.streams import atomic_file, json_text, progress, read_lines
+from allyouneed.cli.text.text_input import InputSource, check_not_input, file_arguments, open_input, unless_standard
 from allyouneed.cli.text_commands import (
     Paired,
     TextCommand,
@@ -92,21 +92,73 @@ def classify(
     compute: ComputeOptions,
     files: TextFileOptions,
 ) -> None:
-    """Classify texts or pairs of texts."""
+    """Classify texts or pairs of texts. Where a text may have several labels, they are separated by `|`."""
     texts, files = file_arguments(texts, files)
     classifier = predictor_with(model, compute, "classify_full", "classify texts")
 
     def tree(one: TextClass) -> dict[str, Any]:
         text = one.text if isinstance(one.text, str) else list(one.text)
         scores = dict(list(one.scores.items())[:top])
-        return {"text": text, "label": one.label, "scores": scores, "notes": one.notes}
+        several = {"labels": one.labels} if classifier.several else {}
+        return {"text": text, "label": one.label, **several, "scores": scores, "notes": one.notes}
+
+    def plain(one: TextClass) -> str:
+        if classifier.several and top is None:
+            return "|".join(one.labels) + "\n"
+        return ranked_lines(top is not None, [(s, label) for label, s in list(one.scores.items())[: top or 1]])
 
     command = TextCommand(
         "classifying",
         lambda texts, first: classifier.classify_full(texts),
-        lambda one: ranked_lines(top is not None, [(s, label) for label, s in list(one.scores.items())[: top or 1]]),
+        plain,
         tree,
         parse=_one_or_two,
+        blanks=False,
+    )
+    run(command, texts, files, as_json)
+
+
+def answer(
+    texts: Annotated[
+        list[str] | None,
+        argument("QUESTION", "questions; default: lines of a question, a tab and its text, from stdin"),
+    ] = None,
+    *,
+    model: ModelOption,
+    context: Annotated[
+        Path | None, option(metavar="FILE", help="the text in which all questions are answered; '-': standard input")
+    ] = None,
+    top: Annotated[int | None, option("--top", min=1, help="show the N best, with scores and places")] = None,
+    threshold: Annotated[
+        float | None, option(help="answer nothing if that scores higher by this much; default: as trained")
+    ] = None,
+    as_json: JsonOption = False,
+    compute: ComputeOptions,
+    files: FileOptions,
+) -> None:
+    """Answer questions with a part of a text; an empty line: the text has no answer.
+
+    `--top N` prints `score<TAB>begin-end<TAB>answer` and an empty line after each question.
+    """
+    texts, files = file_arguments(texts, files)
+    if context is not None and unless_standard(context) is None and not texts and files.input_ is None:
+        raise UserError("--context -: standard input is the text; give the questions as arguments, or in a file")
+    answerer = predictor_with(model, compute, "answer_full", "answer questions")
+    about = None if context is None else "\n".join(read_lines(unless_standard(context)))
+    options = {"top": top or 1} | ({} if threshold is None else {"threshold": threshold})
+
+    def plain(one: Any) -> str:
+        if top is None:
+            return one_line(one.text) + "\n"
+        rows = [f"{a.score:.4f}\t{a.begin}-{a.end}\t{one_line(a.text)}\n" for a in one.answers]
+        return "".join(rows) + "\n"
+
+    command: TextCommand[Any] = TextCommand(
+        "answering",
+        lambda asked, first: answerer.answer_full(asked, **options),
+        plain,
+        lambda one: {"question": one.question, "text": one.text, "answers": [asdict(a) for a in one.answers]},
+        parse=_two if about is None else lambda line: (line, about),
         blanks=False,
     )
     run(command, texts, files, as_json)
@@ -153,16 +205,17 @@ def embed(
     texts: Annotated[list[str] | None, argument("TEXT", "texts; default: standard input")] = None,
     *,
     model: ModelOption,
+    width: Annotated[int | None, option(min=1, help="keep the first N numbers of each vector")] = None,
     compute: ComputeOptions,
     files: EmbedFileOptions,
 ) -> None:
     """Embed texts: a line of JSON per text, or one NumPy array."""
     texts, files = file_arguments(texts, files)
     embedder = predictor_with(model, compute, "embed", "embed texts", task="similarity")
-    nothing = embedder.embed([])
+    nothing = embedder.embed([], width=width)
     command = paired(
         "embedding",
-        lambda texts: embedder.embed(texts).tolist(),
+        lambda texts: embedder.embed(texts, width=width).tolist(),
         lambda one: json_text({"text": one.given, "vector": one.found}),
         lambda one: {"text": one.given, "vector": one.found},
         blanks=True,
@@ -222,11 +275,43 @@ def similarity(
     if top is None:
         run(command, texts, files, as_json)
         return
+    _write_best(command, texts, files, as_json, top)
+
+
+def rerank(
+    texts: Annotated[list[str] | None, argument("TEXT", "texts; default: standard input")] = None,
+    *,
+    model: ModelOption,
+    query: Annotated[str, option(metavar="TEXT", help="what the texts should answer")],
+    top: Annotated[int | None, option(min=1, help="print the N best only")] = None,
+    as_json: JsonOption = False,
+    compute: ComputeOptions,
+    files: FileOptions,
+) -> None:
+    """Rank texts by how well they answer a query: `probability<TAB>text`, the best first."""
+    if files.shard is not None:
+        raise UserError("rerank compares all texts; remove --shard")
+    texts, files = file_arguments(texts, files)
+    reranker = predictor_with(model, compute, "rerank", "rank texts")
+    command = paired(
+        "ranking",
+        lambda texts: reranker.relevance([(query, text) for text in texts]),
+        lambda one: f"{one.found:.4f}\t{one.given}\n",
+        lambda one: {"query": query, "text": one.given, "score": one.found},
+    )
+    _write_best(command, texts, files, as_json, top)
+
+
+def _write_best(
+    command: TextCommand[Paired], texts: list[str] | None, files: FileOptions, as_json: bool, top: int | None
+) -> None:
+    """The results with the highest numbers, in their order; of equal ones, the first."""
     source = open_input(texts, files)
     check_not_input(source.path, files.output)
     found = (one for _, one in results(command, source) if one is not None)
     with warnings_as_notes():
-        best = heapq.nlargest(top, found, key=lambda one: one.found)
+        every = sorted(found, key=lambda one: -one.found) if top is None else None
+        best = heapq.nlargest(top or 1, found, key=lambda one: one.found) if every is None else every
     write_results(command, ((one.given, one) for one in best), files.output, as_json, force=files.force)
 
 

@@ -1,4 +1,4 @@
-"""Commands that generate text: translate, generate, chat, browse, seq2seq."""
+"""Commands that generate text: translate, generate, chat, browse."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from allyouneed.cli.options import (
     GenerateOptions,
     JsonOption,
     ModelOption,
-    Seq2SeqOptions,
+    SpecialsOption,
     TextFileOptions,
     ToOption,
     TranslateOptions,
@@ -38,8 +38,6 @@ from allyouneed.models import shipped
 if TYPE_CHECKING:
     from allyouneed.apps.translate.translator import Translation
     from allyouneed.infer.predictors.generator import Generation
-
-SpecialsOption = Annotated[bool, option("--specials", help="parse special tokens in the text")]
 
 
 def translate(
@@ -358,34 +356,3 @@ def browse(
 
 def _show_indented(text: str) -> None:
     print("\n".join(f"  {line}" for line in text.split("\n")), flush=True)
-
-
-def seq2seq(
-    texts: Annotated[list[str] | None, argument("TEXT", "texts to rewrite; default: standard input")] = None,
-    *,
-    model: ModelOption,
-    as_json: JsonOption = False,
-    prefix: Annotated[str, option(metavar="TEXT", help="prepended to every text, e.g. 'summarize: '")] = "",
-    specials: SpecialsOption = False,
-    compute: ComputeOptions,
-    files: TextFileOptions,
-    decoding: Seq2SeqOptions,
-) -> None:
-    r"""Rewrite texts: prompts of T5, summaries.
-
-    Each result is one line, and its line breaks are written as `\n`; `--json` keeps them.
-    """
-    texts, files = file_arguments(texts, files)
-    options = with_draft(decoding, compute, "seq2seq_full", "rewrite texts")
-    options |= {"specials": True} if specials else {}
-    rewriter = predictor_with(model, compute, "seq2seq_full", "rewrite texts")
-    best = decoding.best
-    command: TextCommand[Any] = TextCommand(
-        "writing",
-        lambda texts, first: rewriter.seq2seq_full(texts, first=first, **options),
-        lambda one: ranked_lines(best is not None, [(c.score, one_line(c.text)) for c in one.candidates]),
-        lambda one: {"source": one.source, "text": one.candidates[0].text, **asdict(one)},
-        parse=lambda line: prefix + line,
-        blanks=False,
-    )
-    run(command, texts, files, as_json)

@@ -45,6 +45,7 @@ def predictor_with(
     """The predictor of a folder, which has one of these methods. `does`: what the command needs, for the error.
     `task`: what a pretrained body is loaded for, if that gives it the method."""
     from allyouneed.infer.predictors.registry import TASKS
+    from allyouneed.tasks.task import REWRITING
 
     names = (methods,) if isinstance(methods, str) else methods
 
@@ -53,7 +54,8 @@ def predictor_with(
 
     model = load_predictor(folder, compute)
     kind = model.folder.task.get("kind")
-    if not is_able(model) and task is not None and TASKS[kind].pretrained:
+    plain = kind == "seq2seq" and task in REWRITING  # an imported BART or T5
+    if not is_able(model) and task is not None and (TASKS[kind].pretrained or plain):
         model = load_predictor(folder, compute, task)
     if not is_able(model):
         raise UserError(f"{folder}: a model for {kind} cannot {does}; use `allyouneed {TASKS[kind].commands[0]}`")

@@ -79,6 +79,7 @@ ListOption = Annotated[
     Path | None,
     option("--input", "-i", panel=FILES, metavar="FILE", help="read paths from a file, one per line, or a folder"),
 ]
+SpecialsOption = Annotated[bool, option("--specials", help="parse special tokens in the text")]
 TopOption = Annotated[int | None, option("--top", min=1, help="show the N most likely, with probabilities")]
 
 ToOption = Annotated[str | None, option("--to", panel=LANGUAGES, metavar="LANGUAGE", help="target language")]

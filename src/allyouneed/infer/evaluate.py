@@ -57,7 +57,7 @@ def _unknown_labels(examples: Sequence[Any], known: Sequence[str]) -> list[str]:
     """A note on labels that the model does not know: another label set, or the wrong column."""
     if not known:
         return []
-    given = [label for example in examples for label in example.labels]
+    given = [label for example in examples for label in getattr(example, "labels", ())]
     unknown = [label for label in given if label not in known]
     if not unknown:
         return []

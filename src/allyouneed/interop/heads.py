@@ -16,8 +16,9 @@ from allyouneed.nn.heads.pooling import Pool
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.sight import readable, seeing_pool
 from allyouneed.nn.models.weights import assign_weights, meta_model, named_tensors
+from allyouneed.tasks.task import REWRITING
 
-SAME_MODEL = ({"translation", "seq2seq"}, {"causal-lm", "chat", "dpo"})  # tasks that share one model
+SAME_MODEL = ({"translation", *REWRITING}, set(REWRITING), {"causal-lm", "chat", "dpo"})  # tasks that share one model
 TEXT = 128  # tokens of a text that is pooled
 POOLABLE = ("encoder", "decoder")  # models whose token vectors can be pooled into one vector per text
 
@@ -32,8 +33,9 @@ def for_task(folder: Folder, task: str) -> Folder:
 
 def check_task(path: Path, model: Model, own: str, wanted: str) -> str:
     """`wanted`, if the model has the weights for it."""
+    same_model = SAME_MODEL[1:] if tree_of(model)["kind"] == "decoder" else SAME_MODEL  # translators have an encoder
     poolable = wanted == "similarity" and tree_of(model)["kind"] in POOLABLE
-    if wanted == own or poolable or any({wanted, own} <= same for same in SAME_MODEL):
+    if wanted == own or poolable or any({wanted, own} <= same for same in same_model):
         return wanted
     raise UserError(f"{path}: a model for {own} has no weights for {wanted}; train it for that task (start: {path})")
 

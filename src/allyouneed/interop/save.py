@@ -19,7 +19,13 @@ from allyouneed.tasks.task import Task
 
 TokenizerLike = Tokenizer | Vocabularies | tuple[Tokenizer, Tokenizer] | Path | str | None
 # the task of a model by its head; that of a vocabulary head depends on the kind of the model
-BY_HEAD = {"classes": "classification", "tags": "tagging", "pooled": "similarity", "click": "click"}
+BY_HEAD = {
+    "classes": "classification",
+    "tags": "tagging",
+    "pooled": "similarity",
+    "click": "click",
+    "span": "question-answering",
+}
 BY_HEAD |= {"mask-predict": "mask-predict"}
 BY_KIND = {"encoder-decoder": "translation", "encoder": "masked-lm", "two-towers": "image-text"}
 BY_KIND |= {"interleaved": "interleaved"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -50,6 +50,18 @@ def confusion_text(counts: NDArray[np.int64], labels: Sequence[str], most: int =
     worst = [(int(n), *divmod(int(n), len(labels))) for n in np.argsort(-wrong, axis=None, kind="stable")[:most]]
     lines = [f"  {labels[a]} taken for {labels[b]}: {wrong[a, b]:,}" for _, a, b in worst if wrong[a, b]]
     return "\n".join(["most frequent errors:", *lines]) if lines else ""
+
+
+def label_figures(found: Sequence[Collection[str]], expected: Sequence[Collection[str]]) -> dict[str, float]:
+    """`accuracy`: how often all labels of a text are right; F1 of all labels together (`micro-f1`) and the mean of
+    those of each (`macro-f1`), of texts with any number of labels."""
+    _check(found, expected)
+    hits = Counter(label for f, e in zip(found, expected, strict=True) for label in set(f) & set(e))
+    both = Counter(label for some in (*found, *expected) for label in set(some))
+    same = sum(set(f) == set(e) for f, e in zip(found, expected, strict=True))
+    micro = 2 * hits.total() / both.total() if both else 1.0
+    macro = float(np.mean([2 * hits[label] / count for label, count in both.items()])) if both else 1.0
+    return {"accuracy": 100 * same / len(expected), "macro-f1": 100 * macro, "micro-f1": 100 * micro}
 
 
 class EntitySpan(NamedTuple):

@@ -33,3 +33,19 @@ def log_loss(probabilities: Sequence[float], clicks: Sequence[bool]) -> float:
 def _check(found: np.ndarray, clicked: np.ndarray) -> None:
     if found.shape != clicked.shape or not len(found):
         raise UserError(f"{len(found)} predictions for {len(clicked)} examples; the numbers must be equal, and not 0")
+
+
+def ranking_figures(scores: Sequence[np.ndarray], relevant: Sequence[np.ndarray]) -> dict[str, float]:
+    """Means over queries, 0 to 100: `mrr`, 1 over the rank of the first relevant text (Voorhees 1999), and `ndcg@10`
+    with relevance 0 or 1 (Järvelin, Kekäläinen 2002, with the discount 1 / log₂(1 + rank)). Of equal scores, those of
+    irrelevant texts rank first."""
+    if not scores or len(scores) != len(relevant):
+        raise UserError(f"{len(scores)} rankings for {len(relevant)} queries; the numbers must be equal, and not 0")
+    reciprocal, gains = [], []
+    discounts = 1 / np.log2(np.arange(2, 12))
+    for found, right in zip(scores, relevant, strict=True):
+        ranked = np.asarray(right, bool)[np.lexsort((right, -np.asarray(found, np.float64)))]
+        reciprocal.append(1 / (1 + int(ranked.argmax())) if ranked.any() else 0.0)
+        top, best = ranked[:10], min(int(ranked.sum()), 10)
+        gains.append(float((top * discounts[: len(top)]).sum() / discounts[:best].sum()) if best else 0.0)
+    return {"mrr": 100 * float(np.mean(reciprocal)), "ndcg@10": 100 * float(np.mean(gains))}

@@ -5,27 +5,32 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from allyouneed.errors import UserError
 
 
 def edits(found: Sequence[str], expected: Sequence[str]) -> int:
     """Edit distance: substitutions, insertions and deletions (Levenshtein 1966)."""
-    row = list(range(len(expected) + 1))
-    for n, word in enumerate(found, 1):
-        before, row[0] = row[0], n
-        for m, wanted in enumerate(expected, 1):
-            before, row[m] = row[m], min(row[m] + 1, row[m - 1] + 1, before + (word != wanted))
-    return row[-1]
+    numbers = {word: number for number, word in enumerate(dict.fromkeys(expected))}
+    columns = np.array([numbers[word] for word in expected], np.int64)
+    steps = np.arange(len(expected) + 1)
+    row = steps.copy()  # a row of the table at a time
+    for word in found:
+        above = row + 1
+        above[1:] = np.minimum(above[1:], row[:-1] + (columns != numbers.get(word, -1)))
+        row = np.minimum.accumulate(above - steps) + steps  # insertions: the least of all to the left, one per step
+    return int(row[-1])
 
 
 def word_error_rate(found: Sequence[str], expected: Sequence[str], as_written: bool = False) -> float:
     """The rate over all texts together. Case and punctuation are ignored unless `as_written`."""
-    return _rate(found, expected, lambda text: (text if as_written else plain(text)).split())
+    return error_rate(found, expected, lambda text: (text if as_written else plain(text)).split())
 
 
 def character_error_rate(found: Sequence[str], expected: Sequence[str], as_written: bool = False) -> float:
     """Per character, for languages written without spaces; spaces do not count."""
-    return _rate(found, expected, lambda text: list("".join((text if as_written else plain(text)).split())))
+    return error_rate(found, expected, lambda text: list("".join((text if as_written else plain(text)).split())))
 
 
 def plain(text: str) -> str:
@@ -35,7 +40,8 @@ def plain(text: str) -> str:
     return " ".join(word.strip("'") for word in kept.split())
 
 
-def _rate(found: Sequence[str], expected: Sequence[str], split: Callable[[str], list[str]]) -> float:
+def error_rate(found: Sequence[str], expected: Sequence[str], split: Callable[[str], list[str]]) -> float:
+    """Edits per expected unit of all texts together, in percent; `split` gives the units of a text."""
     if len(found) != len(expected):
         raise UserError(f"{len(found)} transcripts but {len(expected)} references; the numbers must be equal")
     wanted = [split(text) for text in expected]

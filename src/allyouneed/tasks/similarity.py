@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
 from allyouneed.data.batches.encoding import EncodedRow, Encoding, ScoredTextEncoding, TextEncoding
@@ -24,19 +24,41 @@ from allyouneed.tasks.task import Loss, Task
 
 
 class TwoTextTask(Task):
-    """Encode both texts of an example with the same model and compare one vector of each."""
+    """Encode both texts of an example with the same model and compare one vector of each. With `widths`, the first
+    numbers of both vectors are compared, too, and the losses averaged (Kusupati et al. 2022, "Matryoshka Representation
+    Learning", eq. 1): vectors may be cut to these widths."""
 
     heads: ClassVar[tuple[str, ...]] = ("pooled",)
     sides: ClassVar[int] = 2
     loss_unit: ClassVar[str] = "pairs"
     has_perplexity: ClassVar[bool] = False
+    widths: tuple[PositiveInt, ...] = ()
+    """Widths to which vectors may be cut (Matryoshka), besides their own."""
+
+    def for_model(self, model: Mapping[str, Any]) -> Self:
+        head = model.get("head")
+        width = (head.get("width") if isinstance(head, Mapping) else None) or model.get("width")
+        if isinstance(width, int) and any(one >= width for one in self.widths):
+            raise ValueError(f"task.widths: the vectors of the model have {width} numbers; name smaller widths only")
+        return self
 
     def loss(self, model: Any, batch: Batch) -> Loss:
         assert batch.source is not None and batch.labels is not None
         losses: list[Tensor] = []
         first, second = (model.head(*model.run(Batch(side), losses)) for side in (batch.source, batch.target))
         # both sides pass through the same parts and each adds its auxiliary losses
-        return self.compare(first.float(), second.float(), batch.labels).with_auxiliary([loss / 2 for loss in losses])
+        found = self._compare_all(first.float(), second.float(), batch.labels)
+        return found.with_auxiliary([loss / 2 for loss in losses])
+
+    def _compare_all(self, first: Tensor, second: Tensor, answers: Tensor) -> Loss:
+        """The mean of the losses of the vectors and of their beginnings."""
+        whole = self.compare(first, second, answers)
+        parts = [self.compare(first[:, :width], second[:, :width], answers) for width in self.widths]
+        count = 1 + len(parts)
+        total, plain = (
+            sum((getattr(part, name) for part in parts), getattr(whole, name)) for name in ("total", "plain")
+        )
+        return whole._replace(total=total / count, plain=plain / count)
 
     def compare(self, first: Tensor, second: Tensor, answers: Tensor) -> Loss:
         """first, second (pairs, width)"""

@@ -39,6 +39,7 @@ from allyouneed.infer.retrieval.retriever import Retriever
 from allyouneed.interop.load import about, load, vocabularies, weight_files
 from allyouneed.tasks.feedback.dpo import DPO, Reference, reference_path
 from allyouneed.tasks.language.causal_lm import DocumentItems
+from allyouneed.tasks.reranking import Reranking
 from allyouneed.tasks.task import VALIDATION_SEED, Task
 from allyouneed.training.backend import choose_backend
 from allyouneed.training.data_size import ROWS, check_left_out, choose_rows
@@ -314,6 +315,11 @@ def prepare(recipe: Recipe, run: RunFolder, reporter: Reporter, processes: int =
             if store.fingerprint not in reference.known:
                 report(f"{name} {what}: computing the log-probabilities of the reference")
             return reference.apply(found)
+        if isinstance(task, Reranking) and task.hard is not None:
+            from allyouneed.training.mining import with_hard_negatives
+
+            report(f"{name} {what}: searching for texts that are hard to tell apart")
+            return with_hard_negatives(found, task.hard, recipe.device)  # type: ignore[arg-type]
         if retriever is None:
             return found
         assert isinstance(found, DocumentItems)

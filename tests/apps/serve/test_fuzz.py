@@ -40,6 +40,8 @@ VALID: dict[str, dict[str, Any]] = {
     "/v1/tasks/similarity": {"model": "embedder", "inputs": [["a", "b"]]},
     "/v1/tasks/click": {"model": "click", "inputs": [{"items": ["a"], "item": "b"}]},
     "/v1/tasks/image-classification": {"model": "classifier", "inputs": ["aaaa"]},
+    "/v1/tasks/question-answering": {"model": "answerer", "inputs": [["a", "b"]], "top": 1},
+    "/v1/tasks/correction": {"model": "corrector", "inputs": ["a"]},
     "/embed": {"model": "embedder", "inputs": "a", "normalize": True, "truncate": True},
     "/rerank": {"model": "embedder", "query": "a", "texts": ["b"]},
     "/tokenize": {"model": "lm", "prompt": "a"},

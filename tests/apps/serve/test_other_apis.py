@@ -55,7 +55,7 @@ def test_embeddings_with_langchain(server: Running, vectors: Any) -> None:
     assert "".join(str(part.content) for part in chat.stream("hi")) == chat.invoke("hi").content
 
 
-@pytest.mark.parametrize("model", ["embedder", "classifier"])
+@pytest.mark.parametrize("model", ["embedder", "classifier", "reranker"])
 def test_reranking_returns_the_best_documents_with_their_scores(
     client: httpx.Client, folders: dict[str, Path], model: str
 ) -> None:
@@ -63,6 +63,8 @@ def test_reranking_returns_the_best_documents_with_their_scores(
     query, *texts = TEXTS
     if model == "embedder":
         expected = predictor.similarity([(query, text) for text in texts])
+    elif model == "reranker":
+        expected = predictor.relevance([(query, text) for text in texts])
     else:
         expected = [one.scores["pos"] for one in predictor.classify_full([(query, text) for text in texts])]
     body = {"model": model, "query": query, "documents": texts, "top_n": 2, "return_documents": True}
@@ -111,9 +113,38 @@ def test_tasks(client: httpx.Client, folders: dict[str, Path]) -> None:
     pairs = [TEXTS[:2], TEXTS[2:]]
     cosines = ayn.load(folders["embedder"]).similarity([tuple(pair) for pair in pairs])
     assert run("similarity", model="embedder", inputs=pairs) == pytest.approx(cosines, abs=1e-5)
+    asked = [(TEXTS[0], TEXTS[3]), (TEXTS[2], "The quick brown fox. " * 90)]
+    expected = ayn.load(folders["answerer"]).answer_full(asked, top=2)
+    answers = run("question-answering", model="answerer", inputs=[list(one) for one in asked], top=2)
+    assert [(one["text"], one["begin"]) for one in answers] == [(one.text, one.answers[0].begin) for one in expected]
+    assert [one["alternatives"][0]["text"] for one in answers] == [one.answers[1].text for one in expected]
     rows = [{"items": ["a", "b"], "item": "c"}, {"items": [], "item": "?"}]
     clicks = [one["probability"] for one in run("click", model="click", inputs=rows)]
     assert clicks == pytest.approx(ayn.load(folders["click"]).predict_click(rows), abs=1e-5)
+
+
+@BOTH_SERVERS
+def test_tasks_that_write_texts(client: httpx.Client, folders: dict[str, Path]) -> None:
+    def run(task: str, model: str, **body: Any) -> Any:
+        answer = client.post(f"/v1/tasks/{task}", json={"model": model, "inputs": TEXTS[:2]} | body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["results"]
+
+    for task, model, method in (
+        ("seq2seq", "seq2seq", "seq2seq"),
+        ("seq2seq", "prompted", "seq2seq"),
+        ("summarisation", "summariser", "summarise"),
+        ("correction", "corrector", "correct"),
+    ):
+        predictor = ayn.load(folders[model])
+        assert [one["text"] for one in run(task, model)] == getattr(predictor, method)(TEXTS[:2]), model
+    best = ayn.load(folders["summariser"]).summarise_full(TEXTS[:2], beam=4, best=2)
+    found = run("summarisation", "summariser", top=2)
+    assert [one["alternatives"] for one in found] == [[full.candidates[1].text] for full in best]
+    edits = ayn.load(folders["corrector"]).correct_full(TEXTS[:2])
+    assert [one["edits"] for one in run("correction", "corrector")] == [
+        [e._asdict() for e in one.edits] for one in edits
+    ]
 
 
 @pytest.mark.parametrize(
@@ -126,10 +157,14 @@ def test_tasks(client: httpx.Client, folders: dict[str, Path]) -> None:
         ("classification", {"model": "classifier", "inputs": ["a"] * 2049}, "the limit is 2048"),
         ("classification", {"model": "classifier", "inputs": ["a"], "labels": ["b"]}, "labels"),
         ("classification", {"model": "classifier", "inputs": [{"a": 1}]}, "found an object"),
+        ("question-answering", {"model": "answerer", "inputs": ["a"]}, "pairs"),
+        ("question-answering", {"model": "answerer", "inputs": [["dog " * 400, "a dog"]]}, "256"),
         ("click", {"model": "click", "inputs": ["a"]}, "expected objects"),
         ("click", {"model": "click", "inputs": [{"items": []}]}, "row 0: no 'item' (columns: items, item)"),
         ("click", {"model": "click", "inputs": [{"items": ["a"] * 10_001, "item": "b"}]}, "the limit is 10000"),
         ("click", {"model": "lm", "inputs": [{"items": [], "item": "a"}]}, "cannot predict clicks"),
+        ("correction", {"model": "corrector", "inputs": ["a"], "top": 2}, "one correction"),
+        ("summarisation", {"model": "lm", "inputs": ["a"]}, "cannot summarise texts"),
         ("nothing", {"inputs": ["a"]}, "task"),
     ],
 )

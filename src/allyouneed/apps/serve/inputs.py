@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from allyouneed.apps.serve.engine.served_model import ServedModel
     from allyouneed.infer.predictors.base import Predictor
 
+CROSS_ENCODERS = ("classification", "reranking")  # read query and text together
+
 
 async def embedding_model(registry: ModelRegistry, name: str | None) -> str | None:
     """The model of this name; else the default model if it was made to embed, else the first one that was, else the
@@ -26,7 +28,7 @@ async def embedding_model(registry: ModelRegistry, name: str | None) -> str | No
 async def ranking_model(registry: ModelRegistry, name: str | None) -> str | None:
     """The same for ranking texts, which classifiers of pairs do as well."""
     task = (await registry.facts(registry.find(name)))["task"]
-    return name if task == "classification" else await embedding_model(registry, name)
+    return name if task in CROSS_ENCODERS else await embedding_model(registry, name)
 
 
 async def count_tokens(
@@ -64,10 +66,15 @@ async def embed(model: ServedModel, texts: Sequence[str], raw: bool = False) -> 
     return await model.compute(("embed", raw), texts, lambda some: list(embedder.embed(some, raw)))
 
 
+def ranker(model: ServedModel) -> Predictor:
+    """Who ranks texts: the model itself if it is a cross-encoder, else as an embedder."""
+    return model.predictor if model.task in CROSS_ENCODERS else model.embedder
+
+
 async def relevance(model: ServedModel, query: str, texts: Sequence[str]) -> list[float]:
     """How well each text answers a query: the probability of a classifier of pairs (a cross-encoder), or the cosine
     similarity of embeddings."""
-    if model.task == "classification":
+    if model.task in CROSS_ENCODERS:
         classifier = model.predictor
         found = await model.compute("classify", [(query, text) for text in texts], classifier.classify_full)  # type: ignore[attr-defined]
         best = classifier.labels[-1]  # type: ignore[attr-defined]

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING
 
 from allyouneed.apps.translate.context import ContextReader, find_contexts
 from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.errors import UserError
 from allyouneed.infer.frames import Frame
+from allyouneed.infer.log_probs import target_log_probs
 from allyouneed.infer.predictors.base import check_texts
-from allyouneed.nn.batch import IGNORE, Batch, Rows
-from allyouneed.runtime.process import evaluation_mode
 
 if TYPE_CHECKING:
     from allyouneed.apps.translate.translator import Translator
 
-ROWS = 64  # pairs of a forward pass
 Sentences = Sequence[Sequence[str]] | None  # for each text, those before it
 
 
@@ -61,25 +57,3 @@ def _context_tokens(
     sentences = {(n, 0): some[-found.sentences :] for n, some in found.before.items()}
     reader = ContextReader(tokenizer, translator.max_tokens, sentences)
     return [reader.before((n, 0), len(ids)) for n, ids in enumerate(texts)]
-
-
-@torch.no_grad()
-def target_log_probs(
-    model: Any, sources: Sequence[Sequence[int]], prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]
-) -> list[float]:
-    """The sum of log-probabilities of each answer, end mark included, after its prompt, begin mark included."""
-    device = next(model.parameters()).device
-    order = sorted(range(len(sources)), key=lambda n: (len(sources[n]), len(answers[n])))
-    found = [0.0] * len(sources)
-    with evaluation_mode(model):
-        for some in (order[at : at + ROWS] for at in range(0, len(order), ROWS)):
-            targets = Rows.of([[*prompts[n], *answers[n]][:-1] for n in some])
-            given = [[IGNORE] * (len(prompts[n]) - 1) + [*answers[n]] for n in some]
-            labels = Rows.of(given, pad=IGNORE).tokens.to(device)
-            batch = Batch(targets, Rows.of([list(sources[n]) for n in some])).to(device)
-            scores = model.logits(batch).float().log_softmax(-1)
-            chosen = scores.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
-            sums = chosen.double().where(labels != IGNORE, 0).sum(1).tolist()
-            for n, total in zip(some, sums, strict=True):
-                found[n] = total
-    return found

@@ -32,6 +32,7 @@ class Encoding(ABC):
     columns: dict[str, str]
     spec: dict[str, Any]
     max_tokens: int | None
+    truncated: int = 0  # examples whose source was
 
     @abstractmethod
     def encode(self, chunk: Sequence[Any]) -> Iterator[EncodedRow | Dropped]:
@@ -49,7 +50,8 @@ def id_format(tokenizer: Tokenizer) -> str:
 
 class TextEncoding(Encoding):
     """One column per text. An example is dropped if a text plus `special_count` special tokens exceeds `max_tokens`.
-    With `separators`, its texts are counted as one sequence with that many separator tokens in between."""
+    With `separators`, its texts are counted as one sequence with that many separator tokens in between. `truncate`: the
+    first text is truncated instead, if that leaves any of it."""
 
     name = "Texts"
 
@@ -60,10 +62,11 @@ class TextEncoding(Encoding):
         special_count: int = 1,
         separators: int | None = None,
         word_starts: bool = False,
+        truncate: bool = False,
     ) -> None:
         self.tokenizers = dict(tokenizers)
         self.max_tokens, self.special_count, self.separators = max_tokens, special_count, separators
-        self.word_starts = word_starts
+        self.word_starts, self.truncate = word_starts, truncate
         self.columns = {name: id_format(tokenizer) for name, tokenizer in self.tokenizers.items()}
         if word_starts:
             self.columns["starts"] = "<u1"
@@ -73,7 +76,7 @@ class TextEncoding(Encoding):
             "marks": special_count,
             "together": separators is not None,
             "columns": self.columns,
-        }
+        } | ({"truncate": True} if truncate else {})
 
     def encode(self, chunk: Sequence[Example]) -> Iterator[EncodedRow | Dropped]:
         random = [getattr(example, "bpe_dropout", None) is not None for example in chunk]
@@ -88,9 +91,14 @@ class TextEncoding(Encoding):
             to = getattr(example, "to", None)
             if to is not None:  # multilingual models read the target language first
                 row[0] = [next(iter(self.tokenizers.values())).language(to), *row[0]]
-            lengths = [len(ids) for ids in row]
             joined = self.separators is not None
             separators = self.separators or 0 if len(example.texts) == len(sides) else 0
+            if self.truncate and self.max_tokens is not None:
+                others = sum(map(len, row[1:])) if joined else 0
+                room = self.max_tokens - self.special_count - separators - others
+                if len(row[0]) > room > 0:
+                    row[0], self.truncated = row[0][:room], self.truncated + 1
+            lengths = [len(ids) for ids in row]
             tokens = (sum(lengths) if joined else max(lengths)) + self.special_count + separators
             dropped = self.drop_if_too_long(tokens)
             more = self.extra_columns(example)
@@ -114,7 +122,7 @@ def _text(example: Example, side: int) -> str:
 
 
 class LabelledTextEncoding(TextEncoding):
-    """Texts and the index of a label."""
+    """Texts and the index of their label, or of each of their labels."""
 
     name = "WithLabel"
 
@@ -125,8 +133,8 @@ class LabelledTextEncoding(TextEncoding):
         self.spec |= {"labels": list(labels)}
 
     def extra_columns(self, example: Any) -> EncodedRow | Dropped:
-        number = self.numbers.get(example.label)
-        return drop_unseen_label(example.label) if number is None else [[number]]
+        unseen = [label for label in example.labels if label not in self.numbers]
+        return drop_unseen_label(unseen[0]) if unseen else [[self.numbers[label] for label in example.labels]]
 
 
 class ScoredTextEncoding(TextEncoding):

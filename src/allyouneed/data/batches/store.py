@@ -55,6 +55,7 @@ class StoredReport(Config):
     read: int
     kept: int
     drops: dict[str, StoredDrops]
+    truncated: int = 0
 
 
 class StoreMeta(Config):
@@ -308,6 +309,7 @@ def _encode(
 ) -> list[tuple[float, int]]:
     """Write the columns. Returns run-length encoded example weights: (weight, how many in a row)."""
     weights: list[tuple[float, int]] = []
+    truncated = encoding.truncated  # by earlier stores
     with ExitStack() as stack:
         writers = []
         for name, dtype in encoding.columns.items():
@@ -328,6 +330,7 @@ def _encode(
                 writer.add([row[number] for row in kept])
             if progress is not None:
                 progress(report.read)
+    report.truncated = encoding.truncated - truncated
     return weights
 
 

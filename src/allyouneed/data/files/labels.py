@@ -23,6 +23,7 @@ from allyouneed.data.files.readers import (
     expand_paths,
 )
 from allyouneed.data.files.tables import (
+    LISTED,
     Column,
     Layout,
     TableFiles,
@@ -45,16 +46,17 @@ Keys = Annotated[tuple[str, ...], Field(min_length=2, max_length=3)]
 
 
 class Labelled(NamedTuple):
-    """One text or two, with a label."""
+    """One text or two, with a label; `several`: any number of labels, if a text may have them."""
 
     texts: tuple[str, ...]
     label: str
     file: str
     line: int
+    several: tuple[str, ...] | None = None
 
     @property
     def labels(self) -> tuple[str, ...]:
-        return (self.label,)
+        return (self.label,) if self.several is None else self.several
 
     @property
     def metadata(self) -> str:
@@ -74,6 +76,8 @@ class LabelledFiles(TableFiles):
     in this order."""
     keys: Keys = ("text", "label")
     """The same names for JSON, and for a header without `columns`."""
+    separator: Annotated[str, Field(min_length=1)] | None = None
+    """Stands between the labels of a text, which may have any number of them (`task.several`); JSON may have lists."""
 
     def files(self) -> list[Path]:
         return expand_paths(self.path, TABLE_SUFFIXES)
@@ -85,7 +89,13 @@ class LabelledFiles(TableFiles):
 
     def read(self, report: Report) -> Iterator[Labelled]:
         for file, number, (*texts, label) in read_rows(self.sources(), self.layout, report, self.layout.names[-1]):
-            if label.strip():
+            if self.separator is not None:
+                names = label.replace(self.separator, LISTED).split(LISTED)
+                several = tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
+                yield Labelled(tuple(texts), label, str(file), number, several)
+            elif LISTED in label:
+                report.drop("broken", file, number, "a list of labels; set task.several: true", "\t".join(texts))
+            elif label.strip():
                 yield Labelled(tuple(texts), label.strip(), str(file), number)
             else:
                 report.drop("broken", file, number, "the label is empty", "\t".join(texts))
@@ -113,10 +123,10 @@ def classes(files: Sequence[LabelledFiles]) -> list[str]:
     for entry in files:
         file = ""
         for example in entry.read(Report()):
-            if example.file != file and entry.header is None:
+            if example.file != file and entry.header is None and example.several is None:
                 first.append(example)
             file, texts = example.file, texts + 1
-            counts[example.label] += 1
+            counts.update(example.labels)
             if texts % CHECK_EVERY == 0:
                 _check_repeated(files, texts, len(counts))
     _check_repeated(files, texts, len(counts))

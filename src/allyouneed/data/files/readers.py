@@ -74,6 +74,7 @@ class Report:
 
     read: int = 0
     drops: dict[str, Drops] = field(default_factory=dict)
+    truncated: int = 0  # examples that are kept with a part of their source
     show: int = 5  # examples kept per reason
 
     @property
@@ -98,6 +99,7 @@ class Report:
 
     def text(self) -> str:
         lines = [f"{self.read:,} read, {self.kept:,} kept, {self.dropped:,} left out"]
+        lines += [f"  source truncated to data.max_tokens: {self.truncated:,}"] if self.truncated else []
         for reason, drops in self.drops.items():
             lines.append(f"  {reason}: {drops.count:,}")
             lines += [f"    {example}" for example in drops.examples]
@@ -110,11 +112,12 @@ class Report:
             "read": self.read,
             "kept": self.kept,
             "drops": {reason: vars(drops) for reason, drops in self.drops.items()},
-        }
+        } | ({"truncated": self.truncated} if self.truncated else {})
 
     @classmethod
     def from_tree(cls, tree: dict[str, Any]) -> Report:
-        return cls(tree["read"], {reason: Drops(**drops) for reason, drops in tree["drops"].items()})
+        drops = {reason: Drops(**drops) for reason, drops in tree["drops"].items()}
+        return cls(tree["read"], drops, tree.get("truncated", 0))
 
 
 class Example(Protocol):

@@ -39,6 +39,7 @@ WORDS = {1: "one", 2: "two", 3: "three"}
 SHOWN_KEYS = 50  # in messages
 MOST_COLUMNS = 10_000
 LONGEST_CELL = 1 << 24  # characters; a quote that is never closed ends there
+LISTED = "\x1f"  # between the elements of a list in a cell
 READING = Lock()  # while the limit of cells is ours
 
 
@@ -86,7 +87,7 @@ class Layout:
 
 def read_rows(files: Sequence[Path | DataFile], layout: Layout, report: Report, numbers: str = "") -> Iterator[Row]:
     """The selected cells of every row, in the order of `layout.keys`. In JSON, the value of key `numbers` may be a
-    number."""
+    number, or a list of texts, joined by `LISTED`."""
     for file in map(as_data_file, files):
         if inner_suffix(file) in OBJECT_SUFFIXES:
             yield from _object_rows(file, layout, report, numbers)
@@ -347,12 +348,18 @@ def _values(entry: Mapping[str, Any], keys: Sequence[str], numbers: str) -> list
         value = entry[key]
         if value is None:
             return f"{key!r} is empty"
+        if (
+            key == numbers
+            and isinstance(value, list)
+            and all(isinstance(one, str) and is_unicode(one) for one in value)
+        ):
+            continue
         number = key == numbers and isinstance(value, int | float) and not isinstance(value, bool)
         if not number and not isinstance(value, str):
             return f"{key!r} is not a string but {type(value).__name__}"
         if isinstance(value, str) and not is_unicode(value):
             return f"{key!r} contains an unpaired surrogate"
-    return [str(entry[key]) for key in keys]
+    return [LISTED.join(entry[key]) if isinstance(entry[key], list) else str(entry[key]) for key in keys]
 
 
 # --- what the columns look like -------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from allyouneed.data.files.labels import Labelled
 from allyouneed.errors import UserError, quote
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.predictors.base import EvaluationResult, Predictor, evenly_spaced, run_in_batches, to_list
-from allyouneed.metrics.answers import accuracy, macro_f1
+from allyouneed.metrics.answers import label_figures
 from allyouneed.nn.batch import Batch
 from allyouneed.tasks.classification import text_row
 
@@ -19,11 +19,13 @@ TextInput = str | tuple[str, str]
 
 @dataclass(frozen=True)
 class TextClass:
-    """The class of a text, and the probability of each class, most likely first."""
+    """The class of a text, and the probability of each class, most likely first. `labels`: all that a text has, if it
+    may have several."""
 
     text: TextInput
     label: str
     scores: dict[str, float]
+    labels: list[str]
     notes: list[str] = field(default_factory=list)
 
 
@@ -35,15 +37,23 @@ class Classifier(Predictor):
         return list(self.folder.labels)
 
     @property
+    def several(self) -> bool:
+        """A text may have any number of labels."""
+        return bool(self.folder.task.get("several"))
+
+    @property
     def _is_multi_label(self) -> bool:
-        """Independent probabilities per class: imported models with one class, or with several at a time."""
+        """Independent probabilities per class: trained with `several`, or imported with one class or with several at a
+        time."""
+        if self.several or self.folder.task["kind"] == "reranking":
+            return True
         theirs = self.folder.origin.get("config", {})
         return bool(theirs) and (len(self.labels) == 1 or theirs.get("problem_type") == "multi_label_classification")
 
     def classify(self, texts: TextInput | Sequence[TextInput]) -> Any:
-        """The class of a text, or of each text of a list."""
+        """The class of a text, or of each text of a list; a list of classes where a text may have several."""
         one = isinstance(texts, str | tuple)
-        found = [full.label for full in self.classify_full([texts] if one else texts)]  # type: ignore[list-item]
+        found = [full.labels if self.several else full.label for full in self.classify_full([texts] if one else texts)]  # type: ignore[list-item]
         return found[0] if one else found
 
     def classify_full(self, texts: Sequence[TextInput]) -> list[TextClass]:
@@ -63,10 +73,12 @@ class Classifier(Predictor):
             return to_list(logits.sigmoid() if self._is_multi_label else logits.softmax(-1))
 
         probabilities = run_in_batches(self.model, [len(row[0]) for row in rows], answer)
-        found = []
+        found, least = [], float(self.folder.task.get("threshold", 0.5))
         for text, scores, note in zip(texts, probabilities, notes, strict=True):
             ordered = dict(sorted(zip(self.labels, scores, strict=True), key=lambda both: -both[1]))
-            found.append(TextClass(text, next(iter(ordered)), ordered, note))
+            best = next(iter(ordered))
+            labels = [label for label, score in ordered.items() if score >= least] if self.several else [best]
+            found.append(TextClass(text, best, ordered, labels, note))
         return found
 
     @property
@@ -97,12 +109,12 @@ class Classifier(Predictor):
         self, examples: Sequence[Labelled], decoding: Decoding | None = None, show: int = 0, resamples: int = 0
     ) -> EvaluationResult:
         texts: list[Any] = [e.texts if len(e.texts) > 1 else e.texts[0] for e in examples]
-        found = [full.label for full in self.classify_full(texts)]
-        expected = [example.label for example in examples]
-        figures = {"accuracy": accuracy(found, expected), "macro-f1": macro_f1(found, expected)}
-        text = f"accuracy {figures['accuracy']:5.1f} %\nmacro-F1 {figures['macro-f1']:5.1f}  of {len(found)} texts"
+        found = [full.labels for full in self.classify_full(texts)]
+        figures = label_figures(found, [example.labels for example in examples])
+        text = f"accuracy {figures['accuracy']:5.1f} %\nmacro-F1 {figures['macro-f1']:5.1f}\n"
+        text += f"micro-F1 {figures['micro-f1']:5.1f}  of {len(found)} texts"
         samples = [
-            {"text": "  |  ".join(example.texts), "expected": example.label, "found": label}
-            for example, label in evenly_spaced(list(zip(examples, found, strict=True)), show)
+            {"text": "  |  ".join(example.texts), "expected": ", ".join(example.labels), "found": ", ".join(labels)}
+            for example, labels in evenly_spaced(list(zip(examples, found, strict=True)), show)
         ]
         return EvaluationResult(figures, text, samples)

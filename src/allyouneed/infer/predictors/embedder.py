@@ -24,11 +24,14 @@ BLOCK = 1024  # rows of the similarity matrix computed at a time
 class Embedder(Predictor):
     """One vector per text. Texts longer than the training length are truncated, with a warning."""
 
-    def embed(self, texts: str | Sequence[str], raw: bool = False) -> Tensor:
+    def embed(self, texts: str | Sequence[str], raw: bool = False, width: int | None = None) -> Tensor:
         """The vector of a text (width,), or of each text of a list (texts, width). `raw`: not scaled to length 1, even
-        if the head does that."""
+        if the head does that. `width`: the first numbers of each vector, scaled as the whole would be; for models
+        trained with `widths`."""
         if isinstance(texts, str):
-            return self.embed([texts], raw)[0]
+            return self.embed([texts], raw, width)[0]
+        if width is not None:
+            return self._cut(self.embed(texts, raw), width, raw)
         rows = [self.encode_truncated(text) for text in check_texts(texts, "embed")]
         if not rows:
             return torch.zeros(0, self.model.config.head.width or self.model.config.width)
@@ -40,6 +43,12 @@ class Embedder(Predictor):
             return list(self.model.logits(Batch(given)).float().cpu().clone())
 
         return torch.stack(run_in_batches(self.model, [len(row) for row, _ in rows], answer))
+
+    def _cut(self, vectors: Tensor, width: int, raw: bool) -> Tensor:
+        if not 0 < width <= vectors.shape[1]:
+            raise UserError(f"width={width}: the vectors have {vectors.shape[1]} numbers")
+        unit = getattr(self.model.head, "normalise", False) and not raw
+        return nn.functional.normalize(vectors[:, :width], dim=-1) if unit else vectors[:, :width]
 
     def similarity(self, pairs: tuple[str, str] | Sequence[tuple[str, str]]) -> Any:
         """The cosine similarity of two texts, or of each pair of a list: -1 to 1."""

@@ -68,8 +68,9 @@ class Generator(ChatMethods, RetrievalPredictor):
 
     def __init__(self, folder: Folder) -> None:
         super().__init__(folder)
-        self.prefix = folder.task["kind"] == "prefix-lm"
-        self.answers = self.prefix and folder.task.get("reads") == "pairs"
+        prompted = bool(folder.task.get("prompts"))  # trained by `seq2seq`
+        self.prefix = folder.task["kind"] == "prefix-lm" or prompted
+        self.answers = prompted or (self.prefix and folder.task.get("reads") == "pairs")
 
     def build_engine(self) -> Engine:
         tokenizer, marks = self.tokenizer, self.tokenizer.template

@@ -23,11 +23,16 @@ from allyouneed.interop.tokenizers import subword_files
 from allyouneed.interop.tokenizers.subword_files import NEVER, Roles, read_token_list
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.weights import assign_weights, cast_weights, meta_model, named_tensors
+from allyouneed.tasks.task import REWRITING
 
 MODEL = "model.bin"
 PAD = "<pad>"
 DEFAULT_LENGTH = 512  # tokens, where positions are computed
-TASKS = {"encoder-decoder": ("translation", "seq2seq"), "decoder": ("causal-lm",), "encoder": ("similarity",)}
+TASKS = {
+    "encoder-decoder": ("translation", *REWRITING),
+    "decoder": ("causal-lm",),
+    "encoder": ("similarity",),
+}
 OURS = "allyouneed"  # key of config.json in folders that we wrote: what CTranslate2 does not need
 
 

@@ -33,6 +33,7 @@ head.transform.norm.* = predictions.LayerNorm.*
 head.hidden.* = albert.pooler.*
 head.classes.* = classifier.*
 head.tags.* = classifier.*
+head.ends.* = qa_outputs.*
 """.replace("LAYER", "albert.encoder.albert_layer_groups.0.albert_layers.0")
 FAMILY = bert.family(
     "albert",

@@ -14,6 +14,7 @@ from allyouneed.interop.hf.position_offset import model_without_offset, without_
 from allyouneed.interop.hf.transforms import untie_if_different
 from allyouneed.interop.hf.weight_table import EquivalentModel, Family, HfConfig, TensorTransform, Weights
 
+ANSWERS = "ForQuestionAnswering: span, "  # relatives whose class computes something else leave it out
 MODEL = """
 kind: encoder
 vocab = vocab_size ?? 30522
@@ -33,7 +34,7 @@ encoder.channel: {kind: ffn}
 encoder.channel.hidden = intermediate_size ?? 3072
 encoder.channel.activation = hidden_act ?? gelu |activation
 head.kind = architectures |class [CLASS, {ForMaskedLM: vocabulary, ForSequenceClassification: classes,
-    ForTokenClassification: tags, ForPreTraining: vocabulary, Model: none}]
+    ForTokenClassification: tags, ForQuestionAnswering: span, ForPreTraining: vocabulary, Model: none}]
 head<vocabulary>: {bias: true, transform: {norm: {kind: layer}}}
 head<vocabulary>.transform.norm.eps <- layer_norm_eps
 head<vocabulary>.transform.activation <- hidden_act |activation
@@ -59,7 +60,7 @@ position_embedding_type in [absolute]
 """
 NO_PRETRAINING = """
 head.kind = architectures |class [CLASS, {ForMaskedLM: vocabulary, ForSequenceClassification: classes,
-    ForTokenClassification: tags, Model: none}]
+    ForTokenClassification: tags, ForQuestionAnswering: span, Model: none}]
 """
 
 
@@ -103,6 +104,7 @@ encoder.blocks.{n}.sublayers.channel.up.* = bert.encoder.layer.{n}.intermediate.
 encoder.blocks.{n}.sublayers.channel.down.* = bert.encoder.layer.{n}.output.dense.*
 encoder.blocks.{n}.wiring.norms.0.* = bert.encoder.layer.{n}.attention.output.LayerNorm.*
 encoder.blocks.{n}.wiring.norms.1.* = bert.encoder.layer.{n}.output.LayerNorm.*
+head.ends.* = qa_outputs.*
 """.replace("SELF", "bert.encoder.layer.{n}.attention.self")
 
 HEAD = """

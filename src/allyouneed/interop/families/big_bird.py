@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from allyouneed.interop.families import bert
 
-FIELDS = bert.MODEL + bert.HEADS + bert.LEARNED + """
+FIELDS = bert.MODEL.replace(bert.ANSWERS, "") + bert.HEADS + bert.LEARNED + """
 embed.scale = rescale_embeddings ?? false |{true: sqrt-width, false: none}
 encoder.mixer.kind = attention_type |{block_sparse: big-bird, original_full: attention}
 encoder.mixer<big-bird>.block = block_size ?? 64

@@ -48,6 +48,7 @@ head.transform.norm.* = vocab_layer_norm.*
 head.hidden.* = pre_classifier.*
 head.classes.* = classifier.*
 head.tags.* = classifier.*
+head.ends.* = qa_outputs.*
 """.replace("LAYER", "distilbert.transformer.layer.{n}")
 IGNORED_WEIGHTS = ("*.position_ids", "vocab_projector.weight")
 FAMILY = bert.family(

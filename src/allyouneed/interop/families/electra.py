@@ -12,7 +12,7 @@ from allyouneed.interop.hf.weight_table import HfConfig
 FIELDS = bert.MODEL + bert.HEADS + bert.LEARNED + """
 embed.inner = embedding_size ?? 128 |inner
 head.kind = architectures |class [Electra, {ForMaskedLM: vocabulary, ForSequenceClassification: classes,
-    ForTokenClassification: tags, ForPreTraining: tags, Model: none}]
+    ForTokenClassification: tags, ForQuestionAnswering: span, ForPreTraining: tags, Model: none}]
 head<vocabulary>.transform.activation: gelu
 head<classes>.hidden: gelu
 head<tags> = architectures, hidden_act |discriminator

@@ -9,7 +9,7 @@ from allyouneed.interop.hf.config_reader import ConfigReader
 from allyouneed.interop.hf.config_table import Conversion, Line
 from allyouneed.interop.hf.config_writer import OMITTED
 
-FIELDS = bert.MODEL + bert.NO_PRETRAINING + bert.HEADS + bert.OFFSET + """
+FIELDS = bert.MODEL + bert.NO_PRETRAINING.replace(bert.ANSWERS, "") + bert.HEADS + bert.OFFSET + """
 attention_mode in [longformer]
 encoder.mixer: {kind: longformer}
 encoder[*].mixer.window = attention_window ?? 512 |windows

@@ -34,6 +34,7 @@ TASK_BY_CLASS = {
     "ForPreTraining": "masked-lm",
     "ForSequenceClassification": "classification",
     "ForTokenClassification": "tagging",
+    "ForQuestionAnswering": "question-answering",
     "ForImageClassification": "image-classification",
     "ForCausalLM": "causal-lm",
     "LMHeadModel": "causal-lm",

@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, StrictInt, StrictStr
 
 from allyouneed.config import Config, parse
+from allyouneed.tasks.task import REWRITING
 
 GENERATION = "generation_config.json"
-GENERATES = ("causal-lm", "chat", "dpo", "translation", "seq2seq")
+GENERATES = ("causal-lm", "chat", "dpo", "translation", *REWRITING)
 PROMPTED = ("causal-lm",)  # `max_length` includes the prompt, so it does not bound the number of new tokens
 # their option: (ours, the value that turns it off)
 ALWAYS = {"repetition_penalty": ("repetition_penalty", 1.0), "no_repeat_ngram_size": ("no_repeat", 0)}

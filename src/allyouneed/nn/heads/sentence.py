@@ -120,6 +120,32 @@ class TagsHeadModule(HeadModule):
         return self.tags(self.dropout(x))
 
 
+class SpanHead(Head):
+    """For each token, the scores that an answer begins and that it ends there (Devlin et al. 2019, 4.2)."""
+
+    kind: Literal["span"] = "span"
+    dropout: Share = 0.0
+    """Dropout before the map."""
+
+    def build(self, common: Common, vocab: int | None, tied: Tensor | None) -> HeadModule:
+        return SpanHeadModule(self, common)
+
+    def cost(self, common: Common, vocab: int | None, inner: int, tied: bool) -> Cost:
+        return Dense().cost(common.width, 2, True)
+
+
+class SpanHeadModule(HeadModule):
+    def __init__(self, config: SpanHead, common: Common) -> None:
+        super().__init__()
+        self.dropout = Dropout(config.dropout)
+        self.ends = nn.Linear(common.width, 2)
+
+    def forward(self, x: Tensor, layout: TokenLayout | None = None) -> Tensor:
+        """(…, 2)"""
+        scores: Tensor = self.ends(self.dropout(x))
+        return scores
+
+
 class PooledHead(Head):
     """One vector per sentence: the mean (Reimers, Gurevych 2019, 3), first or last of its tokens; projected to `width`
     if given (CLIP) and scaled to length 1 if `normalise`."""

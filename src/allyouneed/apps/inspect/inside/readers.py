@@ -62,6 +62,16 @@ def read_classifier(predictor: Any, given: Any, target: Any = None, **options: A
     )
 
 
+@reads("QuestionAnswerer")
+def read_question_answerer(predictor: Any, given: Any, target: Any = None, **options: Any) -> Reading:
+    """`given`: a question; `target`: the text, of which the first window is shown."""
+    question, text = check_texts([given, target or ""], "inside")
+    ids = predictor.tokenizer.encode(question)
+    room = predictor._room(question, ids)
+    row = predictor.tokenizer.frame(ids, predictor.tokenizer.encode(text)[:room])
+    return read_text(predictor.tokenizer, predictor.to_rows([row]))
+
+
 @reads("RewardModel")
 def read_reward_model(predictor: Any, given: Any, target: Any = None, **options: Any) -> Reading:
     """`given`: a prompt; `target`: the answer that is scored."""
@@ -128,6 +138,8 @@ def read_span_filler(predictor: Any, given: Any, target: Any = None, **options: 
 
 @reads("Seq2Seq")
 def read_seq2seq(predictor: Any, given: Any, target: Any = None, **options: Any) -> Reading:
+    if predictor.writer is not None:
+        return read_generator(predictor.writer, given, target, **options)
     (text,) = check_texts([given], "inside")
     frame = default_frame(predictor.folder.tokenizers)
     source = frame.source(predictor.folder.tokenizers.source.encode(text, options.pop("specials", False)))

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import Field
 from torch.nn.functional import normalize
 
@@ -239,6 +240,16 @@ def _classify(predictor: Any, request: UseRequest, top: int) -> Document:
     return {"shows": "classes", "answer": found.label, "scores": list(found.scores.items()), "notes": found.notes}
 
 
+def _answer(predictor: Any, request: UseRequest, top: int) -> Document:
+    """The text is a question, and the other text, or the lines after the first, what it is about."""
+    question, _, lines = check_length(predictor, request.text).partition("\n")
+    context = check_length(predictor, request.other or lines or question)
+    (found,) = predictor.answer_full([(question, context)], top=top)
+    shares = torch.tensor([one.score for one in found.answers]).softmax(0).tolist()
+    scores = [(one.text or "(no answer)", share) for one, share in zip(found.answers, shares, strict=True)]
+    return {"shows": "classes", "answer": found.text, "scores": scores, "notes": found.notes}
+
+
 def _tag(predictor: Any, request: UseRequest, top: int) -> Document:
     (found,) = predictor.tag_full([check_length(predictor, request.text)])
     spans = [{"kind": one.kind, "begin": one.begin, "end": one.end} for one in found.places]
@@ -322,7 +333,9 @@ _PREDICT = {
     "translation-lm": _fill,
     "permutation-lm": _fill,
     "classification": _classify,
+    "question-answering": _answer,
     "tagging": _tag,
+    "reranking": _classify,
     "similarity": _embed,
     "contrastive": _embed,
     "transcription": _transcribe,
@@ -337,12 +350,17 @@ _METHODS = {
     "prefix-lm": "generate",
     "interleaved": "generate",
     "seq2seq": "seq2seq",
+    "summarisation": "summarise",
+    "correction": "correct",
     "span-corruption": "fill",
+    "denoising": "fill",
     "masked-lm": "fill_mask",
     "translation-lm": "fill_mask",
     "permutation-lm": "fill_mask",
     "classification": "classify",
+    "question-answering": "answer",
     "tagging": "tag",
+    "reranking": "classify",
     "similarity": "embed",
     "contrastive": "embed",
     "transcription": "transcribe",
@@ -378,7 +396,7 @@ def python_line(model: ViewModel, request: DecodingRequest) -> str:
     """The call that gives the same answer; `model` is the loaded one."""
     predictor = model.predictor
     task = str(predictor.folder.task["kind"])
-    given: list[str] = []
+    given = [repr(other)] if (task == "question-answering" and (other := getattr(request, "other", None))) else []
     if request.to is not None:
         given.append(repr(request.to))
     if request.source is not None:

@@ -37,20 +37,29 @@ Task = Literal[
     "image-classification",
     "image-text",
     "captioning",
+    "question-answering",
     "translation",
+    "seq2seq",
+    "summarisation",
+    "correction",
 ]
 Pair = Annotated[list[Text], Field(min_length=2, max_length=2)]
 Row = dict[Text, Any]
 MOST_VALUES = 10_000  # of a row
 MOST_CANDIDATES = 1000
 TRANSLATION = ("source_lang", "target_lang", "format", "glossary", "glossary_id")
+REWRITERS = {  # the method of each task, and what it does, for errors
+    "seq2seq": ("seq2seq_full", "rewrite texts"),
+    "summarisation": ("summarise_full", "summarise texts"),
+    "correction": ("correct_full", "correct texts"),
+}
 FORMATS = ("text", "html", "md", "srt", "vtt", "po", "xml")
 
 
 class TaskRequest(RequestBody):
-    """`inputs`: texts; pairs of texts (similarity, classification), of prompts and answers (preference); images in
-    base64 (image-…); rows of a log (click). `top`: results per input. `labels`: the texts to choose from (image-text).
-    The others: of translation."""
+    """`inputs`: texts; pairs of texts (similarity, classification), of prompts and answers (preference), of a question
+    and a text (question-answering); images in base64 (image-…, captioning); rows of a log (click). `top`: results per
+    input. `labels`: the texts to choose from (image-text). The others: of translation."""
 
     model: Text | None = None
     inputs: Annotated[list[Text | Pair | Row], Field(min_length=1)]
@@ -97,6 +106,8 @@ async def run_task(task: Task, body: TaskRequest, request: Request) -> Response:
         return await _translate(request, body, limits)
     if given := [name for name in TRANSLATION if getattr(body, name) is not None]:
         raise ApiError(f"{given[0]}: only for translation, not for {task}", param=given[0])
+    if task in REWRITERS:
+        return await _rewrite(request, task, body, limits)
     async with state.registry.use(body.model) as model:
         results = await RUNNERS[task](model, body, limits)
         return json_response({"model": model.name, "task": task, "results": results})
@@ -124,6 +135,29 @@ async def _translate(request: Request, body: TaskRequest, limits: Limits) -> Res
         return json_response({"model": model.name, "task": "translation", "results": results})
 
 
+async def _rewrite(request: Request, task: str, body: TaskRequest, limits: Limits) -> Response:
+    """`top`: outputs of each text, best first."""
+    texts, (method, what) = body.texts(), REWRITERS[task]
+    if body.top is not None and task == "correction":
+        raise ApiError("top: a text has one correction; remove it", param="top")
+    if body.top is not None and body.top > limits.choices:
+        raise over_limit("alternatives", body.top, limits.choices)
+    if (size := sum(map(len, texts))) > limits.prompt_characters:
+        raise over_limit("characters", size, limits.prompt_characters, "inputs")
+    options = {} if body.top is None else {"method": "beam", "beam": max(4, body.top), "best": body.top}
+    state = request.app.state
+    async with state.registry.use(body.model) as model:
+        rewrite = getattr(model.offering(method, what), method)
+        found = await model.call(lambda: rewrite(texts, **options), request.state.client, model.settings.exact)
+        results: list[dict[str, Any]] = [{"text": one.text, "notes": one.notes} for one in found]
+        for one, result in zip(found, results, strict=True):
+            if task == "correction":
+                result["edits"] = [edit._asdict() for edit in one.edits]
+            elif body.top is not None:
+                result["alternatives"] = [other.text for other in one.candidates[1:]]
+        return json_response({"model": model.name, "task": task, "results": results})
+
+
 async def _classify(model: ServedModel, body: TaskRequest, limits: Limits) -> list[Any]:
     predictor = model.offering("classify_full", "classify texts")
     if any(isinstance(one, dict) for one in body.inputs):
@@ -132,7 +166,11 @@ async def _classify(model: ServedModel, body: TaskRequest, limits: Limits) -> li
     flat = [text for one in inputs for text in ([one] if isinstance(one, str) else one)]
     await count_tokens(predictor, flat, limits.model_copy(update={"texts": 2 * limits.texts}), "inputs")
     found = await model.compute("classify", inputs, predictor.classify_full)
-    return [{"label": one.label, "scores": dict(list(one.scores.items())[: body.top])} for one in found]
+    several = [{"labels": one.labels} if predictor.several else {} for one in found]
+    scores = [dict(list(one.scores.items())[: body.top]) for one in found]
+    return [
+        {"label": one.label, **more, "scores": some} for one, more, some in zip(found, several, scores, strict=True)
+    ]
 
 
 async def _fill_mask(model: ServedModel, body: TaskRequest, limits: Limits) -> list[Any]:
@@ -158,6 +196,17 @@ async def _tag(model: ServedModel, body: TaskRequest, limits: Limits) -> list[An
         }
         for one in found
     ]
+
+
+async def _answer(model: ServedModel, body: TaskRequest, limits: Limits) -> list[Any]:
+    """`inputs`: pairs of a question and a text, which may be long; `top`: answers of each."""
+    predictor = model.offering("answer_full", "answer questions")
+    pairs, top = body.pairs(), body.top or 1
+    await count_tokens(predictor, [q for q, _ in pairs], limits, "inputs", least=1)
+    await count_tokens(predictor, [text for _, text in pairs], limits, "inputs", truncate=True, least=1)
+    found = await model.compute(("answer", top), pairs, lambda some: predictor.answer_full(some, top=top))
+    answers = [[asdict(answer) for answer in one.answers] for one in found]
+    return [some[0] | ({"alternatives": some[1:]} if top > 1 else {}) for some in answers]
 
 
 async def _similarity(model: ServedModel, body: TaskRequest, limits: Limits) -> list[Any]:
@@ -249,6 +298,7 @@ RUNNERS = {
     "fill-mask": _fill_mask,
     "tagging": _tag,
     "similarity": _similarity,
+    "question-answering": _answer,
     "click": _predict_click,
     "preference": _score,
     "image-classification": _classify_image,

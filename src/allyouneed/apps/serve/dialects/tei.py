@@ -11,7 +11,7 @@ from starlette.responses import Response
 from allyouneed import __version__
 from allyouneed.apps.serve.bodies import BodyRoute
 from allyouneed.apps.serve.errors import ApiError
-from allyouneed.apps.serve.inputs import count_tokens, embed, embedding_model, ranking_model, relevance
+from allyouneed.apps.serve.inputs import count_tokens, embed, embedding_model, ranker, ranking_model, relevance
 from allyouneed.apps.serve.responses import json_response, large_response
 from allyouneed.apps.serve.strict import Bool, Ignored, RequestBody, Text
 
@@ -58,7 +58,7 @@ class RerankRequest(RequestBody):
 async def rerank(body: RerankRequest, request: Request) -> Response:
     state = request.app.state
     async with state.registry.use(await ranking_model(state.registry, body.model)) as model:
-        predictor = model.predictor if model.task == "classification" else model.embedder
+        predictor = ranker(model)
         texts = [body.query, *body.texts]
         await count_tokens(predictor, texts, state.settings.limits, "texts", truncate=bool(body.truncate))
         scores = await relevance(model, body.query, body.texts)

@@ -304,5 +304,6 @@ def text_model(predictor: Predictor) -> TextModel | None:
         case Translator():
             return TranslationModel(predictor)
         case Seq2Seq():
-            return SourceModel(predictor)
+            writer = predictor.writer
+            return SourceModel(predictor) if writer is None else LanguageModel(writer)
     return None

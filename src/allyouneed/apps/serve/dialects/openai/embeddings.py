@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from allyouneed.apps.serve.bodies import BodyRoute
 from allyouneed.apps.serve.errors import ApiError
-from allyouneed.apps.serve.inputs import count_tokens, embed, embedding_model, ranking_model, relevance
+from allyouneed.apps.serve.inputs import count_tokens, embed, embedding_model, ranker, ranking_model, relevance
 from allyouneed.apps.serve.responses import json_response, large_response, new_id
 from allyouneed.apps.serve.strict import Bool, Count, Ignored, RequestBody, Text, TokenId
 
@@ -91,7 +91,7 @@ class RerankRequest(RequestBody):
 async def rerank(body: RerankRequest, request: Request) -> Response:
     state = request.app.state
     async with state.registry.use(await ranking_model(state.registry, body.model)) as model:
-        predictor = model.predictor if model.task == "classification" else model.embedder
+        predictor = ranker(model)
         counts = await count_tokens(predictor, [body.query, *body.documents], state.settings.limits, "documents")
         scores = await relevance(model, body.query, body.documents)
         order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]

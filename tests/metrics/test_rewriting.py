@@ -1,0 +1,94 @@
+"""ROUGE, error rates and edits by hand; the ROUGE values are those of rouge-score 0.1.2, the rates those of jiwer 4."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allyouneed.errors import UserError
+from allyouneed.metrics.corrections import TextEdit, correction_scores, text_edits
+from allyouneed.metrics.rewriting import METRICS, common_subsequence, rewriting_figures, rouge_l, rouge_n, words
+from allyouneed.tasks.seq2seq import Correction, SequenceToSequence, Summarisation
+
+FOUND = ["The cat's mat, 3.14 on the sat", "police killed the gunman"]
+EXPECTED = ["the cat sat on a mat U.S. 3.14", "police kill the gunman"]
+
+
+def test_rouge_equals_rouge_score() -> None:
+    assert words(FOUND[0]) == ["the", "cat", "s", "mat", "3", "14", "on", "the", "sat"]
+    assert rouge_n(FOUND[0], EXPECTED[0], 1) == pytest.approx(2 * 8 / (9 + 10))
+    assert rouge_n(FOUND[0], EXPECTED[0], 2) == pytest.approx(2 * 2 / (8 + 9))
+    assert rouge_l(FOUND[0], EXPECTED[0]) == pytest.approx(2 * 5 / (9 + 10))
+    assert rouge_l(FOUND[1], EXPECTED[1]) == rouge_n(FOUND[1], EXPECTED[1], 1) == 0.75  # Lin 2004, section 3
+    assert rouge_n(FOUND[1], EXPECTED[1], 2) == pytest.approx(1 / 3)
+    assert rouge_n("", "a", 1) == rouge_l("", "a") == rouge_n("a", "a", 2) == 0
+
+
+def test_rouge_counts_the_characters_of_chinese() -> None:
+    assert words("我爱 Transformer。2017年") == ["我", "爱", "transformer", "2017", "年"]
+    assert rouge_l("我爱北京", "我爱南京") == 0.75
+
+
+def test_error_rates_equal_jiwers() -> None:
+    assert METRICS["wer"](FOUND, EXPECTED) == pytest.approx(100 * 9 / 12)
+    assert METRICS["cer"](["abc d", "x"], ["abcd", "xyz"]) == pytest.approx(100 * 3 / 7)
+
+
+def slow(one: str, other: str) -> int:
+    """The definition."""
+    if not one or not other:
+        return 0
+    if one[0] == other[0]:
+        return 1 + slow(one[1:], other[1:])
+    return max(slow(one[1:], other), slow(one, other[1:]))
+
+
+@given(st.text("abc", max_size=6), st.text("abc", max_size=6))
+def test_the_common_subsequence_matches_its_definition(one: str, other: str) -> None:
+    assert common_subsequence(one, other) == slow(one, other)
+
+
+def test_all_metrics_of_the_tasks_are_computed() -> None:
+    figures, text = rewriting_figures(FOUND, FOUND)
+    assert figures["exact"] == figures["rouge-2"] == figures["chrf"] == 100 and figures["cer"] == 0
+    assert "of 2 texts" in text and "tok:13a" in text
+    assert set(SequenceToSequence.metrics) == set(Summarisation.metrics) == {*figures, "loss"}
+    assert set(Correction.metrics) - set(figures) == {"f0.5", "precision", "recall", "loss"}
+    assert "tok:zh" in rewriting_figures(["我爱北京"], ["我爱南京"])[1]
+    with pytest.raises(UserError, match="no examples"):
+        rewriting_figures([], [])
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        ("the cat see teh sea", "the cat sees the sea", [(8, 11, "see", "sees"), (12, 15, "teh", "the")]),
+        ("I like alot of it", "I like a lot of it", [(7, 11, "alot", "a lot")]),
+        ("He go home .", "He goes home.", [(3, 5, "go", "goes")]),
+        ("我门去学校。", "我们去了学校。", [(1, 2, "门", "们"), (3, 3, "", "了")]),
+        ("a b", "b", [(0, 1, "a", "")]),
+        ("", "a b", [(0, 0, "", "a b")]),
+        ("same  here", "same here", []),
+    ],
+)
+def test_edits_are_the_least_change_of_tokens(source: str, target: str, expected: list[tuple[object, ...]]) -> None:
+    assert text_edits(source, target) == [TextEdit(*one) for one in expected]  # type: ignore[arg-type]
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=7), st.lists(st.sampled_from("abc"), max_size=7))
+def test_applied_edits_give_the_target(one: list[str], other: list[str]) -> None:
+    source, target = " ".join(one), " ".join(other)
+    for edit in reversed(text_edits(source, target)):
+        source = f"{source[: edit.begin]} {edit.after} {source[edit.end :]}"
+    assert source.split() == target.split()
+
+
+def test_f_of_edits_by_hand() -> None:
+    sources, expected = ["a teh cat", "one tow", "fine"], ["a the cat", "one two", "fine"]
+    scores = correction_scores(sources, ["a the cat", "one toe", "fin"], expected)
+    precision, recall = 1 / 3, 1 / 2
+    assert scores == pytest.approx((100 / 3, 50, 100 * 1.25 * precision * recall / (0.25 * precision + recall)))
+    assert correction_scores(sources, expected, expected) == (100, 100, 100)
+    assert correction_scores(["fine"], ["fine"], ["fine"]) == (100, 100, 100)
+    assert correction_scores(sources, sources, expected) == (100, 0, 0)  # nothing changed, nothing wrong
