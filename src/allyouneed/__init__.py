@@ -37,11 +37,8 @@ if TYPE_CHECKING:
     from allyouneed.infer.predictors.base import EvaluationResult, Predictor
     from allyouneed.infer.predictors.classifier import Classifier as Classifier
     from allyouneed.infer.predictors.click_predictor import ClickPredictor as ClickPredictor
-    from allyouneed.infer.predictors.corrector import Corrector as Corrector
-    from allyouneed.infer.predictors.denoiser import Denoiser as Denoiser
     from allyouneed.infer.predictors.embedder import Embedder as Embedder
     from allyouneed.infer.predictors.fill_mask import MaskFiller as MaskFiller
-    from allyouneed.infer.predictors.fill_spans import SpanFiller as SpanFiller
     from allyouneed.infer.predictors.generator import Generator as Generator
     from allyouneed.infer.predictors.image_classifier import ImageClassifier as ImageClassifier
     from allyouneed.infer.predictors.image_matcher import ImageMatcher as ImageMatcher
@@ -49,8 +46,11 @@ if TYPE_CHECKING:
     from allyouneed.infer.predictors.question_answerer import QuestionAnswerer as QuestionAnswerer
     from allyouneed.infer.predictors.reranker import Reranker as Reranker
     from allyouneed.infer.predictors.reward import RewardModel as RewardModel
-    from allyouneed.infer.predictors.seq2seq import Seq2Seq as Seq2Seq
-    from allyouneed.infer.predictors.summariser import Summariser as Summariser
+    from allyouneed.infer.predictors.rewriting.corrector import Corrector as Corrector
+    from allyouneed.infer.predictors.rewriting.denoiser import Denoiser as Denoiser
+    from allyouneed.infer.predictors.rewriting.fill_spans import SpanFiller as SpanFiller
+    from allyouneed.infer.predictors.rewriting.seq2seq import Seq2Seq as Seq2Seq
+    from allyouneed.infer.predictors.rewriting.summariser import Summariser as Summariser
     from allyouneed.infer.predictors.tagger import Tagger as Tagger
     from allyouneed.infer.predictors.transcriber import Transcriber as Transcriber
     from allyouneed.interop.save import TokenizerLike

@@ -43,6 +43,7 @@ SHORTLIST = "shortlist.safetensors"
 CARD = "README.md"
 MAX_LAYERS = 1024  # a config may declare this many layers with fewer tensors: layers may share weights
 MAX_TOKENS = 1 << 31
+REWRITING = ("seq2seq", "summarisation", "correction")  # tasks that write one text from another with the same model
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

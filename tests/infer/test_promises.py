@@ -21,7 +21,7 @@ from allyouneed.infer.decoding.detokenizer import StopStrings
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.predictors.generator import Generator
-from allyouneed.infer.predictors.seq2seq import Seq2Seq
+from allyouneed.infer.predictors.rewriting.seq2seq import Seq2Seq
 from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
 from allyouneed.nn.states.paged import BlockPool

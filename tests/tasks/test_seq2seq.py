@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import allyouneed as ayn
 from allyouneed.config import parse
 from allyouneed.errors import UserError
-from allyouneed.infer.predictors.seq2seq import sentences
+from allyouneed.infer.predictors.rewriting.seq2seq import sentences
 from allyouneed.tasks.task import Task
 from allyouneed.training import train
 from allyouneed.training.prepare import RunFolder, prepare
@@ -111,7 +111,7 @@ def test_an_unsure_corrector_keeps_the_source(load: Callable[[str], Any]) -> Non
 
 def test_the_log_probabilities_are_those_of_the_search(load: Callable[[str], Any]) -> None:
     """Of a decoder too, which sees its prompt from both sides."""
-    from allyouneed.infer.predictors.corrector import Corrector
+    from allyouneed.infer.predictors.rewriting.corrector import Corrector
 
     for run in ("seq2seq", "seq2seq decoder"):
         model = load(run)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from allyouneed.apps.translate.translator import Translator
 from allyouneed.infer.predictors.captioner import Captioner
 from allyouneed.infer.predictors.click_predictor import ClickPredictor
-from allyouneed.infer.predictors.corrector import Corrector
 from allyouneed.infer.predictors.embedder import Embedder
 from allyouneed.infer.predictors.fill_mask import MaskFiller
-from allyouneed.infer.predictors.fill_spans import SpanFiller
 from allyouneed.infer.predictors.image_classifier import ImageClassifier
 from allyouneed.infer.predictors.image_matcher import ImageMatcher
 from allyouneed.infer.predictors.interleaved import InterleavedGenerator
 from allyouneed.infer.predictors.question_answerer import QuestionAnswerer
 from allyouneed.infer.predictors.reranker import Reranker
 from allyouneed.infer.predictors.reward import RewardModel
-from allyouneed.infer.predictors.summariser import Summariser
+from allyouneed.infer.predictors.rewriting.corrector import Corrector
+from allyouneed.infer.predictors.rewriting.fill_spans import SpanFiller
+from allyouneed.infer.predictors.rewriting.summariser import Summariser
 from allyouneed.infer.predictors.tagger import Tagger
 from allyouneed.infer.predictors.transcriber import Transcriber
 

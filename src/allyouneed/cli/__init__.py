@@ -140,7 +140,8 @@ def _register_look() -> None:
 
 MODULES = {
     "generation": ("translate", "generate", "chat"),
-    "rewriting": ("seq2seq", "summarise", "correct"),
+    "text.rewriting": ("seq2seq", "summarise", "correct"),
+    "text.answer": ("answer",),
     "media": ("transcribe", "classify-image", "match-image", "caption"),
 }  # others: analysis
 for _name in commands():

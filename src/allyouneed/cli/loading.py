@@ -44,8 +44,8 @@ def predictor_with(
 ) -> Any:
     """The predictor of a folder, which has one of these methods. `does`: what the command needs, for the error.
     `task`: what a pretrained body is loaded for, if that gives it the method."""
+    from allyouneed.folder import REWRITING
     from allyouneed.infer.predictors.registry import TASKS
-    from allyouneed.tasks.task import REWRITING
 
     names = (methods,) if isinstance(methods, str) else methods
 

@@ -11,12 +11,11 @@ from torch import nn
 
 from allyouneed.config import parse, tree_of
 from allyouneed.errors import UserError
-from allyouneed.folder import Folder
+from allyouneed.folder import REWRITING, Folder
 from allyouneed.nn.heads.pooling import Pool
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.sight import readable, seeing_pool
 from allyouneed.nn.models.weights import assign_weights, meta_model, named_tensors
-from allyouneed.tasks.task import REWRITING
 
 SAME_MODEL = ({"translation", *REWRITING}, set(REWRITING), {"causal-lm", "chat", "dpo"})  # tasks that share one model
 TEXT = 128  # tokens of a text that is pooled

@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from allyouneed.files.reading import read_json
-from allyouneed.folder import Folder, as_dtype
+from allyouneed.folder import REWRITING, Folder, as_dtype
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.predictors.forward import NamedForward, model_inputs
 from allyouneed.interop.load import load
 from allyouneed.nn.models.precision import widen
 from allyouneed.nn.models.weights import named_tensors
-from allyouneed.tasks.task import REWRITING
 
 TOLERANCE = 1e-4  # relative to the largest value, or to 1; summation order differs
 LENGTHS = (7, 3, 11, 1, 5)

@@ -27,7 +27,6 @@ from allyouneed.nn.context import TokenLayout
 MAX_TOKENS = 128  # default limit for examples that are not split
 BUDGET = 4096  # tokens of a validation batch
 VALIDATION_SEED = 0  # for random choices in held-out data: the same for every run and for `evaluate`
-REWRITING = ("seq2seq", "summarisation", "correction")  # tasks that write one text from another with the same model
 POOLED = ("classes", "pooled")  # heads that pool a text into one vector
 
 

@@ -15,7 +15,7 @@ from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.options import Decoding, Unlimited
 from allyouneed.infer.predictors.generator import Generator
-from allyouneed.infer.predictors.seq2seq import Seq2Seq
+from allyouneed.infer.predictors.rewriting.seq2seq import Seq2Seq
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.precision import to_int8
 

@@ -22,7 +22,7 @@ from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.decoding.sampling import filter_logits, invert_cdf
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.predictors.generator import Generator
-from allyouneed.infer.predictors.seq2seq import Seq2Seq
+from allyouneed.infer.predictors.rewriting.seq2seq import Seq2Seq
 from allyouneed.infer.speculative.acceptance import is_accepted, resample
 from allyouneed.infer.speculative.drafts import Draft, DraftModel, LookupIndex, PromptLookup
 from allyouneed.infer.speculative.stats import DraftStats, SpeculativeHypothesis, total_stats

@@ -13,7 +13,7 @@ from allyouneed.config import parse, tree_of
 from allyouneed.data.tokenizers.base import Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.files.reading import file_in, has_file, read_json
-from allyouneed.folder import Folder, as_dtype, check_finite, check_fit, check_vocabularies, read_card
+from allyouneed.folder import REWRITING, Folder, as_dtype, check_finite, check_fit, check_vocabularies, read_card
 from allyouneed.interop.ctranslate2.binary import Variables
 from allyouneed.interop.ctranslate2.tree import WHISPER, TreeReader
 from allyouneed.interop.hf.whisper_tokens import speech_options
@@ -23,7 +23,6 @@ from allyouneed.interop.tokenizers import subword_files
 from allyouneed.interop.tokenizers.subword_files import NEVER, Roles, read_token_list
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.weights import assign_weights, cast_weights, meta_model, named_tensors
-from allyouneed.tasks.task import REWRITING
 
 MODEL = "model.bin"
 PAD = "<pad>"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, StrictInt, StrictStr
 
 from allyouneed.config import Config, parse
-from allyouneed.tasks.task import REWRITING
+from allyouneed.folder import REWRITING
 
 GENERATION = "generation_config.json"
 GENERATES = ("causal-lm", "chat", "dpo", "translation", *REWRITING)

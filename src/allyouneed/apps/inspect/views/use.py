@@ -27,10 +27,10 @@ from allyouneed.errors import UserError, quote
 from allyouneed.infer.decoding.observe import DecodedRequest, Observer, observe_decoding
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.predictors.base import Predictor
-from allyouneed.infer.predictors.fill_spans import SpanFiller
 from allyouneed.infer.predictors.generating import GeneratingPredictor
 from allyouneed.infer.predictors.generator import Generator
 from allyouneed.infer.predictors.registry import translates
+from allyouneed.infer.predictors.rewriting.fill_spans import SpanFiller
 from allyouneed.runtime.process import ignore_warnings
 
 MOST_TOKENS = 2048  # of a text

@@ -34,7 +34,7 @@ from allyouneed.infer.predictors.generating import GeneratingPredictor
 from allyouneed.infer.predictors.generator import Generator
 from allyouneed.infer.predictors.interleaved import InterleavedGenerator
 from allyouneed.infer.predictors.registry import TASKS, predictor
-from allyouneed.infer.predictors.seq2seq import Seq2Seq
+from allyouneed.infer.predictors.rewriting.seq2seq import Seq2Seq
 from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
 from allyouneed.interop.heads import for_task

@@ -28,7 +28,7 @@ from allyouneed.infer.decoding.repetition import has_repeats
 from allyouneed.infer.frames import Frame, default_frame
 from allyouneed.infer.predictors.base import Predictor, group_by_length
 from allyouneed.infer.predictors.generator import Generator, prompt_tokens
-from allyouneed.infer.predictors.seq2seq import Seq2Seq
+from allyouneed.infer.predictors.rewriting.seq2seq import Seq2Seq
 from allyouneed.infer.request import Request
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.runtime.process import inference

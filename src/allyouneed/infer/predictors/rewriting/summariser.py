@@ -9,7 +9,7 @@ from allyouneed.data.tokenizers.base import EAST_ASIAN_CHARACTER
 from allyouneed.errors import quote
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.predictors.base import check_texts
-from allyouneed.infer.predictors.seq2seq import RewriteCandidate, Rewriting, Seq2Seq
+from allyouneed.infer.predictors.rewriting.seq2seq import RewriteCandidate, Rewriting, Seq2Seq
 
 Long = Literal["truncate", "windows"]
 

@@ -12,7 +12,7 @@ from allyouneed.infer.frames import default_frame
 from allyouneed.infer.log_probs import target_log_probs
 from allyouneed.infer.predictors.base import check_texts
 from allyouneed.infer.predictors.generator import prompt_tokens
-from allyouneed.infer.predictors.seq2seq import Rewriting, Seq2Seq
+from allyouneed.infer.predictors.rewriting.seq2seq import Rewriting, Seq2Seq
 from allyouneed.metrics.corrections import TextEdit, correction_scores, text_edits
 
 

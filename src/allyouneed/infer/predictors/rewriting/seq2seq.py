@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from allyouneed.errors import UserError, quote
 from allyouneed.infer.decoding.base import Hypothesis
@@ -17,9 +17,11 @@ from allyouneed.infer.engine import Engine
 from allyouneed.infer.frames import default_frame, draft_engine, generate_targets, sequence_engine
 from allyouneed.infer.predictors.base import EvaluationResult, check_texts, evenly_spaced
 from allyouneed.infer.predictors.generating import GeneratingPredictor
-from allyouneed.infer.predictors.generator import Generator
 from allyouneed.infer.speculative.stats import DraftStats, total_stats
 from allyouneed.metrics.rewriting import rewriting_figures
+
+if TYPE_CHECKING:
+    from allyouneed.infer.predictors.generator import Generator
 
 SENTENCE = re.compile(r"(?:[^.!?…。！？\n]|[.!?…](?=\S))*(?:[.!?…]+[\"'”’)\]]*|[。！？]+[”’」』）]*|\n)?\s*")
 SHORT_WORD = re.compile(r"(?:^|\s)[A-Z][a-z]{0,2}\.\s*$")
@@ -63,6 +65,8 @@ class Seq2Seq(GeneratingPredictor):
     @cached_property
     def writer(self) -> Generator | None:
         """Who continues the texts, if the model is a decoder."""
+        from allyouneed.infer.predictors.generator import Generator
+
         return Generator(self.folder) if self.model.config.kind == "decoder" else None
 
     def build_engine(self) -> Engine:

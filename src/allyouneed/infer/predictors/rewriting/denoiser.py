@@ -9,7 +9,7 @@ from allyouneed.data.tokenizers.base import MASK
 from allyouneed.errors import UserError, quote
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.predictors.base import EvaluationResult, check_texts, evenly_spaced
-from allyouneed.infer.predictors.seq2seq import Seq2Seq
+from allyouneed.infer.predictors.rewriting.seq2seq import Seq2Seq
 
 SHOWN = 40  # tokens of a sample text
 GAP = 3  # tokens removed from its middle
