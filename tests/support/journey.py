@@ -34,6 +34,7 @@ KEYS: dict[str, Any] = {
 }
 CLICK = {"items": "a b", "item": "c", "place": "Ulm"}
 TEXT = "the cat sees the sea"
+ASKED, TOLD = "where does Anna live?", "Anna lives in Paris. Otto lives in Ulm."
 
 
 class Use(NamedTuple):
@@ -46,6 +47,7 @@ class Use(NamedTuple):
     path: str  # over HTTP
     body: dict[str, Any]
     lines: tuple[str, ...] = ()
+    target: str = ""  # an answer to look at
 
 
 PICTURE = "{picture}"  # an image of the held-out examples: its path, or over HTTP its bytes in base64
@@ -58,14 +60,40 @@ USES = (
         ("match-image", "--text", SIDES[0], "--text", SIDES[1], PICTURE),
         "/v1/tasks/image-text",
         {"inputs": [PICTURE], "labels": SIDES},
+        target=SIDES[0],
     ),
-    Use("caption", (PICTURE,), ("caption", PICTURE), "/v1/tasks/captioning", {"inputs": [PICTURE]}),
+    Use(
+        "caption",
+        (PICTURE,),
+        ("caption", PICTURE),
+        "/v1/tasks/captioning",
+        {"inputs": [PICTURE]},
+        target=SIDES[0],
+    ),
     Use(
         "classify_image",
         (PICTURE,),
         ("classify-image", PICTURE),
         "/v1/tasks/image-classification",
         {"inputs": [PICTURE]},
+    ),
+    Use("summarise", (TEXT,), ("summarise", TEXT), "/v1/tasks/summarisation", {"inputs": [TEXT]}),
+    Use("correct", (TEXT,), ("correct", TEXT), "/v1/tasks/correction", {"inputs": [TEXT]}),
+    Use("seq2seq", (TEXT,), ("seq2seq", TEXT), "/v1/tasks/seq2seq", {"inputs": [TEXT]}),
+    Use(
+        "answer",
+        (ASKED, TOLD),
+        ("answer",),
+        "/v1/tasks/question-answering",
+        {"inputs": [[ASKED, TOLD]]},
+        (f"{ASKED}\t{TOLD}",),
+    ),
+    Use(
+        "rerank",
+        (ASKED, [TOLD, TEXT]),
+        ("rerank", "--query", ASKED, TOLD, TEXT),
+        "/v1/rerank",
+        {"query": ASKED, "documents": [TOLD, TEXT]},
     ),
     Use("translate", (TEXT,), ("translate", TEXT), "/v1/tasks/translation", {"inputs": [TEXT]}),
     Use(
@@ -215,7 +243,8 @@ def served(journey: Journey) -> None:
 
 def looked(journey: Journey) -> None:
     page = journey.folder / "walk.html"
-    shell("look", "walk", journey.use.command[-1], "--model", journey.model, "-o", page)
+    follow = ["--target", journey.use.target] if journey.use.target else []
+    shell("look", "walk", journey.use.command[-1], *follow, "--model", journey.model, "-o", page)
     assert page.stat().st_size > 10_000
 
 

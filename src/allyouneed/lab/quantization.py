@@ -24,8 +24,8 @@ from allyouneed.nn.models.weights import cast_weights, named_tensors
 
 ROWS, LENGTH, RUNS = 8, 24, 3  # of random texts where no file is given; the fastest run counts
 # the metric of a task, in order of preference, and whether higher is better
-METRICS = {"bleu": True, "accuracy": True, "f1": True, "spearman": True, "recall@1": True, "wer": False}
-METRICS |= {"perplexity": False, "loss": False}
+METRICS = {"bleu": True, "accuracy": True, "f1": True, "spearman": True, "recall@1": True, "mrr": True}
+METRICS |= {"wer": False, "perplexity": False, "loss": False}
 
 
 @dataclass

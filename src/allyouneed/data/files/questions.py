@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from allyouneed.data.files.lines import inner_suffix, read_chunks
+from allyouneed.data.files.objects import is_unicode
 from allyouneed.data.files.readers import JSON_SUFFIXES, TABLE_SUFFIXES, Paths, Report, expand_paths
-from allyouneed.data.files.tables import Column, TableFiles, is_unicode, read_objects, read_rows
+from allyouneed.data.files.tables import Column, TableFiles, read_objects, read_rows
 from allyouneed.errors import UserError
 
 UNANSWERABLE = ("is_impossible",)  # keys of SQuAD 2

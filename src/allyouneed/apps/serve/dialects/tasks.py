@@ -109,7 +109,10 @@ async def run_task(task: Task, body: TaskRequest, request: Request) -> Response:
     if task in REWRITERS:
         return await _rewrite(request, task, body, limits)
     async with state.registry.use(body.model) as model:
-        results = await RUNNERS[task](model, body, limits)
+        if task == "fill-mask" and hasattr(model.predictor, "fill"):  # it decodes what fills a mask
+            results = await _fill_spans(model, body, limits, request.state.client)
+        else:
+            results = await RUNNERS[task](model, body, limits)
         return json_response({"model": model.name, "task": task, "results": results})
 
 
@@ -171,6 +174,16 @@ async def _classify(model: ServedModel, body: TaskRequest, limits: Limits) -> li
     return [
         {"label": one.label, **more, "scores": some} for one, more, some in zip(found, several, scores, strict=True)
     ]
+
+
+async def _fill_spans(model: ServedModel, body: TaskRequest, limits: Limits, client: str) -> list[Any]:
+    """Each text with its masks filled, by as many tokens as they take."""
+    predictor, texts = model.predictor, body.texts()
+    if body.top is not None:
+        raise ApiError("top: this model fills a mask in one way; remove it", param="top")
+    await count_tokens(predictor, texts, limits, "inputs")
+    found = await model.call(lambda: predictor.fill(texts), client, model.settings.exact)
+    return [{"text": text} for text in found]
 
 
 async def _fill_mask(model: ServedModel, body: TaskRequest, limits: Limits) -> list[Any]:
