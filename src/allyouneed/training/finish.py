@@ -87,7 +87,7 @@ def model_card(fields: dict[str, Any], recipe_text: str) -> str:
     for name, row in fields["scores"].items():
         cells = [f"{row[column]:.2f}" if column in row else "" for column in fields["columns"]]
         lines.append(_table_row(name, f"{fields['scored'][name]:,}" if row else "not scored", *cells))
-        for one in fields["baselines"].get(name, []):
+        for one in fields.get("baselines", {}).get(name, []):
             cells = [f"{one.figures[column]:.2f}" if column in one.figures else "" for column in fields["columns"]]
             lines.append(_table_row(f"{name}, baseline: {one.name}".replace("|", "\\|"), "", *cells))
     if not fields["scores"]:
