@@ -34,7 +34,8 @@ def inputs(config: Any, number: int | None = None) -> dict[str, Any]:
         found["order"] = [[n % 3 for n in range(length)] for length in LENGTHS]
         found["targets"] = [[1], [2, 1], []]
     if "pixels" in accepted:
-        embed = config.image.embed if config.kind == "two-towers" else config.embed
+        reader = config.image if config.kind == "two-towers" else config
+        embed = getattr(reader, "source_embed", None) or reader.embed
         found["pixels"] = torch.randn(3, embed.channels, 12, 12, generator=dice)
     if "features" in accepted:
         found["features"] = [torch.randn(config.source_embed.mels, n, generator=dice) for n in (24, 16, 20)]

@@ -55,9 +55,9 @@ class Adam(Optimiser):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Decoupled weight decay of matrices; not of norms, biases and embeddings."""
 
-    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    layer_decay: Annotated[float, Field(gt=0, le=1)] | None = None
     """Factor of the learning rate from each block to the one below it, embeddings last (Clark et al. 2020, "ELECTRA",
-    appendix B); for fine-tuning, 0.65 to 0.9."""
+    appendix B); for fine-tuning, 0.65 to 0.9; default: the same rate for all."""
 
     @property
     def moments(self) -> int:
@@ -65,7 +65,7 @@ class Adam(Optimiser):
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.AdamW(
-            groups(model, self.weight_decay, self.layer_decay, self.ema),
+            groups(model, self.weight_decay, self.layer_decay or 1.0, self.ema),
             lr=0.0,
             betas=(self.beta1, self.beta2),
             eps=self.eps,

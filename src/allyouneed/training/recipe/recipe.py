@@ -245,9 +245,9 @@ class Recipe(Config):
             source, target = vocabularies.source.size, vocabularies.target.size
             vocab = target if vocabularies.joint else {"source": source, "target": target}
         tree = self.model_tree()
+        check_input(self.task, tree)
         if self.start is None or vocabularies is None:
             tree = self.task.with_vocabulary(tree, vocab)
-        check_input(self.task, tree)
         tree = self._with_separator(tree, vocabularies)
         model = fitted(self.task, tree, labels, self.data.train, self.max_tokens)
         kind = tree_of(model)["kind"]
