@@ -15,7 +15,6 @@ from allyouneed.config import parse
 from allyouneed.errors import UserError
 from allyouneed.infer.predictors.rewriting.seq2seq import sentences
 from allyouneed.tasks.task import Task
-from allyouneed.training import train
 from allyouneed.training.prepare import RunFolder, prepare
 from allyouneed.training.reporting.progress import Reporter
 from toy_texts import Listener, recipe
@@ -118,18 +117,6 @@ def test_the_log_probabilities_are_those_of_the_search(load: Callable[[str], Any
         (one,) = model.seq2seq_full(["the cat sees the sea"], length_penalty=0.0, beam=1)
         (found,) = Corrector(model.folder).log_probs([one.source], [one.text])
         assert one.candidates[0].finished and found == pytest.approx(one.score, abs=1e-3)
-
-
-def test_summarisation_resumes_to_the_same_numbers(texts: Path, tmp_path: Path) -> None:
-    keys: dict[str, Any] = {"steps": 6, "save": {"every": 3, "keep": 2}, "validate": {"every": 6, "sentences": 1}}
-    scores = []
-    for name in ("whole", "halves"):
-        (tmp_path / name).mkdir()
-        if name == "halves":
-            train(recipe(tmp_path / name, texts, "summarisation", **keys | {"steps": 3}), console=Listener().console)
-        made = recipe(tmp_path / name, texts, "summarisation", **keys)
-        scores.append(train(made, console=Listener().console).scores["valid"])
-    assert scores[0] == scores[1]
 
 
 @given(st.text('aB. !?\n。”"\t…1', max_size=20))

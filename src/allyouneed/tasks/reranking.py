@@ -97,21 +97,25 @@ class QueryItems(StoredItems):
 
     def text_numbers(self, epoch: int) -> Ints:
         """(examples, 1 + negatives): the text of each item."""
-        if self._drawn is None or self._drawn[0] != epoch:
-            rng, shape = generator(self.seed, epoch), (len(self.store), self.negatives)
-            others = rng.integers(len(self.firsts), size=shape)
-            if self.hard is not None and self.hard.shape[1]:
-                half = -(-self.negatives // 2)
-                places = rng.integers(self.hard.shape[1], size=(len(self.store), half))
-                others[:, :half] = np.take_along_axis(self.hard, places, 1)
-            queries = np.broadcast_to(self.queries[:, None], shape)
-            for _ in range(16):  # a query whose own texts are nearly all there are keeps one in the end
-                wrong = self.is_right(queries, others)
-                if not wrong.any():
-                    break
-                others[wrong] = rng.integers(len(self.firsts), size=int(wrong.sum()))
-            self._drawn = epoch, np.concatenate([self.texts[:, None], others], 1)
-        return self._drawn[1]
+        known = self._drawn  # batches are made in another thread than lengths are asked for
+        if known is None or known[0] != epoch:
+            known = self._drawn = epoch, self._draw(epoch)
+        return known[1]
+
+    def _draw(self, epoch: int) -> Ints:
+        rng, shape = generator(self.seed, epoch), (len(self.store), self.negatives)
+        others = rng.integers(len(self.firsts), size=shape)
+        if self.hard is not None and self.hard.shape[1]:
+            half = -(-self.negatives // 2)
+            places = rng.integers(self.hard.shape[1], size=(len(self.store), half))
+            others[:, :half] = np.take_along_axis(self.hard, places, 1)
+        queries = np.broadcast_to(self.queries[:, None], shape)
+        for _ in range(16):  # a query whose own texts are nearly all there are keeps one in the end
+            wrong = self.is_right(queries, others)
+            if not wrong.any():
+                break
+            others[wrong] = rng.integers(len(self.firsts), size=int(wrong.sum()))
+        return np.concatenate([self.texts[:, None], others], 1)
 
     def lengths(self, epoch: int) -> tuple[NDArray[np.integer], ...]:
         query = self.store["text"].lengths.astype(np.int64)[:, None]

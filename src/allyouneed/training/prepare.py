@@ -316,7 +316,7 @@ def prepare(recipe: Recipe, run: RunFolder, reporter: Reporter, processes: int =
                 report(f"{name} {what}: computing the log-probabilities of the reference")
             return reference.apply(found)
         if isinstance(task, Reranking) and task.hard is not None:
-            from allyouneed.training.mining import with_hard_negatives
+            from allyouneed.infer.retrieval.hard_negatives import with_hard_negatives
 
             report(f"{name} {what}: searching for texts that are hard to tell apart")
             return with_hard_negatives(found, task.hard, recipe.device)  # type: ignore[arg-type]

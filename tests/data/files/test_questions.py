@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from allyouneed.config import parse
-from allyouneed.data.files.questions import Question, QuestionFiles
+from allyouneed.data.files.questions import AskedText, QuestionFiles
 from allyouneed.data.files.readers import Report
 from allyouneed.errors import UserError
 
@@ -17,7 +17,7 @@ TEXT = "Anna lives in Ulm. Otto lives in Ulm, too."
 ROWS: list[tuple[str, list[tuple[str, int]]]] = [("Where does Otto live?", [("Ulm", 33)]), ("Who is Li?", [])]
 
 
-def read(path: Path, report: Report | None = None, **keys: Any) -> list[Question]:
+def read(path: Path, report: Report | None = None, **keys: Any) -> list[AskedText]:
     return list(parse(QuestionFiles, {"path": str(path)} | keys, "x").read(report or Report()))
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from allyouneed.data.batches.encoding import Dropped, EncodedRow, Encoding, id_format
 from allyouneed.data.batches.packing import FlatBatch, FlatSide, Ints, Items
 from allyouneed.data.batches.store import Store
-from allyouneed.data.files.questions import Question
+from allyouneed.data.files.questions import AskedText
 from allyouneed.data.tokenizers.base import Tokenizer
 
 LEAST = 8  # tokens of a text that are read with a question, at least
@@ -30,7 +30,7 @@ class QuestionEncoding(Encoding):
         self.spec = {"texts": {"text": tokenizer.hash, "question": tokenizer.hash}, "max_tokens": max_tokens}
         self.spec |= {"unanswerable": unanswerable}
 
-    def encode(self, chunk: Sequence[Question]) -> Iterator[EncodedRow | Dropped]:
+    def encode(self, chunk: Sequence[AskedText]) -> Iterator[EncodedRow | Dropped]:
         questions = self.tokenizer.encode_batch([example.question for example in chunk])
         texts = self.tokenizer.encode_batch([example.context for example in chunk])
         for example, question, text in zip(chunk, questions, texts, strict=True):
@@ -42,7 +42,7 @@ class QuestionEncoding(Encoding):
             else:
                 yield [question, text, self._ends(example)]
 
-    def _ends(self, example: Question) -> list[int]:
+    def _ends(self, example: AskedText) -> list[int]:
         if not example.answers:
             return [0, 0]
         begin, end = example.begins[0], example.begins[0] + len(example.answers[0])

@@ -16,7 +16,7 @@ from allyouneed.errors import UserError
 UNANSWERABLE = ("is_impossible",)  # keys of SQuAD 2
 
 
-class Question(NamedTuple):
+class AskedText(NamedTuple):
     """A question, the text that may answer it, and its answers: `answers[n]` at character `begins[n]`. Without any, the
     text does not answer it."""
 
@@ -53,7 +53,7 @@ class QuestionFiles(TableFiles):
     def files(self) -> list[Path]:
         return expand_paths(self.path, TABLE_SUFFIXES)
 
-    def read(self, report: Report) -> Iterator[Question]:
+    def read(self, report: Report) -> Iterator[AskedText]:
         for file in self.files():
             for number, question, context, answers in self._rows(file, report):
                 found = _located(context, answers)
@@ -62,7 +62,7 @@ class QuestionFiles(TableFiles):
                 elif not is_unicode(question + context):
                     report.drop("broken", file, number, "an unpaired surrogate", question)
                 else:
-                    yield Question(question, context, *found, str(file), number)
+                    yield AskedText(question, context, *found, str(file), number)
 
     def _rows(self, file: Path, report: Report) -> Iterator[tuple[int, str, str, Any]]:
         """Line or number, question, text, answers as they are written."""

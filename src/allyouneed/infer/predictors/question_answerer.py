@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.data.batches.questions import LEAST, Windows, text_offset
-from allyouneed.data.files.questions import Question
+from allyouneed.data.files.questions import AskedText
 from allyouneed.errors import UserError, quote
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.predictors.base import EvaluationResult, Predictor, evenly_spaced, run_in_batches
@@ -130,7 +130,7 @@ class QuestionAnswerer(Predictor):
         return found
 
     def judge(
-        self, examples: Sequence[Question], decoding: Decoding | None = None, show: int = 0, resamples: int = 0
+        self, examples: Sequence[AskedText], decoding: Decoding | None = None, show: int = 0, resamples: int = 0
     ) -> EvaluationResult:
         found = self.answer([(example.question, example.context) for example in examples])
         figures, text = question_figures(found, [example.answers for example in examples])
