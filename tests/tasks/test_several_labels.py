@@ -32,7 +32,7 @@ def test_labels_are_separated_in_tables_and_listed_in_json(tmp_path: Path) -> No
     rows = [{"text": "one", "label": ["a", "b"]}, {"text": "two", "label": []}, {"text": "three", "label": "b|c"}]
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     for name in ("x.tsv", "x.jsonl"):
-        assert [one.labels for one in read(tmp_path / name, separator="|")] == [("a", "b"), (), ("b", "c")]
+        assert [one.labels for one in read(tmp_path / name, between="|")] == [("a", "b"), (), ("b", "c")]
     report = Report()
     assert [one.label for one in read(tmp_path / "x.jsonl", report)] == ["b|c"]
     assert "set task.several: true" in report.text()

@@ -9,7 +9,7 @@ import yaml
 
 from allyouneed.errors import UserError
 from allyouneed.training import train
-from allyouneed.training.data_size import plan
+from allyouneed.training.planning.data_size import plan
 from allyouneed.training.prepare import RunFolder, prepare
 from allyouneed.training.recipe.file import load_recipe
 from allyouneed.training.reporting.log import read_log

@@ -36,7 +36,7 @@ class Classification(Task):
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Label smoothing."""
     several: bool = False
-    """A text may have any number of labels, or none; files separate them by `separator`, |."""
+    """A text may have any number of labels, or none; in files, `between` stands between them: |."""
     threshold: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """With `several`: labels of at least this probability are given."""
     free_keys: ClassVar[tuple[str, ...]] = ("threshold",)
@@ -52,7 +52,7 @@ class Classification(Task):
         return "labels" if self.several else "texts"
 
     def entry_defaults(self) -> dict[str, Any]:
-        return {"separator": "|"} if self.several else {}
+        return {"between": "|"} if self.several else {}
 
     def labels(self, files: Sequence[Files]) -> list[str]:
         found = classes([entry for entry in files if isinstance(entry, LabelledFiles)])

@@ -62,6 +62,8 @@ class Backend:
         if self.cuda and self.bf16:
             allow_tf32()
         for module in model.modules():
+            for name in getattr(module, "uncompiled", ()) if self.compiled else ():
+                setattr(module, name, torch.compiler.disable(getattr(module, name)))
             if isinstance(module, RotaryModule):  # otherwise every forward pass copies them to the device
                 module.frequencies = module.frequencies.to(self.device)
         if not self.compiled:

@@ -42,8 +42,8 @@ from allyouneed.tasks.language.causal_lm import DocumentItems
 from allyouneed.tasks.reranking import Reranking
 from allyouneed.tasks.task import VALIDATION_SEED, Task
 from allyouneed.training.backend import choose_backend
-from allyouneed.training.data_size import ROWS, check_left_out, choose_rows
 from allyouneed.training.optim.schedule import PAPER_WARMUP
+from allyouneed.training.planning.data_size import ROWS, check_left_out, choose_rows
 from allyouneed.training.recipe.recipe import Recipe
 from allyouneed.training.recipe.sections import SPLITS
 from allyouneed.training.reporting.page import PAGE

@@ -18,7 +18,7 @@ from allyouneed.errors import UserError
 from allyouneed.files import write_text
 from allyouneed.models import resolve
 from allyouneed.training import load_recipe
-from allyouneed.training.data_size import Plan, plan
+from allyouneed.training.planning.data_size import Plan, plan
 
 LENGTHS = (32, 64, 128, 256, 512)  # of the longest example, in tokens
 HELD_OUT = 0.1  # of the training data, where there is no validation data; less of much data

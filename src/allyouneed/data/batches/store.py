@@ -218,7 +218,7 @@ class Store:
 
 # keys of files that older versions do not know: without them, their fingerprints stay valid
 LATER_KEYS = frozenset(["header", "quotes", "bpe_dropout", "segmentations", "context", "document"]) | frozenset(
-    ["encoding", "separator", "table", "query", "portion"]
+    ["encoding", "separator", "table", "query", "portion", "between"]
 )
 
 

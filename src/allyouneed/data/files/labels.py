@@ -76,7 +76,7 @@ class LabelledFiles(TableFiles):
     in this order."""
     keys: Keys = ("text", "label")
     """The same names for JSON, and for a header without `columns`."""
-    separator: Annotated[str, Field(min_length=1)] | None = None
+    between: Annotated[str, Field(min_length=1)] | None = None
     """Stands between the labels of a text, which may have any number of them (`task.several`); JSON may have lists."""
 
     def files(self) -> list[Path]:
@@ -89,8 +89,8 @@ class LabelledFiles(TableFiles):
 
     def read(self, report: Report) -> Iterator[Labelled]:
         for file, number, (*texts, label) in read_rows(self.sources(), self.layout, report, self.layout.names[-1]):
-            if self.separator is not None:
-                names = label.replace(self.separator, LISTED).split(LISTED)
+            if self.between is not None:
+                names = label.replace(self.between, LISTED).split(LISTED)
                 several = tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
                 yield Labelled(tuple(texts), label, str(file), number, several)
             elif LISTED in label:

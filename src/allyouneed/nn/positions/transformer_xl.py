@@ -72,6 +72,7 @@ class TransformerXLModule(RelativeModule):
     """`apply_positions` replaces q by q + u, so that attention computes (q + u)·k; `bias` uses q + v."""
 
     adds_bias = bias_by_query = True
+    uncompiled = ("bias",)  # it looks up the range of the distances
 
     def __init__(self, config: TransformerXL, heads: Heads, common: Common) -> None:
         super().__init__()
@@ -83,7 +84,6 @@ class TransformerXLModule(RelativeModule):
     def apply_positions(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         return q + self.biases.content.to(q.dtype), k, v
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # it looks up the range of the distances
     def bias(self, q: Tensor, queries: Tensor, keys: Tensor, scale: float) -> Tensor:
         away = distances(queries, keys)[:, None]  # (batch or 1, 1, queries, keys)
         if self.causal:

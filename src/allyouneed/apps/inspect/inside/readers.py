@@ -27,7 +27,7 @@ from allyouneed.apps.inspect.inside.reading import (
 from allyouneed.config import parse
 from allyouneed.errors import UserError, quote
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.frames import Frame, default_frame, generate_targets
+from allyouneed.infer.frames import Frame, default_frame, forbidden_tokens, generate_targets
 from allyouneed.infer.predictors.base import check_texts
 from allyouneed.nn.batch import MEDIA, Batch, Media, Rows, Signal
 from allyouneed.runtime.process import evaluation_mode
@@ -224,6 +224,30 @@ def read_image_classifier(predictor: Any, given: Any, target: Any = None, **opti
     tokens, media = patch_media(predictor.model.config.embed, pixels[0])
     reading = Reading(Batch(signal), {"encoder": tokens}, media={"encoder": media})
     return read_labels(reading, predictor.labels, "classes") if predictor.labels else replace(reading, output="vector")
+
+
+@reads("Captioner")
+def read_captioner(predictor: Any, given: Any, target: Any = None, **options: Any) -> Reading:
+    """An image and its text, which is `target`, or decoded."""
+    from allyouneed.infer.predictors.image_classifier import pixels_of, read_images
+
+    vocabulary = predictor.folder.tokenizers.target
+    (text,) = check_texts([predictor.caption(given, **options) if target is None else target], "target")
+    pixels = read_images(pixels_of(predictor.folder), [given])
+    signal = Signal(pixels.to(predictor.device, next(predictor.model.parameters()).dtype))
+    tokens, media = patch_media(predictor.model.config.source_embed, pixels[0])
+    inputs = [vocabulary.opening[0] if vocabulary.opening else vocabulary.bos, *vocabulary.encode(text)]
+    inputs = inputs[: predictor.model.config.limit]
+    return Reading(
+        Batch(Rows.of([inputs]).to(predictor.device), signal),
+        {"encoder": tokens, "decoder": tokens_of(vocabulary, inputs)},
+        next_tokens(inputs, vocabulary.eos, 1),
+        given=1,
+        name=output_name(vocabulary),
+        never=tuple(forbidden_tokens(vocabulary)),
+        ends=(vocabulary.eos,),
+        media={"encoder": media},
+    )
 
 
 @reads("ImageMatcher")

@@ -94,6 +94,8 @@ def state_names(model: Any) -> list[str]:
             [f"{name}.{n}" for n in range(len(getattr(model, name).blocks))] for name in ("first", "second")
         )
         return [*first, "keys", *second]
+    if model.config.kind == "recurrent-memory":
+        return ["memory"]
     return [f"decoder.{n}" for n in range(len(model.decoder.blocks))]
 
 

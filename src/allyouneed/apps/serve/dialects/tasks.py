@@ -178,7 +178,8 @@ async def _classify(model: ServedModel, body: TaskRequest, limits: Limits) -> li
 
 async def _fill_spans(model: ServedModel, body: TaskRequest, limits: Limits, client: str) -> list[Any]:
     """Each text with its masks filled, by as many tokens as they take."""
-    predictor, texts = model.predictor, body.texts()
+    predictor: Any = model.predictor
+    texts = body.texts()
     if body.top is not None:
         raise ApiError("top: this model fills a mask in one way; remove it", param="top")
     await count_tokens(predictor, texts, limits, "inputs")
