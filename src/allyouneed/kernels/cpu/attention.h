@@ -67,19 +67,19 @@ inline void score_keys(const float* q, int keys, int width, float scale, KeyOf k
     for (int t = 0; t < keys; t += 4) {
         const float* k[4];
         for (int n = 0; n < 4; n++) k[n] = key(std::min(t + n, keys - 1));
-        __m512 sums[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
+        Floats sums[4] = {zeros(), zeros(), zeros(), zeros()};
         for (int i = 0; i < width; i += LANES) {
-            const __mmask16 inside = tail(width - i);
-            const __m512 some = _mm512_maskz_loadu_ps(inside, q + i);
+            const Tail inside = tail(width - i);
+            const Floats some = load(q + i, inside);
 #pragma GCC unroll 4
-            for (int n = 0; n < 4; n++) sums[n] = term(some, _mm512_maskz_loadu_ps(inside, k[n] + i), sums[n], i);
+            for (int n = 0; n < 4; n++) sums[n] = term(some, load(k[n] + i, inside), sums[n], i);
         }
-        const __m128 dots = _mm_mul_ps(four_sums(sums[0], sums[1], sums[2], sums[3]), _mm_set1_ps(scale));
-        _mm_storeu_ps(out + t, added ? _mm_add_ps(_mm_loadu_ps(out + t), dots) : dots);
+        const Four dots = four_sums(sums[0], sums[1], sums[2], sums[3]) * scale;
+        store_four(out + t, added ? load_four(out + t) + dots : dots);
     }
 }
 
-inline __m512 product(__m512 q, __m512 k, __m512 sum, int) { return _mm512_fmadd_ps(q, k, sum); }
+inline Floats product(Floats q, Floats k, Floats sum, int) { return fmadd(q, k, sum); }
 
 void add_terms(const ScoreTerms& terms, const Seen& seen, const float* q, int width, float scale, float* scores) {
     if (terms.relative_keys) {
@@ -106,11 +106,10 @@ void add_terms(const ScoreTerms& terms, const Seen& seen, const float* q, int wi
         for (int i = 0; i < seen.count; i++) scores[i] += terms.bias[seen(i)];
     if (terms.cap != 0)
         for (int i = 0; i < seen.count; i += LANES) {
-            const __mmask16 inside = tail(seen.count - i);
-            const __m512 cap = _mm512_set1_ps(terms.cap), some = _mm512_maskz_loadu_ps(inside, scores + i);
-            const __m512 none = _mm512_set1_ps(-INFINITY);  // of a pattern, stays
-            const __mmask16 allowed = _mm512_mask_cmp_ps_mask(inside, some, none, _CMP_NEQ_UQ);
-            _mm512_mask_storeu_ps(scores + i, allowed, _mm512_mul_ps(cap, tanh_(_mm512_div_ps(some, cap))));
+            const Tail inside = tail(seen.count - i);
+            const Floats cap = fill(terms.cap), some = load(scores + i, inside);
+            const Floats none = fill(-INFINITY);  // of a pattern, stays
+            store(scores + i, select(is_equal(some, none), some, cap * tanh_(some / cap)), inside);
         }
     if (terms.mask)
         for (int i = 0; i < seen.count; i++)
@@ -126,19 +125,19 @@ inline int allowed_keys(const ScoreTerms& terms, const Seen& seen) {
 
 // The scores to weights; their sum, or 0 where no key is allowed.
 inline float softmax_weights(int keys, float* weights) {
-    __m512 high = _mm512_set1_ps(-INFINITY), total = _mm512_setzero_ps();
+    Floats high = fill(-INFINITY), total = zeros();
     for (int t = 0; t < keys; t += LANES)
-        high = _mm512_max_ps(high, _mm512_mask_loadu_ps(high, tail(keys - t), weights + t));
-    const float most = _mm512_reduce_max_ps(high);
+        high = larger(high, load(weights + t, tail(keys - t), high));
+    const float most = largest_of(high);
     if (most == -INFINITY) return 0;
-    const __m512 top = _mm512_set1_ps(most);
+    const Floats top = fill(most);
     for (int t = 0; t < keys; t += LANES) {
-        __mmask16 inside = tail(keys - t);
-        __m512 some = exponential(_mm512_sub_ps(_mm512_maskz_loadu_ps(inside, weights + t), top));
-        total = _mm512_mask_add_ps(total, inside, total, some);
-        _mm512_mask_storeu_ps(weights + t, inside, some);
+        Tail inside = tail(keys - t);
+        Floats some = exponential(load(weights + t, inside) - top);
+        total = total + keep(some, inside);
+        store(weights + t, some, inside);
     }
-    return _mm512_reduce_add_ps(total);
+    return sum_of(total);
 }
 
 // softmax(q·k · scale + …) v of one query; `weights` has room for four more keys.
@@ -149,9 +148,9 @@ void attend(const float* q, const Place& at, const Seen& seen, int width, int va
     if (scale == 0) scale = 1.0f / std::max(1, allowed_keys(terms, seen));
     const auto key = [&](int i) { return terms.ahead == width ? q : at.key(seen(i)); };  // there may be none
     if (terms.additive) {
-        const auto term = [&](__m512 q, __m512 k, __m512 sum, int i) {
-            const __m512 weight = _mm512_maskz_loadu_ps(tail(width - i), terms.additive + i);
-            return _mm512_fmadd_ps(weight, tanh_(_mm512_add_ps(q, k)), sum);
+        const auto term = [&](Floats q, Floats k, Floats sum, int i) {
+            const Floats weight = load(terms.additive + i, tail(width - i));
+            return fmadd(weight, tanh_(q + k), sum);
         };
         score_keys(q, keys, width, scale, key, term, false, weights);
     } else {
@@ -170,31 +169,31 @@ void attend(const float* q, const Place& at, const Seen& seen, int width, int va
         }
         share = 1 / sum;
     }
-    for (int i = 0; i < value_width; i += 4 * LANES) {  // four registers of features at a time, odd and even keys apart
-        __mmask16 inside[4];
-        __m512 even[4], odd[4];
+    for (int i = 0; i < value_width; i += GROUP * LANES) {  // odd and even keys apart
+        Tail inside[GROUP];
+        Floats even[GROUP], odd[GROUP];
 #pragma GCC unroll 4
-        for (int n = 0; n < 4; n++) {
+        for (int n = 0; n < GROUP; n++) {
             inside[n] = tail(std::max(0, value_width - i - n * LANES));
-            even[n] = odd[n] = _mm512_setzero_ps();
+            even[n] = odd[n] = zeros();
         }
         for (int t = 0; t < keys; t += 2) {
             const float* v = at.value(seen(t)) + i;
-            const __m512 one = _mm512_set1_ps(weights[t]);
+            const Floats one = fill(weights[t]);
 #pragma GCC unroll 4
-            for (int n = 0; n < 4; n++)
-                even[n] = _mm512_fmadd_ps(one, _mm512_maskz_loadu_ps(inside[n], v + n * LANES), even[n]);
+            for (int n = 0; n < GROUP; n++)
+                even[n] = fmadd(one, load(v + n * LANES, inside[n]), even[n]);
             if (t + 1 == keys) break;
             v = at.value(seen(t + 1)) + i;
-            const __m512 next = _mm512_set1_ps(weights[t + 1]);
+            const Floats next = fill(weights[t + 1]);
 #pragma GCC unroll 4
-            for (int n = 0; n < 4; n++)
-                odd[n] = _mm512_fmadd_ps(next, _mm512_maskz_loadu_ps(inside[n], v + n * LANES), odd[n]);
+            for (int n = 0; n < GROUP; n++)
+                odd[n] = fmadd(next, load(v + n * LANES, inside[n]), odd[n]);
         }
 #pragma GCC unroll 4
-        for (int n = 0; n < 4; n++) {
-            __m512 sum = _mm512_mul_ps(_mm512_add_ps(even[n], odd[n]), _mm512_set1_ps(share));
-            _mm512_mask_storeu_ps(out + i + n * LANES, inside[n], sum);
+        for (int n = 0; n < GROUP; n++) {
+            Floats sum = (even[n] + odd[n]) * fill(share);
+            store(out + i + n * LANES, sum, inside[n]);
         }
     }
     if (!terms.relative_values) return;
@@ -211,8 +210,8 @@ void combine_pairs(const float* q, const Place& at, const Seen& seen, int width,
                    float* sums, float* out) {
     std::memset(out, 0, int64_t(length) * length * sizeof(float));
     const auto value = [&](int i) { return at.value(seen(i)); };
-    const auto term = [&](__m512 k, __m512 v, __m512 sum, int i) {
-        return _mm512_fmadd_ps(_mm512_mul_ps(_mm512_maskz_loadu_ps(tail(width - i), q + i), k), v, sum);
+    const auto term = [&](Floats k, Floats v, Floats sum, int i) {
+        return fmadd(load(q + i, tail(width - i)) * k, v, sum);
     };
     for (int j = 0; j < seen.count; j++) {
         if (!terms.allows(seen(j))) continue;

@@ -1,8 +1,9 @@
-"""Builds and loads the native CPU interpreter (interpreter.cpp).
+"""Finds or builds the native CPU interpreter (interpreter.cpp), and loads it.
 
-It is compiled for this processor once, in the background, the first time it is needed, and kept in the user's cache
-folder. Until it is ready, and where it cannot be built, torch computes the same more slowly; `status()` says which of
-the two runs and why. `ALLYOUNEED_NATIVE=off` disables it.
+A binary wheel has it inside, for every instruction set of its platform. Elsewhere it is compiled once, in the
+background, the first time it is needed, and kept in the user's cache folder. Until it is ready, and where it cannot be
+built, torch computes the same more slowly; `status()` says which of the two runs and why. `ALLYOUNEED_NATIVE=off`
+disables it; `ALLYOUNEED_ISA` names another instruction set than the best one of this processor.
 
 Float models decode with torch meanwhile: the numbers differ in the last bits. Int8 models wait (`wait_for_build`): the
 last bits decide between two steps of 1/255, so their answers would differ from those of the next run.
@@ -15,10 +16,9 @@ import hashlib
 import logging
 import os
 import platform
-import shlex
-import shutil
 import stat
 import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -26,11 +26,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from allyouneed.torch_private import has_vnni
+from allyouneed.kernels.cpu import instruction_sets
+from allyouneed.kernels.cpu.instruction_sets import CHECKSUM, LIBRARIES, SOURCE, chosen_set, compiler, flags_of
 
-SOURCE = Path(__file__).with_name("interpreter.cpp")
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-pthread", "-fno-math-errno", "-w")
-CHECKSUM = 64  # hex digits at the end of the library: the SHA-256 of everything before them
+TUNING = ("-mtune=native",)  # of what is compiled for this processor only
 TIMEOUT = 300  # seconds to wait for the compiler, which runs at low priority
 
 log = logging.getLogger("allyouneed")
@@ -63,20 +62,17 @@ def native_library() -> ctypes.CDLL | None:
     try:
         if os.environ.get("ALLYOUNEED_NATIVE") == "off":
             raise BuildError("disabled by ALLYOUNEED_NATIVE=off")
-        if not is_supported():
-            raise BuildError("the processor has no AVX-512 VNNI, or this is not Linux")
-        if state.build is None:
-            path = library_path()
-            if not is_intact(path):
-                state.build = start_build(path)
+        path = library_path()
+        if state.build is None and not is_intact(path):
+            state.build = start_build(path)
         if state.build is not None:
             if (code := state.build.poll()) is None:
                 return None
             if code:
                 log.warning("allyouneed: the native CPU interpreter could not be compiled; decoding with torch")
                 raise BuildError(f"{compiler()} could not compile {SOURCE.name} (exit code {code})")
-        state.loaded = load(library_path())
-        log.info("allyouneed: native CPU interpreter %s", library_path())
+        state.loaded = load(path)
+        log.info("allyouneed: native CPU interpreter %s", path)
     except OSError as error:
         state.failure = str(error)
         log.info("allyouneed: no native CPU interpreter: %s", error)
@@ -106,8 +102,9 @@ def is_intact(path: Path) -> bool:
 
 
 def load(path: Path) -> ctypes.CDLL:
-    refuse_foreign(path)
-    refuse_foreign(path.parent)
+    if path.parent != LIBRARIES:  # whoever can write to the package can do so without this
+        refuse_foreign(path)
+        refuse_foreign(path.parent)
     library = ctypes.CDLL(str(path))
     number, pointer = ctypes.c_int32, ctypes.c_void_p
     for name, arguments, result in (
@@ -125,6 +122,8 @@ def load(path: Path) -> ctypes.CDLL:
 
 def refuse_foreign(path: Path) -> None:
     """Code is only loaded from files that no other user can write to."""
+    if not hasattr(os, "getuid"):  # Windows: the user's own folder
+        return
     found = path.stat()
     if found.st_uid != os.getuid():
         raise BuildError(f"{path} belongs to another user")
@@ -148,18 +147,6 @@ def top_k(scores: Tensor, k: int, banned: Tensor | None) -> tuple[Tensor, Tensor
     return tokens, log_probs
 
 
-def is_supported() -> bool:
-    """Whether the processor multiplies 8-bit integers in 512-bit registers (AVX-512 VNNI)."""
-    return platform.system() == "Linux" and has_vnni()
-
-
-def compiler() -> str:
-    found = shutil.which(os.environ.get("CXX") or "g++")
-    if found is None:
-        raise BuildError("no C++ compiler found (install g++, or set CXX)")
-    return found
-
-
 def cache_folder() -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if home.startswith("~"):
@@ -168,34 +155,26 @@ def cache_folder() -> Path:
 
 
 def library_path() -> Path:
-    """The file built from these sources with these flags for this processor."""
+    """The file of the chosen instruction set: the wheel's, or the one built from these sources for this processor."""
+    one = chosen_set()
+    bundled = LIBRARIES / f"interpreter-{one.name}.so"
+    if bundled.is_file():
+        return bundled
     sources = [SOURCE, *sorted(SOURCE.parent.glob("*.h"))]
-    key = (*(source.read_text("utf-8") for source in sources), *FLAGS, compiler(), cpu_flags())
+    key = (*(source.read_text("utf-8") for source in sources), *flags_of(one), *TUNING, compiler(), processor())
     digest = hashlib.sha256("\n".join(key).encode()).hexdigest()[:24]
-    return cache_folder() / f"interpreter-{digest}.so"
+    return cache_folder() / f"interpreter-{one.name}-{digest}.so"
 
 
 def start_build(library: Path) -> subprocess.Popen[bytes]:
     """Compile in a process of its own, at low priority, that outlives this one."""
     library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     refuse_foreign(library.parent)
-    object_file, shared = (str(library.with_suffix(f".{os.getpid()}.{end}")) for end in ("o", "so"))
-    steps = (
-        [compiler(), *FLAGS, "-c", str(SOURCE), "-o", object_file],
-        [compiler(), "-shared", object_file, "-o", shared, "-pthread"],
-        ["chmod", "go-w", shared],
-        ["sync", shared],
-        ["mv", shared, str(library)],  # atomic: other processes may be building or loading it
-    )
-    compiled, linked, *kept = (shlex.join(["nice", *step]) for step in steps)
-    file = shlex.quote(shared)
-    sealed = f'seal=$(sha256sum < {file}) && printf %.{CHECKSUM}s "$seal" >> {file}'
-    script = " && ".join([compiled, linked, sealed, *kept])
+    command = [sys.executable, "-I", instruction_sets.__file__, chosen_set().name, str(library), *TUNING]
     none = subprocess.DEVNULL
-    command = ["sh", "-c", f"umask 077; {script}; code=$?; rm -f {shlex.quote(object_file)}; exit $code"]
     return subprocess.Popen(command, start_new_session=True, stdin=none, stdout=none, stderr=none)
 
 
-def cpu_flags() -> str:
-    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    return next((line for line in lines if line.startswith("flags")), platform.machine())
+def processor() -> str:
+    """What tells this processor from others."""
+    return " ".join([platform.machine(), *sorted(instruction_sets.processor_features())])

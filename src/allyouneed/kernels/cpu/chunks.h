@@ -36,10 +36,10 @@ struct ChunkTokens {
         const float* z = line(p);
         float* out = made + p % TOGETHER * args.keys;
         for (int i = 0; i < args.keys; i += LANES) {
-            const __mmask16 inside = tail(args.keys - i);
-            const __m512 gain = load(args.gains + i, inside), offset = load(args.offsets + i, inside);
-            _mm512_mask_storeu_ps(out + i, inside, _mm512_fmadd_ps(load(z + i, inside), gain, offset));
-            _mm_prefetch(z + i + AHEAD * (args.keys + args.values), _MM_HINT_T0);
+            const Tail inside = tail(args.keys - i);
+            const Floats gain = load(args.gains + i, inside), offset = load(args.offsets + i, inside);
+            store(out + i, fmadd(load(z + i, inside), gain, offset), inside);
+            __builtin_prefetch(z + i + AHEAD * (args.keys + args.values));
         }
         if (table) turn(out, table + p * 2 * args.planes, args.planes, args.interleaved);
         return out;
@@ -63,8 +63,8 @@ void chunk_attention(const Instruction& o, const Pass& pass, int row, int thread
 
 // S += Σ kᵀ v of four tokens, for S (keys, values) whose lines are `stride` apart, and at most 4 · LANES values.
 inline void add_products(float* s, int stride, int keys, int values, const float* const* k, const float* const* v) {
-    __m512 known[4][4];
-    __mmask16 inside[4];
+    Floats known[4][4];
+    Tail inside[4];
 #pragma GCC unroll 4
     for (int n = 0; n < 4; n++) {
         inside[n] = tail(std::max(0, values - n * LANES));
@@ -75,10 +75,10 @@ inline void add_products(float* s, int stride, int keys, int values, const float
         float* line = s + int64_t(i) * stride;
 #pragma GCC unroll 4
         for (int n = 0; n < 4; n++) {
-            __m512 sum = load(line + n * LANES, inside[n]);
+            Floats sum = load(line + n * LANES, inside[n]);
 #pragma GCC unroll 4
-            for (int t = 0; t < 4; t++) sum = _mm512_fmadd_ps(_mm512_set1_ps(k[t][i]), known[t][n], sum);
-            _mm512_mask_storeu_ps(line + n * LANES, inside[n], sum);
+            for (int t = 0; t < 4; t++) sum = fmadd(fill(k[t][i]), known[t][n], sum);
+            store(line + n * LANES, sum, inside[n]);
         }
     }
 }

@@ -26,11 +26,11 @@ void embed(const Instruction& o, const Pass& pass, int t) {
         for (int i = 0; i < width; i++) out[i] = weight[i] * step;
     } else {
         for (int i = 0; i < width; i += LANES) {
-            const __mmask16 inside = tail(width - i);
+            const Tail inside = tail(width - i);
             const int64_t at = token * width + i;
-            const __m512 some = args.format == FLOAT32 ? load((const float*)args.weight + at, inside)
+            const Floats some = args.format == FLOAT32 ? load((const float*)args.weight + at, inside)
                                                        : load((const uint16_t*)args.weight + at, inside);
-            _mm512_mask_storeu_ps(out + i, inside, some);
+            store(out + i, some, inside);
         }
     }
     for (int i = 0; i < width; i++) out[i] = out[i] * args.scale + (added ? added[i] : 0);
@@ -40,24 +40,24 @@ void norm_group(const NormArgs& args, const float* x, float* out, int width) {
     const float *weight = args.weight, *bias = args.bias;
     float mean = 0, square = 0;
     if (args.centred) {
-        __m512 sum = _mm512_setzero_ps();
-        for (int i = 0; i < width; i += LANES) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(tail(width - i), x + i));
-        mean = _mm512_reduce_add_ps(sum) / width;
+        Floats sum = zeros();
+        for (int i = 0; i < width; i += LANES) sum = sum + load(x + i, tail(width - i));
+        mean = sum_of(sum) / width;
     }
-    __m512 sum = _mm512_setzero_ps(), middle = _mm512_set1_ps(mean);
+    Floats sum = zeros(), middle = fill(mean);
     for (int i = 0; i < width; i += LANES) {
-        __mmask16 inside = tail(width - i);
-        __m512 some = _mm512_maskz_sub_ps(inside, _mm512_maskz_loadu_ps(inside, x + i), middle);
-        sum = _mm512_fmadd_ps(some, some, sum);
+        Tail inside = tail(width - i);
+        Floats some = keep(load(x + i, inside) - middle, inside);
+        sum = fmadd(some, some, sum);
     }
-    square = _mm512_reduce_add_ps(sum) / width;
-    __m512 scale = _mm512_set1_ps(1 / std::sqrt(square + args.eps)), offset = _mm512_set1_ps(args.offset);
+    square = sum_of(sum) / width;
+    Floats scale = fill(1 / std::sqrt(square + args.eps)), offset = fill(args.offset);
     for (int i = 0; i < width; i += LANES) {
-        __mmask16 inside = tail(width - i);
-        __m512 some = _mm512_mul_ps(_mm512_sub_ps(_mm512_maskz_loadu_ps(inside, x + i), middle), scale);
-        if (weight) some = _mm512_mul_ps(some, _mm512_add_ps(_mm512_maskz_loadu_ps(inside, weight + i), offset));
-        if (bias) some = _mm512_add_ps(some, _mm512_maskz_loadu_ps(inside, bias + i));
-        _mm512_mask_storeu_ps(out + i, inside, some);
+        Tail inside = tail(width - i);
+        Floats some = (load(x + i, inside) - middle) * scale;
+        if (weight) some = some * (load(weight + i, inside) + offset);
+        if (bias) some = some + load(bias + i, inside);
+        store(out + i, some, inside);
     }
 }
 
@@ -73,17 +73,17 @@ void softmax(const Instruction& o, const Pass& pass, int t) {
     for (int group = 0; group < o.softmax.groups; group++) {
         const float* x = input_of(o, pass, t) + group * width;
         float* out = output_of(o, pass, t) + group * width;
-        __m512 high = _mm512_set1_ps(-INFINITY), total = _mm512_setzero_ps();
+        Floats high = fill(-INFINITY), total = zeros();
         for (int i = 0; i < width; i += LANES)
-            high = _mm512_max_ps(high, _mm512_mask_loadu_ps(high, tail(width - i), x + i));
-        const __m512 top = _mm512_set1_ps(_mm512_reduce_max_ps(high));
+            high = larger(high, load(x + i, tail(width - i), high));
+        const Floats top = fill(largest_of(high));
         for (int i = 0; i < width; i += LANES) {
-            const __mmask16 inside = tail(width - i);
-            const __m512 some = exponential(_mm512_sub_ps(_mm512_maskz_loadu_ps(inside, x + i), top));
-            total = _mm512_mask_add_ps(total, inside, total, some);
-            _mm512_mask_storeu_ps(out + i, inside, some);
+            const Tail inside = tail(width - i);
+            const Floats some = exponential(load(x + i, inside) - top);
+            total = total + keep(some, inside);
+            store(out + i, some, inside);
         }
-        const float share = 1 / _mm512_reduce_add_ps(total);
+        const float share = 1 / sum_of(total);
         for (int i = 0; i < width; i++) out[i] *= share;
     }
 }
@@ -114,23 +114,23 @@ void elementwise(const Instruction& o, const Pass& pass, int t) {
     const float *a = input_of(o, pass, t), *b = o.other < 0 ? nullptr : other_of(o, pass, t);
     float* out = output_of(o, pass, t);
     for (int i = 0; i < width; i += LANES) {
-        __mmask16 inside = tail(width - i);
-        __m512 x = _mm512_maskz_loadu_ps(inside, a + i);
+        Tail inside = tail(width - i);
+        Floats x = load(a + i, inside);
         if (o.kind == ADD) {
-            x = _mm512_add_ps(x, _mm512_maskz_loadu_ps(inside, b + i));
+            x = x + load(b + i, inside);
         } else if (o.kind == SCALE) {
             const float *factors = o.scale.factors, *added = o.scale.added;
-            x = _mm512_mul_ps(x, factors ? _mm512_maskz_loadu_ps(inside, factors + i) : _mm512_set1_ps(o.scale.factor));
-            if (added) x = _mm512_add_ps(x, _mm512_maskz_loadu_ps(inside, added + i));
+            x = x * (factors ? load(factors + i, inside) : fill(o.scale.factor));
+            if (added) x = x + load(added + i, inside);
         } else if (o.kind == ACTIVATE) {
             x = activate(x, o.activate.activation);
         } else if (o.kind == GATE) {
-            x = _mm512_mul_ps(activate(x, o.activate.activation), _mm512_maskz_loadu_ps(inside, b + i));
+            x = activate(x, o.activate.activation) * load(b + i, inside);
         } else if (o.kind == LERP) {  // from `other` to `input`
-            const __m512 y = _mm512_maskz_loadu_ps(inside, b + i);
-            x = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(inside, o.scale.factors + i), _mm512_sub_ps(x, y), y);
+            const Floats y = load(b + i, inside);
+            x = fmadd(load(o.scale.factors + i, inside), x - y, y);
         }  // COPY: as it is
-        _mm512_mask_storeu_ps(out + i, inside, x);
+        store(out + i, x, inside);
     }
 }
 

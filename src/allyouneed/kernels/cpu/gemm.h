@@ -10,115 +10,112 @@
 
 namespace {
 
-void quantize_token(const float* x, int inputs, uint8_t* quantized, float* step, float* zero) {
-    __m512 low = _mm512_setzero_ps(), high = _mm512_setzero_ps();
+// 0 … 255 of a quantized input, from the nearest integers.
+inline void store_rounded(Digit* out, Ints whole) {
+    store_digits(out, smaller(larger(whole, fill_ints(0)), fill_ints(255)));
+}
+
+void quantize_token(const float* x, int inputs, Digit* quantized, float* step, float* zero) {
+    Floats low = zeros(), high = zeros();
     for (int i = 0; i < inputs; i += LANES) {
-        __m512 some = _mm512_maskz_loadu_ps(tail(inputs - i), x + i);
-        low = _mm512_min_ps(low, some), high = _mm512_max_ps(high, some);
+        Floats some = load(x + i, tail(inputs - i));
+        low = smaller(low, some), high = larger(high, some);
     }
-    float least = _mm512_reduce_min_ps(low), most = _mm512_reduce_max_ps(high);
+    float least = smallest_of(low), most = largest_of(high);
     float size = (most - least) * (1.0f / 255);
     *zero = -std::nearbyint(least / std::fmax(size, 1.17549435e-38f));
     *step = std::fmax(size, 6.1e-5f);
-    __m512 inverse = _mm512_set1_ps(1 / *step), origin = _mm512_set1_ps(*zero);
-    for (int i = 0; i < inputs; i += LANES) {
-        __m512 some = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(tail(inputs - i), x + i), inverse, origin);
-        __m512i whole = _mm512_max_epi32(_mm512_cvtps_epi32(some), _mm512_setzero_si512());
-        _mm_storeu_si128((__m128i*)(quantized + i), _mm512_cvtusepi32_epi8(whole));
-    }
+    Floats inverse = fill(1 / *step), origin = fill(*zero);
+    for (int i = 0; i < inputs; i += LANES)
+        store_rounded(quantized + i, to_ints(fmadd(load(x + i, tail(inputs - i)), inverse, origin)));
 }
 
 // BitNet (nn/linear/bitlinear.py): −128 … 127 of the largest absolute value, shifted to 0 … 255.
-void quantize_symmetric(const float* x, int inputs, uint8_t* quantized, float* step, float* zero) {
-    __m512 high = _mm512_set1_ps(1e-5f);
-    for (int i = 0; i < inputs; i += LANES)
-        high = _mm512_max_ps(high, _mm512_abs_ps(_mm512_maskz_loadu_ps(tail(inputs - i), x + i)));
-    const float peak = _mm512_reduce_max_ps(high);
+void quantize_symmetric(const float* x, int inputs, Digit* quantized, float* step, float* zero) {
+    Floats high = fill(1e-5f);
+    for (int i = 0; i < inputs; i += LANES) high = larger(high, absolute(load(x + i, tail(inputs - i))));
+    const float peak = largest_of(high);
     *zero = 128, *step = peak * (1.0f / 127);
-    const __m512 factor = _mm512_set1_ps(127 / peak);
-    for (int i = 0; i < inputs; i += LANES) {
-        const __m512 some = _mm512_mul_ps(_mm512_maskz_loadu_ps(tail(inputs - i), x + i), factor);
-        __m512i whole = _mm512_add_epi32(_mm512_cvtps_epi32(some), _mm512_set1_epi32(128));
-        whole = _mm512_max_epi32(whole, _mm512_setzero_si512());
-        _mm_storeu_si128((__m128i*)(quantized + i), _mm512_cvtusepi32_epi8(whole));
-    }
+    const Floats factor = fill(127 / peak);
+    for (int i = 0; i < inputs; i += LANES)
+        store_rounded(quantized + i, to_ints(load(x + i, tail(inputs - i)) * factor) + fill_ints(128));
 }
 
 // A fixed scale: −127 … 127, shifted to 0 … 254.
-void quantize_by_scale(const float* x, int inputs, float scale, uint8_t* quantized, float* step, float* zero) {
+void quantize_by_scale(const float* x, int inputs, float scale, Digit* quantized, float* step, float* zero) {
     *zero = 127, *step = 1 / scale;
     for (int i = 0; i < inputs; i += LANES) {
-        const __m512 some = _mm512_mul_ps(_mm512_maskz_loadu_ps(tail(inputs - i), x + i), _mm512_set1_ps(scale));
-        __m512i whole = _mm512_add_epi32(_mm512_cvtps_epi32(some), _mm512_set1_epi32(127));
-        whole = _mm512_min_epi32(_mm512_max_epi32(whole, _mm512_setzero_si512()), _mm512_set1_epi32(254));
-        _mm_storeu_si128((__m128i*)(quantized + i), _mm512_cvtusepi32_epi8(whole));
+        const Ints whole = to_ints(load(x + i, tail(inputs - i)) * fill(scale)) + fill_ints(127);
+        store_rounded(quantized + i, smaller(whole, fill_ints(254)));
     }
 }
 
 // 16 bits of the largest absolute value: x / step = 256 (high − 128) + low.
-void quantize_digits(const float* x, int inputs, uint8_t* high, uint8_t* low, float* steps) {
-    __m512 most = _mm512_set1_ps(1e-30f);
-    for (int i = 0; i < inputs; i += LANES)
-        most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_maskz_loadu_ps(tail(inputs - i), x + i)));
-    const float step = _mm512_reduce_max_ps(most) * (1.0f / 32767);
+void quantize_digits(const float* x, int inputs, Digit* high, Digit* low, float* steps) {
+    Floats most = fill(1e-30f);
+    for (int i = 0; i < inputs; i += LANES) most = larger(most, absolute(load(x + i, tail(inputs - i))));
+    const float step = largest_of(most) * (1.0f / 32767);
     steps[0] = 256 * step, steps[1] = 128, steps[2] = step, steps[3] = 0;
-    const __m512 inverse = _mm512_set1_ps(1 / step), middle = _mm512_set1_ps(32768);
+    const Floats inverse = fill(1 / step), middle = fill(32768);
     for (int i = 0; i < inputs; i += LANES) {
-        const __m512 some = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(tail(inputs - i), x + i), inverse, middle);
-        const __m512i whole = _mm512_min_epi32(_mm512_cvtps_epi32(some), _mm512_set1_epi32(0xffff));
-        _mm_storeu_si128((__m128i*)(high + i), _mm512_cvtepi32_epi8(_mm512_srli_epi32(whole, 8)));
-        _mm_storeu_si128((__m128i*)(low + i), _mm512_cvtepi32_epi8(whole));
+        const Floats some = fmadd(load(x + i, tail(inputs - i)), inverse, middle);
+        const Ints whole = smaller(to_ints(some), fill_ints(0xffff)), upper = upper_byte(whole);
+        store_digits(high + i, upper), store_digits(low + i, whole - upper * fill_ints(256));
     }
 }
 
-// Integer dot products of ROWS tokens with TILE_OUTPUTS outputs. Weights are packed: (outputs / TILE_OUTPUTS,
-// inputs / QUAD, TILE_OUTPUTS, QUAD). Not inlined: the compiler would spill the sums for what follows the call.
+// Integer dot products of ROWS tokens with TILE_OUTPUTS outputs: (ROWS, TILE_OUTPUTS). Weights are packed: (outputs /
+// TILE_OUTPUTS, inputs / QUAD, TILE_OUTPUTS, QUAD). Not inlined: the compiler would spill the sums for what follows.
 template <int ROWS>
-__attribute__((noinline)) void int8_dot(const int8_t* weights, int quads, const uint8_t* quantized, int64_t stride,
-                                        __m512i* result) {
-    __m512i sums[ROWS][4];
+__attribute__((noinline)) void int8_dot(const int8_t* weights, int quads, const Digit* quantized, int64_t stride,
+                                        int32_t* result) {
+    constexpr int COLUMNS = columns(SUMS / ROWS, TILE_OUTPUTS / LEAF);
+    for (int first = 0; first < TILE_OUTPUTS; first += COLUMNS * LEAF) {
+        const int8_t* line = weights + first * QUAD;
+        const Digit* digits = quantized;
+        LeafInts sums[ROWS][COLUMNS];
 #pragma GCC unroll 8
-    for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; j++) sums[r][j] = _mm512_setzero_si512();
-    for (int k = 0; k < quads; k++, weights += QUAD * TILE_OUTPUTS, quantized += QUAD) {
-        __m512i some[4];
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; j++) some[j] = _mm512_loadu_si512(weights + j * 64);
+        for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 16
+            for (int j = 0; j < COLUMNS; j++) sums[r][j] = LeafInts{};
+        for (int k = 0; k < quads; k++, line += QUAD * TILE_OUTPUTS, digits += QUAD) {
+            Weights some[COLUMNS];
+#pragma GCC unroll 16
+            for (int j = 0; j < COLUMNS; j++) some[j] = weights_of_leaf(line + j * QUAD * LEAF);
 #pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++) {
-            int32_t four;
-            std::memcpy(&four, quantized + r * stride, 4);
-            __m512i token = _mm512_set1_epi32(four);
-#pragma GCC unroll 4
-            for (int j = 0; j < 4; j++) sums[r][j] = _mm512_dpbusd_epi32(sums[r][j], token, some[j]);
+            for (int r = 0; r < ROWS; r++) {
+                const Token token = token_of(digits + r * stride);
+#pragma GCC unroll 16
+                for (int j = 0; j < COLUMNS; j++) sums[r][j] = add_dots(sums[r][j], token, some[j]);
+            }
         }
-    }
 #pragma GCC unroll 8
-    for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; j++) _mm512_storeu_si512(result + 4 * r + j, sums[r][j]);
+        for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 16
+            for (int j = 0; j < COLUMNS; j++)
+                std::memcpy(result + r * TILE_OUTPUTS + first + j * LEAF, &sums[r][j], sizeof(LeafInts));
+    }
 }
 
 template <int ROWS>
-inline void int8_tile(const LinearArgs& args, int block, const uint8_t* quantized, int64_t stride, const float* steps,
+inline void int8_tile(const LinearArgs& args, int block, const Digit* quantized, int64_t stride, const float* steps,
                       float* out, int64_t out_stride) {
     const int quads = (args.inputs + QUAD - 1) / QUAD;
-    __m512i sums[ROWS * 4];
+    int32_t sums[ROWS * TILE_OUTPUTS];
     const int8_t* weights = (const int8_t*)args.weight + int64_t(block) * quads * QUAD * TILE_OUTPUTS;
     int8_dot<ROWS>(weights, quads, quantized, stride, sums);
-    for (int j = 0; j < 4; j++) {
-        int n = block * TILE_OUTPUTS + j * LANES;
+    for (int j = 0; j < TILE_OUTPUTS; j += LANES) {
+        int n = block * TILE_OUTPUTS + j;
         if (n >= args.outputs) break;
-        __mmask16 inside = tail(args.outputs - n);
-        __m512i row_sums = _mm512_maskz_loadu_epi32(inside, args.sums + n);
-        __m512 step = _mm512_maskz_loadu_ps(inside, args.step + n);
-        __m512 bias = args.bias ? _mm512_maskz_loadu_ps(inside, args.bias + n) : _mm512_setzero_ps();
+        Tail inside = tail(args.outputs - n);
+        Ints row_sums = load(args.sums + n, inside);
+        Floats step = load(args.step + n, inside);
+        Floats bias = args.bias ? load(args.bias + n, inside) : zeros();
         for (int r = 0; r < ROWS; r++) {
-            __m512i zeros = _mm512_mullo_epi32(row_sums, _mm512_set1_epi32(int(steps[2 * r + 1])));
-            __m512 sum = _mm512_cvtepi32_ps(_mm512_sub_epi32(sums[4 * r + j], zeros));
-            __m512 result = _mm512_fmadd_ps(sum, _mm512_mul_ps(step, _mm512_set1_ps(steps[2 * r])), bias);
-            _mm512_mask_storeu_ps(out + r * out_stride + n, inside, activate(result, args.activation));
+            const Ints zero = row_sums * fill_ints(int(steps[2 * r + 1]) - DIGIT_ZERO);
+            Floats sum = to_floats(as<Ints>(sums + r * TILE_OUTPUTS + j) - zero);
+            Floats result = fmadd(sum, step * fill(steps[2 * r]), bias);
+            store(out + r * out_stride + n, activate(result, args.activation), inside);
         }
     }
 }
@@ -127,7 +124,8 @@ inline void int8_tile(const LinearArgs& args, int block, const uint8_t* quantize
 template <typename Next>
 inline void in_tiles(int tokens, Next next) {
     for (int left = tokens; left;) {
-        const int rows = left == 7 || left == 8 ? 4 : std::min(left, TILE_TOKENS);  // tiles of one or two are slow
+        const bool split = left > TILE_TOKENS && left < TILE_TOKENS + 3;  // tiles of one or two are slow
+        const int rows = split ? (left + 1) / 2 : std::min(left, TILE_TOKENS);
         switch (rows) {
             case 6: next(std::integral_constant<int, 6>()); break;
             case 5: next(std::integral_constant<int, 5>()); break;
@@ -147,14 +145,14 @@ void quantize(const Instruction& o, const Pass& pass, int t) {
     const LinearArgs& args = o.linear;
     const int64_t stride = quantized_stride(args);
     if (args.digits) {
-        uint8_t* high = pass.quantized + 2 * t * stride;
+        Digit* high = (Digit*)pass.quantized + 2 * t * stride;
         return quantize_digits(input_of(o, pass, t), args.inputs, high, high + stride, pass.scratch + 4 * int64_t(t));
     }
     const int rows = args.experts ? args.top : 1;
     for (int k = 0; k < rows; k++) {
         const int64_t row = int64_t(t) * rows + k;
         const float* x = input_of(o, pass, t) + k * args.inputs;
-        uint8_t* quantized = pass.quantized + row * stride;
+        Digit* quantized = (Digit*)pass.quantized + row * stride;
         float *step = pass.scratch + 2 * row, *zero = step + 1;
         if (args.input_scale > 0)
             quantize_by_scale(x, args.inputs, args.input_scale, quantized, step, zero);
@@ -171,7 +169,7 @@ void int8_product(const LinearArgs& args, const Pass& pass, int first, int last,
         int t = begin;
         in_tiles(end - begin, [&](auto rows) {
             constexpr int ROWS = decltype(rows)::value;
-            int8_tile<ROWS>(args, block, pass.quantized + t * stride, stride, pass.scratch + 2 * t,
+            int8_tile<ROWS>(args, block, (const Digit*)pass.quantized + t * stride, stride, pass.scratch + 2 * t,
                             out + t * out_stride, out_stride);
             t += ROWS;
         });
@@ -182,26 +180,33 @@ void int8_product(const LinearArgs& args, const Pass& pass, int first, int last,
 
 template <int ROWS, typename Number>
 __attribute__((noinline)) void float_dot(const Number* const* weights, int inputs, const float* x, int64_t stride,
-                                         __m128* result) {
-    __m512 sums[ROWS][4];
+                                         Four* result) {
+    constexpr int COLUMNS = columns(SUMS / COPIES / ROWS, 4);
+    Floats all[ROWS][4];
+    for (int first = 0; first < 4; first += COLUMNS) {
+        Floats sums[ROWS][COLUMNS];
 #pragma GCC unroll 8
-    for (int r = 0; r < ROWS; r++)
+        for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
-        for (int j = 0; j < 4; j++) sums[r][j] = _mm512_setzero_ps();
-    for (int i = 0; i < inputs; i += LANES) {
-        const __mmask16 inside = tail(inputs - i);
-        __m512 some[4];
+            for (int j = 0; j < COLUMNS; j++) sums[r][j] = zeros();
+        for (int i = 0; i < inputs; i += LANES) {
+            const Tail inside = tail(inputs - i);
+            Floats some[COLUMNS];
 #pragma GCC unroll 4
-        for (int j = 0; j < 4; j++) some[j] = load(weights[j] + i, inside);
+            for (int j = 0; j < COLUMNS; j++) some[j] = load(weights[first + j] + i, inside);
 #pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++) {
-            const __m512 token = _mm512_maskz_loadu_ps(inside, x + r * stride + i);
+            for (int r = 0; r < ROWS; r++) {
+                const Floats token = load(x + r * stride + i, inside);
 #pragma GCC unroll 4
-            for (int j = 0; j < 4; j++) sums[r][j] = _mm512_fmadd_ps(token, some[j], sums[r][j]);
+                for (int j = 0; j < COLUMNS; j++) sums[r][j] = fmadd(token, some[j], sums[r][j]);
+            }
         }
-    }
 #pragma GCC unroll 8
-    for (int r = 0; r < ROWS; r++) result[r] = four_sums(sums[r][0], sums[r][1], sums[r][2], sums[r][3]);
+        for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+            for (int j = 0; j < COLUMNS; j++) all[r][first + j] = sums[r][j];
+    }
+    for (int r = 0; r < ROWS; r++) result[r] = four_sums(all[r][0], all[r][1], all[r][2], all[r][3]);
 }
 
 template <typename Number>
@@ -212,16 +217,18 @@ void float_product(const LinearArgs& args, int first, int last, int begin, int e
     for (int n = 4 * first; n < std::min(outputs, 4 * last); n += 4) {
         const Number* weight_rows[4];
         for (int j = 0; j < 4; j++) weight_rows[j] = weights + int64_t(std::min(n + j, outputs - 1)) * inputs;
-        const __mmask8 inside = tail(std::min(4, outputs - n));
-        const __m128 added = args.bias ? _mm_maskz_loadu_ps(inside, args.bias + n) : _mm_setzero_ps();
+        const int count = std::min(4, outputs - n);
+        const Four added = args.bias ? load_four(args.bias + n, count) : Four{};
         int t = begin;
         in_tiles(end - begin, [&](auto rows) {
             constexpr int ROWS = decltype(rows)::value;
-            __m128 sums[ROWS];
+            Four sums[ROWS];
             float_dot<ROWS>(weight_rows, inputs, x + t * stride, stride, sums);
             for (int r = 0; r < ROWS; r++) {
-                __m512 all = activate(_mm512_castps128_ps512(_mm_add_ps(sums[r], added)), args.activation);
-                _mm_mask_storeu_ps(out + (t + r) * out_stride + n, inside, _mm512_castps512_ps128(all));
+                float all[LANES] = {};
+                store_four(all, sums[r] + added);
+                if (args.activation != IDENTITY) store(all, activate(load(all), args.activation));
+                store_four(out + (t + r) * out_stride + n, load_four(all), count);
             }
             t += ROWS;
         });
@@ -232,29 +239,33 @@ void float_product(const LinearArgs& args, int first, int last, int begin, int e
 template <int ROWS>
 __attribute__((noinline)) void column_sums(const float* weights, int inputs, int outputs, const float* x, int64_t step,
                                            float* out, int64_t out_step, int left) {
-    __m512 sums[ROWS][4];
-    __mmask16 inside[4];
+    constexpr int COLUMNS = columns(SUMS / COPIES / ROWS, 4);
+    for (int first = 0; first < 4 * LANES && first < left; first += COLUMNS * LANES) {
+        Floats sums[ROWS][COLUMNS];
+        Tail inside[COLUMNS];
 #pragma GCC unroll 4
-    for (int j = 0; j < 4; j++) {
-        inside[j] = tail(std::max(0, left - j * LANES));
+        for (int j = 0; j < COLUMNS; j++) {
+            inside[j] = tail(std::max(0, left - first - j * LANES));
 #pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++) sums[r][j] = _mm512_setzero_ps();
-    }
-    for (int i = 0; i < inputs; i++, weights += outputs) {
-        __m512 some[4];
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; j++) some[j] = _mm512_maskz_loadu_ps(inside[j], weights + j * LANES);
-#pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++) {
-            const __m512 one = _mm512_set1_ps(x[r * step + i]);
-#pragma GCC unroll 4
-            for (int j = 0; j < 4; j++) sums[r][j] = _mm512_fmadd_ps(one, some[j], sums[r][j]);
+            for (int r = 0; r < ROWS; r++) sums[r][j] = zeros();
         }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < ROWS; r++)
+        const float* line = weights + first;
+        for (int i = 0; i < inputs; i++, line += outputs) {
+            Floats some[COLUMNS];
 #pragma GCC unroll 4
-        for (int j = 0; j < 4; j++) _mm512_mask_storeu_ps(out + r * out_step + j * LANES, inside[j], sums[r][j]);
+            for (int j = 0; j < COLUMNS; j++) some[j] = load(line + j * LANES, inside[j]);
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; r++) {
+                const Floats one = fill(x[r * step + i]);
+#pragma GCC unroll 4
+                for (int j = 0; j < COLUMNS; j++) sums[r][j] = fmadd(one, some[j], sums[r][j]);
+            }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+            for (int j = 0; j < COLUMNS; j++) store(out + r * out_step + first + j * LANES, sums[r][j], inside[j]);
+    }
 }
 
 void shared_product(const LinearArgs& args, int first, int last, int tokens, const float* x, int64_t stride, float* out,

@@ -216,29 +216,28 @@ void top_k(float* scores, int32_t rows, int32_t vocab, const int64_t* banned, in
     auto one = [=](int row) {
         float *x = scores + int64_t(row) * vocab, *best = log_probs + int64_t(row) * k;
         int64_t* index = tokens + int64_t(row) * k;
-        __m512 high = _mm512_set1_ps(-INFINITY);
-        __mmask16 invalid = 0;  // NaN, which a maximum may pass over
+        Floats high = fill(-INFINITY);
+        unsigned invalid = 0;  // NaN, which a maximum may pass over
         for (int i = 0; i < vocab; i += LANES) {
-            const __m512 some = _mm512_mask_loadu_ps(high, tail(vocab - i), x + i);
-            invalid |= _mm512_cmp_ps_mask(some, some, _CMP_UNORD_Q);
-            high = _mm512_max_ps(high, some);
+            const Floats some = load(x + i, tail(vocab - i), high);
+            invalid |= bits(is_nan(some));
+            high = larger(high, some);
         }
-        const float most = invalid ? NAN : _mm512_reduce_max_ps(high);
-        __m512 total = _mm512_setzero_ps(), largest = _mm512_set1_ps(most);
+        const float most = invalid ? NAN : largest_of(high);
+        Floats total = zeros(), largest = fill(most);
         for (int i = 0; i < vocab; i += LANES) {
-            __mmask16 inside = tail(vocab - i);
-            __m512 some = exponential(_mm512_sub_ps(_mm512_maskz_loadu_ps(inside, x + i), largest));
-            total = _mm512_mask_add_ps(total, inside, total, some);
+            Tail inside = tail(vocab - i);
+            Floats some = exponential(load(x + i, inside) - largest);
+            total = total + keep(some, inside);
         }
-        const float mass = std::log(_mm512_reduce_add_ps(total));  // relative to the largest
+        const float mass = std::log(sum_of(total));  // relative to the largest
         std::vector<float> kept(count);
         for (int n = 0; n < count; n++)
             if (banned[n] >= 0 && banned[n] < vocab) kept[n] = x[banned[n]], x[banned[n]] = -INFINITY;
         for (int n = 0; n < k; n++) best[n] = -INFINITY, index[n] = 0;
         for (int i = 0; i < vocab; i += LANES) {
-            __mmask16 inside = tail(vocab - i);
-            __mmask16 better = _mm512_mask_cmp_ps_mask(inside, _mm512_maskz_loadu_ps(inside, x + i),
-                                                       _mm512_set1_ps(best[k - 1]), _CMP_GT_OQ);
+            Tail inside = tail(vocab - i);
+            unsigned better = bits(is_less(fill(best[k - 1]), load(x + i, inside))) & bits_of(inside);
             for (; better; better &= better - 1) {
                 const int token = i + __builtin_ctz(better);
                 int n = k - 1;
@@ -274,7 +273,8 @@ void pack(const int8_t* weights, int32_t outputs, int32_t inputs, int8_t* packed
         int32_t sum = 0;
         for (int64_t i = 0; i < quads * QUAD; i++) {
             int8_t weight = n < outputs && i < inputs ? weights[n * inputs + i] : 0;
-            tile[i / QUAD * QUAD * TILE_OUTPUTS + i % QUAD] = weight;
+            const int64_t at = PAIRS ? i % 2 * 2 + i % QUAD / 2 : i % QUAD;
+            tile[i / QUAD * QUAD * TILE_OUTPUTS + at] = weight;
             sum += weight;
         }
         if (n < outputs) sums[n] = sum;

@@ -14,37 +14,37 @@ namespace {
 template <bool UPDATE, bool COLUMN>
 float multiply_state(float* s, int stride, int keys, int values, float decay, const float* q, const float* k,
                      const float* v, float* out) {
-    const __m512 fading = _mm512_set1_ps(decay);
+    const Floats fading = fill(decay);
     float weight = 0;
-    for (int j = 0; j < values; j += 4 * LANES) {  // four registers of values at a time
-        __m512 sums[4], v4[4];
-        __mmask16 inside[4];
+    for (int j = 0; j < values; j += GROUP * LANES) {
+        Floats sums[GROUP], some_v[GROUP];
+        Tail inside[GROUP];
 #pragma GCC unroll 4
-        for (int n = 0; n < 4; n++) {
+        for (int n = 0; n < GROUP; n++) {
             inside[n] = tail(std::max(0, values - j - n * LANES));
-            sums[n] = _mm512_setzero_ps();
-            if (UPDATE) v4[n] = _mm512_maskz_loadu_ps(inside[n], v + j + n * LANES);
+            sums[n] = zeros();
+            if (UPDATE) some_v[n] = load(v + j + n * LANES, inside[n]);
         }
         for (int i = 0; i < keys; i++) {
             float* line = s + int64_t(i) * stride + j;
-            const __m512 query = _mm512_set1_ps(q[i]);
+            const Floats query = fill(q[i]);
             if (COLUMN && j == 0) {
                 float& last = line[values];
                 if (UPDATE) last = last * decay + k[i];
                 weight += q[i] * last;
             }
 #pragma GCC unroll 4
-            for (int n = 0; n < 4; n++) {
-                __m512 now = _mm512_maskz_loadu_ps(inside[n], line + n * LANES);
+            for (int n = 0; n < GROUP; n++) {
+                Floats now = load(line + n * LANES, inside[n]);
                 if (UPDATE) {
-                    now = _mm512_fmadd_ps(_mm512_set1_ps(k[i]), v4[n], _mm512_mul_ps(now, fading));
-                    _mm512_mask_storeu_ps(line + n * LANES, inside[n], now);
+                    now = fmadd(fill(k[i]), some_v[n], now * fading);
+                    store(line + n * LANES, now, inside[n]);
                 }
-                sums[n] = _mm512_fmadd_ps(query, now, sums[n]);
+                sums[n] = fmadd(query, now, sums[n]);
             }
         }
 #pragma GCC unroll 4
-        for (int n = 0; n < 4; n++) _mm512_mask_storeu_ps(out + j + n * LANES, inside[n], sums[n]);
+        for (int n = 0; n < GROUP; n++) store(out + j + n * LANES, sums[n], inside[n]);
     }
     return weight;
 }
@@ -80,26 +80,25 @@ void retain(const Instruction& o, const Pass& pass, int row, int head) {
 // --- linear attention (nn/mixers/performer.py, nn/mixers/attention/infini.py) -----------------------------------------
 
 inline float largest(const float* x, int count) {
-    __m512 high = _mm512_set1_ps(-INFINITY);
-    for (int i = 0; i < count; i += LANES) high = _mm512_max_ps(high, _mm512_mask_loadu_ps(high, tail(count - i), x + i));
-    return _mm512_reduce_max_ps(high);
+    Floats high = fill(-INFINITY);
+    for (int i = 0; i < count; i += LANES) high = larger(high, load(x + i, tail(count - i), high));
+    return largest_of(high);
 }
 
 // φ in place; of EXPONENTIAL e^{x − less}.
 void map_features(int which, float* x, int count, float less) {
-    const __m512 zero = _mm512_setzero_ps(), one = _mm512_set1_ps(1), lower = _mm512_set1_ps(less);
+    const Floats zero = zeros(), one = fill(1), lower = fill(less);
     for (int i = 0; i < count; i += LANES) {
-        const __mmask16 inside = tail(count - i);
-        __m512 some = _mm512_maskz_loadu_ps(inside, x + i);
+        const Tail inside = tail(count - i);
+        Floats some = load(x + i, inside);
         if (which == EXPONENTIAL) {
-            some = exponential(_mm512_sub_ps(some, lower));
+            some = exponential(some - lower);
         } else if (which == RECTIFIED) {
-            some = _mm512_add_ps(_mm512_max_ps(some, zero), _mm512_set1_ps(1e-3f));
+            some = larger(some, zero) + fill(1e-3f);
         } else {
-            const __mmask16 above = _mm512_cmp_ps_mask(some, zero, _CMP_GT_OQ);
-            some = _mm512_mask_add_ps(exponential(some), above, some, one);
+            some = select(is_less(zero, some), some + one, exponential(some));
         }
-        _mm512_mask_storeu_ps(x + i, inside, some);
+        store(x + i, some, inside);
     }
 }
 

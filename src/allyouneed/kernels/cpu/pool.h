@@ -7,7 +7,6 @@
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#include <immintrin.h>
 
 #include <atomic>
 #include <chrono>
@@ -98,7 +97,7 @@ class Pool {
         do {
             for (int n = 0; n < 32; n++) {
                 if (ticket.load(std::memory_order_acquire) != seen) return true;
-                _mm_pause();
+                relax();
             }
         } while (std::chrono::steady_clock::now() < end);
         return false;
@@ -133,7 +132,7 @@ inline Pool& pool() {
     static std::atomic<pid_t> owner{0};
     if (owner.load(std::memory_order_acquire) != getpid()) {
         static std::atomic_flag making = ATOMIC_FLAG_INIT;
-        while (making.test_and_set(std::memory_order_acquire)) _mm_pause();
+        while (making.test_and_set(std::memory_order_acquire)) relax();
         if (owner.load(std::memory_order_acquire) != getpid()) {
             known.store(new Pool, std::memory_order_release);
             owner.store(getpid(), std::memory_order_release);

@@ -6,11 +6,11 @@
 
 namespace {
 
-constexpr int LANES = 16;         // floats in a 512-bit register
+constexpr int LANES = 16;         // floats that are computed together (vector.h)
 constexpr int TILE_OUTPUTS = 64;  // outputs of an int8 product that are computed together
-constexpr int TILE_TOKENS = 6;    // tokens of a product that are computed together: 24 sums stay in registers
 constexpr int QUAD = 4;           // int8 inputs of one multiply-add instruction
-constexpr int SLACK = 64;         // bytes after a quantized token that may be overwritten
+constexpr int DIGIT = 2;          // bytes of a quantized input, at most
+constexpr int SLACK = 64;         // quantized inputs after those of a token that may be overwritten
 constexpr int MAX_DISTANCE = 256;  // of relative vectors
 constexpr int MAX_EXPERTS = 1024;
 constexpr int SCAN_FEATURES = 64;  // of a selective scan that are computed together
@@ -298,7 +298,7 @@ struct Pass {
     const int32_t* lengths;      // (rows) new tokens; the rest of `time` is padding
     const int32_t* sources;      // (rows / group) lengths of the sources
     const int32_t* block_table;  // (rows, blocks) of paged caches, or null
-    uint8_t* quantized;          // (rows * time, widest input), more rows for experts
+    uint8_t* quantized;          // (rows * time, widest input) of DIGIT bytes, more rows for experts
     float* scratch;              // step and zero point of `most_rows` rows; then (threads, 2, longest):
                                  // attention weights, and positions of chosen keys
 };

@@ -80,10 +80,10 @@ void convolve(const Instruction& o, const Pass& pass, int row) {
         }
         const float* weight = args.weight + int64_t(j) * width;
         for (int i = 0; i < width; i += LANES) {
-            const __mmask16 inside = tail(width - i);
-            const __m512 sum = _mm512_maskz_loadu_ps(inside, out + i);
-            const __m512 x = _mm512_maskz_loadu_ps(inside, token + i);
-            _mm512_mask_storeu_ps(out + i, inside, _mm512_fmadd_ps(_mm512_maskz_loadu_ps(inside, weight + i), x, sum));
+            const Tail inside = tail(width - i);
+            const Floats sum = load(out + i, inside);
+            const Floats x = load(token + i, inside);
+            store(out + i, fmadd(load(weight + i, inside), x, sum), inside);
         }
     }
 }
@@ -108,28 +108,28 @@ void wkv(const Instruction& o, const Pass& pass, int row) {
     float *m = carry_of(memory, 1, row), *a = carry_of(memory, 2, row), *b = carry_of(memory, 3, row);
     float* out = output_of(o, pass, row);
     for (int i = 0; i < o.width; i += LANES) {
-        const __mmask16 inside = tail(o.width - i);
-        const __m512 key = _mm512_maskz_loadu_ps(inside, k + i), value = _mm512_maskz_loadu_ps(inside, v + i);
-        const __m512 most = _mm512_maskz_loadu_ps(inside, m + i);
-        const __m512 above = _mm512_maskz_loadu_ps(inside, a + i), below = _mm512_maskz_loadu_ps(inside, b + i);
-        const __m512 own = _mm512_add_ps(key, _mm512_maskz_loadu_ps(inside, args.bonus + i));
-        __m512 top = _mm512_max_ps(most, own);
-        __m512 past = exponential(_mm512_sub_ps(most, top)), now = exponential(_mm512_sub_ps(own, top));
-        const __m512 sum = _mm512_fmadd_ps(past, above, _mm512_mul_ps(now, value));
-        _mm512_mask_storeu_ps(out + i, inside, _mm512_div_ps(sum, _mm512_fmadd_ps(past, below, now)));
-        const __m512 faded = _mm512_sub_ps(most, _mm512_maskz_loadu_ps(inside, args.weight + i));
-        top = _mm512_max_ps(faded, key);
-        past = exponential(_mm512_sub_ps(faded, top)), now = exponential(_mm512_sub_ps(key, top));
-        _mm512_mask_storeu_ps(a + i, inside, _mm512_fmadd_ps(past, above, _mm512_mul_ps(now, value)));
-        _mm512_mask_storeu_ps(b + i, inside, _mm512_fmadd_ps(past, below, now));
-        _mm512_mask_storeu_ps(m + i, inside, top);
+        const Tail inside = tail(o.width - i);
+        const Floats key = load(k + i, inside), value = load(v + i, inside);
+        const Floats most = load(m + i, inside);
+        const Floats above = load(a + i, inside), below = load(b + i, inside);
+        const Floats own = key + load(args.bonus + i, inside);
+        Floats top = larger(most, own);
+        Floats past = exponential(most - top), now = exponential(own - top);
+        const Floats sum = fmadd(past, above, now * value);
+        store(out + i, sum / fmadd(past, below, now), inside);
+        const Floats faded = most - load(args.weight + i, inside);
+        top = larger(faded, key);
+        past = exponential(faded - top), now = exponential(key - top);
+        store(a + i, fmadd(past, above, now * value), inside);
+        store(b + i, fmadd(past, below, now), inside);
+        store(m + i, top, inside);
     }
 }
 
 // --- LSTM and GRU (torch.nn) ------------------------------------------------------------------------------------------
 
-inline __m512 gate(const float* gates, int number, int width, int i, __mmask16 inside) {
-    return _mm512_maskz_loadu_ps(inside, gates + number * width + i);
+inline Floats gate(const float* gates, int number, int width, int i, Tail inside) {
+    return load(gates + number * width + i, inside);
 }
 
 // Gates i, f, g, o in `input`; h and c are the carry.
@@ -139,14 +139,13 @@ void lstm(const Instruction& o, const Pass& pass, int row) {
     float *h = carry_of(memory, 0, row), *c = carry_of(memory, 1, row), *out = output_of(o, pass, row);
     const int width = o.width;
     for (int i = 0; i < width; i += LANES) {
-        const __mmask16 inside = tail(width - i);
-        const __m512 kept = _mm512_mul_ps(sigmoid(gate(gates, 1, width, i, inside)), _mm512_maskz_loadu_ps(inside, c + i));
-        const __m512 now = _mm512_fmadd_ps(sigmoid(gate(gates, 0, width, i, inside)),
-                                           tanh_(gate(gates, 2, width, i, inside)), kept);
-        const __m512 shown = _mm512_mul_ps(sigmoid(gate(gates, 3, width, i, inside)), tanh_(now));
-        _mm512_mask_storeu_ps(c + i, inside, now);
-        _mm512_mask_storeu_ps(h + i, inside, shown);
-        _mm512_mask_storeu_ps(out + i, inside, shown);
+        const Tail inside = tail(width - i);
+        const Floats kept = sigmoid(gate(gates, 1, width, i, inside)) * load(c + i, inside);
+        const Floats now = fmadd(sigmoid(gate(gates, 0, width, i, inside)), tanh_(gate(gates, 2, width, i, inside)), kept);
+        const Floats shown = sigmoid(gate(gates, 3, width, i, inside)) * tanh_(now);
+        store(c + i, now, inside);
+        store(h + i, shown, inside);
+        store(out + i, shown, inside);
     }
 }
 
@@ -157,13 +156,13 @@ void gru(const Instruction& o, const Pass& pass, int row) {
     float *h = carry_of(memory, 0, row), *out = output_of(o, pass, row);
     const int width = o.width;
     for (int i = 0; i < width; i += LANES) {
-        const __mmask16 inside = tail(width - i);
-        const __m512 r = sigmoid(_mm512_add_ps(gate(x, 0, width, i, inside), gate(own, 0, width, i, inside)));
-        const __m512 z = sigmoid(_mm512_add_ps(gate(x, 1, width, i, inside), gate(own, 1, width, i, inside)));
-        const __m512 n = tanh_(_mm512_fmadd_ps(r, gate(own, 2, width, i, inside), gate(x, 2, width, i, inside)));
-        const __m512 now = _mm512_fmadd_ps(z, _mm512_sub_ps(_mm512_maskz_loadu_ps(inside, h + i), n), n);
-        _mm512_mask_storeu_ps(h + i, inside, now);
-        _mm512_mask_storeu_ps(out + i, inside, now);
+        const Tail inside = tail(width - i);
+        const Floats r = sigmoid(gate(x, 0, width, i, inside) + gate(own, 0, width, i, inside));
+        const Floats z = sigmoid(gate(x, 1, width, i, inside) + gate(own, 1, width, i, inside));
+        const Floats n = tanh_(fmadd(r, gate(own, 2, width, i, inside), gate(x, 2, width, i, inside)));
+        const Floats now = fmadd(z, load(h + i, inside) - n, n);
+        store(h + i, now, inside);
+        store(out + i, now, inside);
     }
 }
 

@@ -14,13 +14,11 @@
 namespace {
 
 // A gate that is not a number stays one.
-inline __m512 gate_of(__m512 x, __m512 found) {
-    return _mm512_mask_mov_ps(found, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x);
-}
-inline __m512 soft_gate(__m512 x) { return gate_of(x, sigmoid(x)); }
-inline __m512 soft_value(__m512 x) { return gate_of(x, tanh_(x)); }
-inline __m512 sigmoid_slope(__m512 y) { return _mm512_fnmadd_ps(y, y, y); }
-inline __m512 tanh_slope(__m512 y) { return _mm512_fnmadd_ps(y, y, _mm512_set1_ps(1)); }
+inline Floats gate_of(Floats x, Floats found) { return select(is_nan(x), x, found); }
+inline Floats soft_gate(Floats x) { return gate_of(x, sigmoid(x)); }
+inline Floats soft_value(Floats x) { return gate_of(x, tanh_(x)); }
+inline Floats sigmoid_slope(Floats y) { return fnmadd(y, y, y); }
+inline Floats tanh_slope(Floats y) { return fnmadd(y, y, fill(1)); }
 
 // Some features of some rows: those of a block, at most TILE_TOKENS of these.
 struct RnnTile {
@@ -58,14 +56,14 @@ struct RnnTile {
                 change(int64_t(begin + row), int64_t(first + i), tail(int(hidden) - first - i), row * RNN_FEATURES + i);
     }
 
-    __m512 seen(int64_t row, int64_t t, int gate, int64_t i, __mmask16 inside) const {
+    Floats seen(int64_t row, int64_t t, int gate, int64_t i, Tail inside) const {
         return load(l.seen + (token(row, t) * gates + gate) * hidden + i, inside);
     }
     float* kept(int64_t row, int64_t t, int gate, int64_t i) const {
         return l.gates + (token(row, t) * 4 + gate) * hidden + i;
     }
-    void zero(float* x, int64_t row, int64_t t, int64_t i, __mmask16 inside) const {
-        if (x) _mm512_mask_storeu_ps(x + token(row, t) * hidden + i, inside, _mm512_setzero_ps());
+    void zero(float* x, int64_t row, int64_t t, int64_t i, Tail inside) const {
+        if (x) store(x + token(row, t) * hidden + i, zeros(), inside);
     }
 
     // --- forward ------------------------------------------------------------------------------------------------------
@@ -82,42 +80,42 @@ struct RnnTile {
             const float* h = before(l.h, l.y, begin, t);
             for (int g = 0; g < (split ? 2 : gates); g++) product(g * hidden, hidden, h, step_before(t), sums[g]);
         }
-        each([&](int64_t row, int64_t i, __mmask16 inside, int at) {
+        each([&](int64_t row, int64_t i, Tail inside, int at) {
             if (!is_real(row, t)) {
-                if (split) _mm512_mask_storeu_ps(kept(row, t, 3, i), inside, _mm512_setzero_ps());
+                if (split) store(kept(row, t, 3, i), zeros(), inside);
                 return zero(l.y, row, t, i, inside), zero(l.cells, row, t, i, inside);
             }
             const auto gate = [&](int g) {
-                return _mm512_add_ps(seen(row, t, g, i, inside), _mm512_loadu_ps(sums[g] + at));
+                return seen(row, t, g, i, inside) + load(sums[g] + at);
             };
-            const auto keep = [&](int g, __m512 x) { _mm512_mask_storeu_ps(kept(row, t, g, i), inside, x); };
+            const auto keep = [&](int g, Floats x) { store(kept(row, t, g, i), x, inside); };
             const int64_t now = token(row, t) * hidden + i;
             if (l.cell == LSTM_CELL) {
-                const __m512 in = soft_gate(gate(0)), forget = soft_gate(gate(1));
-                const __m512 value = soft_value(gate(2)), out = soft_gate(gate(3));
-                const __m512 old = load(before(l.c, l.cells, row, t) + i, inside);
-                const __m512 c = _mm512_fmadd_ps(in, value, _mm512_mul_ps(forget, old));
+                const Floats in = soft_gate(gate(0)), forget = soft_gate(gate(1));
+                const Floats value = soft_value(gate(2)), out = soft_gate(gate(3));
+                const Floats old = load(before(l.c, l.cells, row, t) + i, inside);
+                const Floats c = fmadd(in, value, forget * old);
                 keep(0, in), keep(1, forget), keep(2, value), keep(3, out);
-                _mm512_mask_storeu_ps(l.cells + now, inside, c);
-                _mm512_mask_storeu_ps(l.y + now, inside, _mm512_mul_ps(out, soft_value(c)));
+                store(l.cells + now, c, inside);
+                store(l.y + now, out * soft_value(c), inside);
                 return;
             }
-            const __m512 old = load(before(l.h, l.y, row, t) + i, inside);
-            __m512 z, n;
+            const Floats old = load(before(l.h, l.y, row, t) + i, inside);
+            Floats z, n;
             if (!stage) {
-                const __m512 r = soft_gate(gate(0));
+                const Floats r = soft_gate(gate(0));
                 z = soft_gate(gate(1));
                 keep(0, r), keep(1, z);
-                if (split) return keep(3, _mm512_mul_ps(r, old));
-                __m512 own = _mm512_loadu_ps(sums[2] + at);
-                if (l.bias) own = _mm512_add_ps(own, load(l.bias + i, inside));
-                n = soft_value(_mm512_fmadd_ps(r, own, seen(row, t, 2, i, inside)));
+                if (split) return keep(3, r * old);
+                Floats own = load(sums[2] + at);
+                if (l.bias) own = own + load(l.bias + i, inside);
+                n = soft_value(fmadd(r, own, seen(row, t, 2, i, inside)));
                 keep(3, own);
             } else {
                 z = load(kept(row, t, 1, i), inside), n = soft_value(gate(2));
             }
             keep(2, n);
-            _mm512_mask_storeu_ps(l.y + now, inside, _mm512_fmadd_ps(z, _mm512_sub_ps(old, n), n));
+            store(l.y + now, fmadd(z, old - n, n), inside);
         });
     }
 
@@ -140,47 +138,47 @@ struct RnnTile {
         if (stage && t < 0) return;
         if (stage) product(2 * hidden, hidden, l.d_seen + (token(begin, t) * 3 + 2) * hidden, time * 3 * hidden, sums);
         else if (t + 1 < time) passed_back(t + 1, sums);
-        each([&](int64_t row, int64_t i, __mmask16 inside, int at) {
+        each([&](int64_t row, int64_t i, Tail inside, int at) {
             float* carry = l.d_h + row * hidden + i;
-            const __m512 back = _mm512_loadu_ps(sums + at);
-            if (t < 0) return _mm512_mask_storeu_ps(carry, inside, _mm512_add_ps(load(carry, inside), back));
+            const Floats back = load(sums + at);
+            if (t < 0) return store(carry, load(carry, inside) + back, inside);
             float* d_seen = l.d_seen + token(row, t) * gates * hidden + i;
-            const auto write = [&](int g, __m512 x) { _mm512_mask_storeu_ps(d_seen + g * hidden, inside, x); };
+            const auto write = [&](int g, Floats x) { store(d_seen + g * hidden, x, inside); };
             const auto gate = [&](int g) { return load(kept(row, t, g, i), inside); };
             if (!is_real(row, t)) {
-                for (int g = 0; g < gates; g++) write(g, _mm512_setzero_ps());
+                for (int g = 0; g < gates; g++) write(g, zeros());
                 return zero(l.d_own, row, t, i, inside);
             }
-            const __m512 one = _mm512_set1_ps(1);
+            const Floats one = fill(1);
             if (stage) {  // back: the gradient of r ⊙ h
-                const __m512 r = gate(0), old = load(before(l.h, l.y, row, t) + i, inside);
-                write(0, _mm512_mul_ps(_mm512_mul_ps(back, old), sigmoid_slope(r)));
-                return _mm512_mask_storeu_ps(carry, inside, _mm512_fmadd_ps(back, r, load(carry, inside)));
+                const Floats r = gate(0), old = load(before(l.h, l.y, row, t) + i, inside);
+                write(0, back * old * sigmoid_slope(r));
+                return store(carry, fmadd(back, r, load(carry, inside)), inside);
             }
             const int64_t now = token(row, t) * hidden + i;
-            const __m512 dh = _mm512_add_ps(_mm512_add_ps(load(l.dy + now, inside), load(carry, inside)), back);
+            const Floats dh = load(l.dy + now, inside) + load(carry, inside) + back;
             if (l.cell == LSTM_CELL) {
                 float* c_carry = l.d_c + row * hidden + i;
-                const __m512 in = gate(0), forget = gate(1), value = gate(2), out = gate(3);
-                const __m512 shown = soft_value(load(l.cells + now, inside));
-                const __m512 old = load(before(l.c, l.cells, row, t) + i, inside);
-                __m512 dc = _mm512_fmadd_ps(_mm512_mul_ps(dh, out), tanh_slope(shown), load(c_carry, inside));
-                if (l.d_cells) dc = _mm512_add_ps(dc, load(l.d_cells + now, inside));
-                write(0, _mm512_mul_ps(_mm512_mul_ps(dc, value), sigmoid_slope(in)));
-                write(1, _mm512_mul_ps(_mm512_mul_ps(dc, old), sigmoid_slope(forget)));
-                write(2, _mm512_mul_ps(_mm512_mul_ps(dc, in), tanh_slope(value)));
-                write(3, _mm512_mul_ps(_mm512_mul_ps(dh, shown), sigmoid_slope(out)));
-                return _mm512_mask_storeu_ps(c_carry, inside, _mm512_mul_ps(dc, forget));
+                const Floats in = gate(0), forget = gate(1), value = gate(2), out = gate(3);
+                const Floats shown = soft_value(load(l.cells + now, inside));
+                const Floats old = load(before(l.c, l.cells, row, t) + i, inside);
+                Floats dc = fmadd(dh * out, tanh_slope(shown), load(c_carry, inside));
+                if (l.d_cells) dc = dc + load(l.d_cells + now, inside);
+                write(0, dc * value * sigmoid_slope(in));
+                write(1, dc * old * sigmoid_slope(forget));
+                write(2, dc * in * tanh_slope(value));
+                write(3, dh * shown * sigmoid_slope(out));
+                return store(c_carry, dc * forget, inside);
             }
-            const __m512 z = gate(1), n = gate(2), old = load(before(l.h, l.y, row, t) + i, inside);
-            const __m512 dn = _mm512_mul_ps(_mm512_mul_ps(dh, _mm512_sub_ps(one, z)), tanh_slope(n));
-            write(1, _mm512_mul_ps(_mm512_mul_ps(dh, _mm512_sub_ps(old, n)), sigmoid_slope(z)));
+            const Floats z = gate(1), n = gate(2), old = load(before(l.h, l.y, row, t) + i, inside);
+            const Floats dn = dh * (one - z) * tanh_slope(n);
+            write(1, dh * (old - n) * sigmoid_slope(z));
             write(2, dn);
-            _mm512_mask_storeu_ps(carry, inside, _mm512_mul_ps(dh, z));
+            store(carry, dh * z, inside);
             if (l.cell == GRU_RESET_FIRST) return;
-            const __m512 r = gate(0);
-            write(0, _mm512_mul_ps(_mm512_mul_ps(dn, gate(3)), sigmoid_slope(r)));
-            _mm512_mask_storeu_ps(l.d_own + now, inside, _mm512_mul_ps(dn, r));
+            const Floats r = gate(0);
+            write(0, dn * gate(3) * sigmoid_slope(r));
+            store(l.d_own + now, dn * r, inside);
         });
     }
 };

@@ -14,24 +14,24 @@
 
 namespace {
 
-inline __m512 power_of_two(__m512 x) {  // 2^n · 2^r, |r| ≤ ½, by a polynomial that is exact to 2e-8
-    x = _mm512_max_ps(_mm512_set1_ps(-150), x);  // in this order it keeps a NaN
-    const __m512 n = _mm512_roundscale_ps(x, 0), r = _mm512_sub_ps(x, n);
-    __m512 sum = _mm512_set1_ps(1.5461445e-4f);
+inline Floats power_of_two(Floats x) {  // 2^n · 2^r, |r| ≤ ½, by a polynomial that is exact to 2e-8
+    x = larger(fill(-150), x);  // in this order it keeps a NaN
+    const Floats n = nearest(x), r = x - n;
+    Floats sum = fill(1.5461445e-4f);
     for (float term : {1.3400428e-3f, 9.6180569e-3f, 5.5503272e-2f, 0.24022651f, 0.69314718f, 1.0f})
-        sum = _mm512_fmadd_ps(sum, r, _mm512_set1_ps(term));
-    return _mm512_scalef_ps(sum, n);
+        sum = fmadd(sum, r, fill(term));
+    return times_any_power(sum, n);
 }
 
 struct ScanTask {
     static constexpr int VECTORS = SCAN_FEATURES / LANES;
     struct Lines {  // one number of each feature
-        __m512 at[VECTORS];
+        Floats at[VECTORS];
     };
 
     const SelectiveScan& s;
     const int row, block, first, length;
-    __mmask16 inside[VECTORS];
+    Tail inside[VECTORS];
     std::vector<float>& memory;
 
     ScanTask(const SelectiveScan& s, int task, std::vector<float>& memory)
@@ -43,15 +43,15 @@ struct ScanTask {
     Lines read(const float* x) const {
         Lines found;
 #pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; v++) found.at[v] = _mm512_maskz_loadu_ps(inside[v], x + first + v * LANES);
+        for (int v = 0; v < VECTORS; v++) found.at[v] = load(x + first + v * LANES, inside[v]);
         return found;
     }
     void write(float* x, const Lines& some) const {
 #pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; v++) _mm512_mask_storeu_ps(x + first + v * LANES, inside[v], some.at[v]);
+        for (int v = 0; v < VECTORS; v++) store(x + first + v * LANES, some.at[v], inside[v]);
     }
-    __m512 time_step(__m512 x) const {  // a NaN stays one
-        return _mm512_fmadd_ps(x, _mm512_setzero_ps(), activate(x, SOFTPLUS));
+    Floats time_step(Floats x) const {  // a NaN stays one
+        return fmadd(x, zeros(), activate(x, SOFTPLUS));
     }
     int64_t token(int t) const { return (int64_t(row) * s.time + t) * s.width; }
     int64_t state(int n) const { return (int64_t(row) * s.states + n) * s.width; }
@@ -61,21 +61,19 @@ struct ScanTask {
     void gather(const float* from, float* to) const {
         for (int n = 0; n < s.states; n++) {
             const Lines some = read(from + state(n));
-            for (int v = 0; v < VECTORS; v++) _mm512_storeu_ps(to + n * SCAN_FEATURES + v * LANES, some.at[v]);
+            for (int v = 0; v < VECTORS; v++) store(to + n * SCAN_FEATURES + v * LANES, some.at[v]);
         }
     }
     void scatter(const float* from, float* to) const {
         for (int n = 0; n < s.states; n++)
             for (int v = 0; v < VECTORS; v++)
-                _mm512_mask_storeu_ps(to + state(n) + first + v * LANES, inside[v],
-                                      _mm512_loadu_ps(from + n * SCAN_FEATURES + v * LANES));
+                store(to + state(n) + first + v * LANES, load(from + n * SCAN_FEATURES + v * LANES), inside[v]);
     }
     void rates(float* to) const {  // A / ln 2
         for (int n = 0; n < s.states; n++) {
             const Lines some = read(s.a + int64_t(n) * s.width);
             for (int v = 0; v < VECTORS; v++)
-                _mm512_storeu_ps(to + n * SCAN_FEATURES + v * LANES,
-                                 _mm512_mul_ps(some.at[v], _mm512_set1_ps(1.44269504f)));
+                store(to + n * SCAN_FEATURES + v * LANES, some.at[v] * fill(1.44269504f));
         }
     }
 
@@ -96,19 +94,19 @@ struct ScanTask {
             Lines dt, added, y;
 #pragma GCC unroll 4
             for (int v = 0; v < VECTORS; v++) {
-                dt.at[v] = time_step(_mm512_add_ps(steps.at[v], bias.at[v]));
-                added.at[v] = _mm512_mul_ps(dt.at[v], x.at[v]);
-                y.at[v] = _mm512_mul_ps(skip.at[v], x.at[v]);
+                dt.at[v] = time_step(steps.at[v] + bias.at[v]);
+                added.at[v] = dt.at[v] * x.at[v];
+                y.at[v] = skip.at[v] * x.at[v];
             }
             for (int n = 0; n < states; n++) {
-                const __m512 in = _mm512_set1_ps(b[n]), seen = _mm512_set1_ps(c[n]);
+                const Floats in = fill(b[n]), seen = fill(c[n]);
 #pragma GCC unroll 4
                 for (int v = 0; v < VECTORS; v++) {
                     const int i = n * SCAN_FEATURES + v * LANES;
-                    const __m512 kept = power_of_two(_mm512_mul_ps(dt.at[v], _mm512_loadu_ps(a + i)));
-                    const __m512 now = _mm512_fmadd_ps(kept, _mm512_loadu_ps(h + i), _mm512_mul_ps(added.at[v], in));
-                    _mm512_storeu_ps(h + i, now);
-                    y.at[v] = _mm512_fmadd_ps(seen, now, y.at[v]);
+                    const Floats kept = power_of_two(dt.at[v] * load(a + i));
+                    const Floats now = fmadd(kept, load(h + i), added.at[v] * in);
+                    store(h + i, now);
+                    y.at[v] = fmadd(seen, now, y.at[v]);
                 }
             }
             write(s.y + token(t), y);
@@ -144,43 +142,41 @@ struct ScanTask {
                 Lines dt, added, on_added = {}, on_log = {};  // Δ x; the latter of Δ / ln 2
 #pragma GCC unroll 4
                 for (int v = 0; v < VECTORS; v++) {
-                    dt.at[v] = _mm512_loadu_ps(steps + (t - begin) * SCAN_FEATURES + v * LANES);
-                    added.at[v] = _mm512_mul_ps(dt.at[v], x.at[v]);
-                    on_skip.at[v] = _mm512_fmadd_ps(dy.at[v], x.at[v], on_skip.at[v]);
+                    dt.at[v] = load(steps + (t - begin) * SCAN_FEATURES + v * LANES);
+                    added.at[v] = dt.at[v] * x.at[v];
+                    on_skip.at[v] = fmadd(dy.at[v], x.at[v], on_skip.at[v]);
                 }
                 for (int n = 0; n < states; n += 4) {
-                    __m512 of_b[4], of_c[4];
+                    Floats of_b[4], of_c[4];
                     for (int k = 0; k < 4; k++) {
-                        of_b[k] = of_c[k] = _mm512_setzero_ps();
+                        of_b[k] = of_c[k] = zeros();
                         if (n + k >= states) continue;
-                        const __m512 in = _mm512_set1_ps(b[n + k]), seen = _mm512_set1_ps(c[n + k]);
+                        const Floats in = fill(b[n + k]), seen = fill(c[n + k]);
 #pragma GCC unroll 4
                         for (int v = 0; v < VECTORS; v++) {
                             const int i = (n + k) * SCAN_FEATURES + v * LANES;
-                            const __m512 slope = _mm512_fmadd_ps(seen, dy.at[v], _mm512_loadu_ps(g + i));
-                            of_c[k] = _mm512_fmadd_ps(dy.at[v], _mm512_loadu_ps(now + i), of_c[k]);
-                            of_b[k] = _mm512_fmadd_ps(slope, added.at[v], of_b[k]);
-                            on_added.at[v] = _mm512_fmadd_ps(in, slope, on_added.at[v]);
-                            const __m512 passed = _mm512_mul_ps(slope, _mm512_loadu_ps(fade + i));
-                            _mm512_storeu_ps(g + i, passed);
-                            const __m512 log = _mm512_mul_ps(passed, _mm512_loadu_ps(before + i));
-                            on_log.at[v] = _mm512_fmadd_ps(log, _mm512_loadu_ps(a + i), on_log.at[v]);
-                            _mm512_storeu_ps(on_a + i, _mm512_fmadd_ps(log, dt.at[v], _mm512_loadu_ps(on_a + i)));
+                            const Floats slope = fmadd(seen, dy.at[v], load(g + i));
+                            of_c[k] = fmadd(dy.at[v], load(now + i), of_c[k]);
+                            of_b[k] = fmadd(slope, added.at[v], of_b[k]);
+                            on_added.at[v] = fmadd(in, slope, on_added.at[v]);
+                            const Floats passed = slope * load(fade + i);
+                            store(g + i, passed);
+                            const Floats log = passed * load(before + i);
+                            on_log.at[v] = fmadd(log, load(a + i), on_log.at[v]);
+                            store(on_a + i, fmadd(log, dt.at[v], load(on_a + i)));
                         }
                     }
-                    const __mmask8 some = states - n >= 4 ? 15 : (1 << (states - n)) - 1;
-                    _mm_mask_storeu_ps(partial(s.d_b, t) + n, some, four_sums(of_b[0], of_b[1], of_b[2], of_b[3]));
-                    _mm_mask_storeu_ps(partial(s.d_c, t) + n, some, four_sums(of_c[0], of_c[1], of_c[2], of_c[3]));
+                    store_four(partial(s.d_b, t) + n, four_sums(of_b[0], of_b[1], of_b[2], of_b[3]), states - n);
+                    store_four(partial(s.d_c, t) + n, four_sums(of_c[0], of_c[1], of_c[2], of_c[3]), states - n);
                 }
                 Lines dx, d_steps;
                 const Lines given = read(s.steps + token(t));
 #pragma GCC unroll 4
                 for (int v = 0; v < VECTORS; v++) {
-                    dx.at[v] = _mm512_fmadd_ps(on_added.at[v], dt.at[v], _mm512_mul_ps(skip.at[v], dy.at[v]));
-                    const __m512 d_dt = _mm512_fmadd_ps(on_added.at[v], x.at[v],
-                                                        _mm512_mul_ps(on_log.at[v], _mm512_set1_ps(0.69314718f)));
-                    d_steps.at[v] = _mm512_mul_ps(d_dt, sigmoid(_mm512_add_ps(given.at[v], bias.at[v])));
-                    on_bias.at[v] = _mm512_add_ps(on_bias.at[v], d_steps.at[v]);
+                    dx.at[v] = fmadd(on_added.at[v], dt.at[v], skip.at[v] * dy.at[v]);
+                    const Floats d_dt = fmadd(on_added.at[v], x.at[v], on_log.at[v] * fill(0.69314718f));
+                    d_steps.at[v] = d_dt * sigmoid(given.at[v] + bias.at[v]);
+                    on_bias.at[v] = on_bias.at[v] + d_steps.at[v];
                 }
                 write(s.dx + token(t), dx), write(s.d_steps + token(t), d_steps);
             }
@@ -202,19 +198,19 @@ struct ScanTask {
         Lines dt, added;
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; v++) {
-            dt.at[v] = time_step(_mm512_add_ps(steps.at[v], bias.at[v]));
-            _mm512_storeu_ps(kept_steps + v * LANES, dt.at[v]);
-            added.at[v] = _mm512_mul_ps(dt.at[v], x.at[v]);
+            dt.at[v] = time_step(steps.at[v] + bias.at[v]);
+            store(kept_steps + v * LANES, dt.at[v]);
+            added.at[v] = dt.at[v] * x.at[v];
         }
         for (int n = 0; n < states; n++) {
-            const __m512 in = _mm512_set1_ps(b[n]);
+            const Floats in = fill(b[n]);
 #pragma GCC unroll 4
             for (int v = 0; v < VECTORS; v++) {
                 const int i = n * SCAN_FEATURES + v * LANES;
-                const __m512 fade = power_of_two(_mm512_mul_ps(dt.at[v], _mm512_loadu_ps(a + i)));
-                _mm512_storeu_ps(decay + i, fade);
-                const __m512 now = _mm512_fmadd_ps(fade, _mm512_loadu_ps(h + i), _mm512_mul_ps(added.at[v], in));
-                _mm512_storeu_ps(h + size + i, now);
+                const Floats fade = power_of_two(dt.at[v] * load(a + i));
+                store(decay + i, fade);
+                const Floats now = fmadd(fade, load(h + i), added.at[v] * in);
+                store(h + size + i, now);
             }
         }
     }

@@ -32,18 +32,18 @@ void slide(const Instruction& o, const Pass& pass, int row) {
     const float* x = input_of(o, pass, row);
     float *seen = carry_of(pass.memories[args.memory], args.part, row), *out = output_of(o, pass, row);
     for (int i = 0; i < width; i += LANES) {
-        const __mmask16 inside = tail(width - i);
-        const __m512 now = _mm512_maskz_loadu_ps(inside, x + i);
-        __m512 sum = args.bias ? _mm512_maskz_loadu_ps(inside, args.bias + i) : _mm512_setzero_ps();
+        const Tail inside = tail(width - i);
+        const Floats now = load(x + i, inside);
+        Floats sum = args.bias ? load(args.bias + i, inside) : zeros();
         for (int j = 0; j < before; j++) {
             float* at = seen + int64_t(j) * width + i;
-            const __m512 some = _mm512_maskz_loadu_ps(inside, at);
-            sum = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(inside, args.weight + int64_t(j) * width + i), some, sum);
-            if (j) _mm512_mask_storeu_ps(at - width, inside, some);
+            const Floats some = load(at, inside);
+            sum = fmadd(load(args.weight + int64_t(j) * width + i, inside), some, sum);
+            if (j) store(at - width, some, inside);
         }
-        sum = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(inside, args.weight + int64_t(before) * width + i), now, sum);
-        if (before) _mm512_mask_storeu_ps(seen + int64_t(before - 1) * width + i, inside, now);
-        _mm512_mask_storeu_ps(out + i, inside, activate(sum, args.activation));
+        sum = fmadd(load(args.weight + int64_t(before) * width + i, inside), now, sum);
+        if (before) store(seen + int64_t(before - 1) * width + i, now, inside);
+        store(out + i, activate(sum, args.activation), inside);
     }
 }
 
@@ -53,32 +53,32 @@ void scan(const Instruction& o, const Pass& pass, int row, int first, int last) 
     const int width = o.width, states = args.states;
     const float *x = input_of(o, pass, row), *b = other_of(o, pass, row), *c = b + states;
     float *h = carry_of(pass.memories[args.memory], args.part, row), *out = output_of(o, pass, row);
-    __m512 dt[4], added[4], y[4];
-    __mmask16 inside[4];
+    Floats dt[4], added[4], y[4];
+    Tail inside[4];
 #pragma GCC unroll 4
     for (int n = 0; n < 4; n++) {
         const int i = first + n * LANES;
         inside[n] = tail(std::max(0, last - i));
-        const __m512 some = _mm512_maskz_loadu_ps(inside[n], x + i);
-        dt[n] = activate(_mm512_maskz_loadu_ps(inside[n], x + width + i), SOFTPLUS);
-        added[n] = _mm512_mul_ps(dt[n], some);
-        y[n] = _mm512_mul_ps(_mm512_maskz_loadu_ps(inside[n], args.skip + i), some);
+        const Floats some = load(x + i, inside[n]);
+        dt[n] = activate(load(x + width + i, inside[n]), SOFTPLUS);
+        added[n] = dt[n] * some;
+        y[n] = load(args.skip + i, inside[n]) * some;
     }
     for (int k = 0; k < states; k++) {
         const float* decay = args.decay + int64_t(k) * width + first;
         float* line = h + int64_t(k) * width + first;
-        const __m512 in = _mm512_set1_ps(b[k]), seen = _mm512_set1_ps(c[k]);
+        const Floats in = fill(b[k]), seen = fill(c[k]);
 #pragma GCC unroll 4
         for (int n = 0; n < 4; n++) {
-            const __m512 kept = exponential(_mm512_mul_ps(dt[n], _mm512_maskz_loadu_ps(inside[n], decay + n * LANES)));
-            const __m512 old = _mm512_maskz_loadu_ps(inside[n], line + n * LANES);
-            const __m512 now = _mm512_fmadd_ps(kept, old, _mm512_mul_ps(added[n], in));
-            _mm512_mask_storeu_ps(line + n * LANES, inside[n], now);
-            y[n] = _mm512_fmadd_ps(seen, now, y[n]);
+            const Floats kept = exponential(dt[n] * load(decay + n * LANES, inside[n]));
+            const Floats old = load(line + n * LANES, inside[n]);
+            const Floats now = fmadd(kept, old, added[n] * in);
+            store(line + n * LANES, now, inside[n]);
+            y[n] = fmadd(seen, now, y[n]);
         }
     }
 #pragma GCC unroll 4
-    for (int n = 0; n < 4; n++) _mm512_mask_storeu_ps(out + first + n * LANES, inside[n], y[n]);
+    for (int n = 0; n < 4; n++) store(out + first + n * LANES, y[n], inside[n]);
 }
 
 // S4 (nn/ops/state_space.py)
@@ -91,25 +91,25 @@ void state_space(const Instruction& o, const Pass& pass, int row, int first, int
         const float *a = args.weight + int64_t(f) * (args.low_rank ? 5 : 3) * size, *b = a + size, *c = b + size;
         const float *w = c + size, *g = w + size;
         float* h = carry + int64_t(f) * size;
-        const __m512 u = _mm512_set1_ps(x[f]), back = _mm512_set1_ps(args.low_rank ? -dot(g, h, size) : 0);
-        __m512 sum = _mm512_setzero_ps();
+        const Floats u = fill(x[f]), back = fill(args.low_rank ? -dot(g, h, size) : 0);
+        Floats sum = zeros();
         for (int i = 0; i < n; i += LANES) {
-            const __mmask16 inside = tail(n - i);
-            const __m512 re = load(h + i, inside), im = load(h + n + i, inside);
-            const __m512 turn = load(a + i, inside), cross = load(a + n + i, inside);
-            __m512 new_re = _mm512_fmadd_ps(load(b + i, inside), u, _mm512_mul_ps(turn, re));
-            __m512 new_im = _mm512_fmadd_ps(load(b + n + i, inside), u, _mm512_mul_ps(turn, im));
-            new_re = _mm512_fnmadd_ps(cross, im, new_re), new_im = _mm512_fmadd_ps(cross, re, new_im);
+            const Tail inside = tail(n - i);
+            const Floats re = load(h + i, inside), im = load(h + n + i, inside);
+            const Floats turn = load(a + i, inside), cross = load(a + n + i, inside);
+            Floats new_re = fmadd(load(b + i, inside), u, turn * re);
+            Floats new_im = fmadd(load(b + n + i, inside), u, turn * im);
+            new_re = fnmadd(cross, im, new_re), new_im = fmadd(cross, re, new_im);
             if (args.low_rank) {
-                new_re = _mm512_fmadd_ps(load(w + i, inside), back, new_re);
-                new_im = _mm512_fmadd_ps(load(w + n + i, inside), back, new_im);
+                new_re = fmadd(load(w + i, inside), back, new_re);
+                new_im = fmadd(load(w + n + i, inside), back, new_im);
             }
-            _mm512_mask_storeu_ps(h + i, inside, new_re);
-            _mm512_mask_storeu_ps(h + n + i, inside, new_im);
-            sum = _mm512_fmadd_ps(load(c + i, inside), new_re, sum);
-            sum = _mm512_fmadd_ps(load(c + n + i, inside), new_im, sum);
+            store(h + i, new_re, inside);
+            store(h + n + i, new_im, inside);
+            sum = fmadd(load(c + i, inside), new_re, sum);
+            sum = fmadd(load(c + n + i, inside), new_im, sum);
         }
-        out[f] = _mm512_reduce_add_ps(sum) + args.skip[f] * x[f];
+        out[f] = sum_of(sum) + args.skip[f] * x[f];
     }
 }
 

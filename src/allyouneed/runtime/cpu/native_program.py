@@ -17,7 +17,7 @@ from allyouneed.kernels.cpu.abi import CONSTANTS, Format, Instruction, Kind, Pas
 from allyouneed.runtime.cpu.instructions import Instructions, PartCall
 from allyouneed.runtime.cpu.threads import ThreadCount
 
-TILE_OUTPUTS, QUAD, SLACK = (CONSTANTS[name] for name in ("TILE_OUTPUTS", "QUAD", "SLACK"))
+TILE_OUTPUTS, QUAD, SLACK, DIGIT = (CONSTANTS[name] for name in ("TILE_OUTPUTS", "QUAD", "SLACK", "DIGIT"))
 POSITIONS = 64  # rows that tables have at least
 PROBLEMS = {1: "a token id is outside the vocabulary", 2: "lengths do not fit the pass"}  # `check` of interpreter.cpp
 
@@ -156,7 +156,7 @@ class NativeProgram:
             self.register_memory = torch.empty(tokens * sum(self.widths))
             self.buffers = list(self.register_memory.split([tokens * width for width in self.widths]))
             self.registers[:] = [buffer.data_ptr() for buffer in self.buffers]
-            self.quantized = torch.empty(self.top * tokens * (self.inputs + QUAD + SLACK), dtype=torch.uint8)
+            self.quantized = torch.empty(self.top * tokens * (self.inputs + QUAD + SLACK) * DIGIT, dtype=torch.uint8)
             self.given.quantized = self.quantized.data_ptr()
             self.tokens = tokens
         if keys + 4 > self.keys or threads != self.threads:  # keys are read in fours
