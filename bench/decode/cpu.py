@@ -14,6 +14,8 @@ one thread each, and processor time instead of wall-clock time. `--busy`: anothe
 time, and the median turn counts, since the best one may have had both cores for itself. Models are converted in yet
 another process, since conversion leaves threads behind.
 
+`--isa`: all peers are held to an instruction set (CT2_FORCE_CPU_ISA and the like, see PEERS_SETS).
+
 The ceiling: a token needs every weight of the decoder read once for all rows, at the measured memory bandwidth, and
 multiplied at the measured speed of the best int8 matrix product; both are measured in a separate process with as many
 threads.
@@ -36,6 +38,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 LENGTH = 32
+# what holds each peer to an instruction set: ours, CTranslate2 with the libraries of its products, torch
+PEERS_SETS = {
+    "sse2": ("GENERIC", "SSE41", "SSE4_2", "default"),
+    "avx2": ("AVX2", "AVX2", "AVX2", "avx2"),
+    "avx-vnni": ("AVX2", "AVX2_VNNI", "AVX2_E1", "avx2"),
+    "avx512": ("AVX512", "AVX512_CORE", "AVX512", "avx512"),
+    "avx512-vnni": ("AVX512", "AVX512_CORE_VNNI", "AVX512_E1", "avx512"),
+}
+SET_VARIABLES = ("CT2_FORCE_CPU_ISA", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "ATEN_CPU_CAPABILITY")
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))  # of a peer's process
 NAMES = {"ours": "ours int8", "torch": "ours int8, torch", "ctranslate2": "CTranslate2 int8", "hf": "HF bf16"}
 TURN = 0.4  # seconds, about, before the next peer runs
@@ -452,6 +463,7 @@ def main() -> None:
     parser.add_argument("--peers", default=",".join(NAMES), help="peers to measure, separated by commas")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--processor", action="store_true", help="one thread each, processor time")
+    parser.add_argument("--isa", choices=PEERS_SETS, help="hold all peers to this instruction set")
     parser.add_argument("--busy", action="store_true", help="another process keeps one core busy")
     parser.add_argument("--page", type=Path, help="write the result page to this file")
     parser.add_argument("--json", type=Path, help="write the seconds of all runs to this file")
@@ -460,6 +472,9 @@ def main() -> None:
     parser.add_argument("--write", help=argparse.SUPPRESS)
     parser.add_argument("--ceilings", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.isa:  # inherited by the peers' processes
+        names = ("ALLYOUNEED_ISA", *SET_VARIABLES)
+        os.environ |= dict(zip(names, (options.isa, *PEERS_SETS[options.isa]), strict=True))
     clock = time.process_time if options.processor else time.perf_counter
     if options.write:
         return write(options.write, options.folder)
@@ -492,6 +507,7 @@ def main() -> None:
             table.append(line(job, kept[job], most, count))
             print(table[-1], flush=True)
     how = "one thread, processor time" if options.processor else "two threads"
+    how += f", held to {options.isa}" if options.isa else ""
     how += ", while another process keeps one core busy; ratios are of the median turns" if options.busy else ""
     ran = f"{how}; reading {speeds}; products {most.products / 1e9:.0f} G operations/s"
     print(f"\n{ran}; {time.perf_counter() - began:.0f} s in total\n", *table, sep="\n")

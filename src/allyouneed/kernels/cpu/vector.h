@@ -87,10 +87,20 @@ ALWAYS Two<T> operator-(Two<T> a) {
 // --- registers --------------------------------------------------------------------------------------------------------
 
 template <typename T>
-ALWAYS T as(const void* x) {  // what stands there
-    T found;
-    std::memcpy(&found, x, sizeof(T));
-    return found;
+ALWAYS T as(const void* x) {  // what stands there, register by register: a copy of the whole would go through memory
+    if constexpr (IS_TWO<T>) {
+        const auto low = as<decltype(T::low)>(x);
+        return {low, as<decltype(T::low)>((const char*)x + sizeof(low))};
+    } else {
+        T found;
+        std::memcpy(&found, x, sizeof(T));
+        return found;
+    }
+}
+template <typename T>
+ALWAYS void put(void* x, T some) {
+    if constexpr (IS_TWO<T>) put(x, some.low), put((char*)x + sizeof(some.low), some.high);
+    else std::memcpy(x, &some, sizeof(T));
 }
 
 #if LEAF == 16
@@ -303,28 +313,33 @@ struct Tail {  // the first lanes are inside
 };
 ALWAYS Tail tail(int left) { return {std::min(left, LANES)}; }
 ALWAYS unsigned bits_of(Tail inside) { return (1u << inside.count) - 1; }
-ALWAYS Floats load(const float* x) { return as<Floats>(x); }
-ALWAYS void store(float* x, Floats some) { std::memcpy(x, &some, sizeof(some)); }
 template <typename T>
-__attribute__((noinline)) T load_first(const void* x, int count, T others) {
-    std::memcpy(&others, x, 4 * count);
-    return others;
+ALWAYS T load_first(const void* x, Tail inside, T others) {
+    T room;
+    if (__builtin_expect(inside.count != LANES, 0)) {
+        put(&room, others);
+        x = std::memcpy(&room, x, 4 * inside.count);
+    }
+    return as<T>(x);
 }
-__attribute__((noinline)) void store_first(float* x, Floats some, int count) { std::memcpy(x, &some, 4 * count); }
-ALWAYS Floats load(const float* x, Tail inside, Floats others) {
-    return __builtin_expect(inside.count == LANES, 1) ? load(x) : load_first(x, inside.count, others);
-}
-ALWAYS Floats load(const float* x, Tail inside) { return load(x, inside, zeros()); }
-ALWAYS Ints load(const int32_t* x, Tail inside) {
-    return __builtin_expect(inside.count == LANES, 1) ? as<Ints>(x) : load_first(x, inside.count, Ints{});
-}
+ALWAYS Floats load(const float* x) { return as<Floats>(x); }
+ALWAYS Floats load(const float* x, Tail inside, Floats others) { return load_first(x, inside, others); }
+ALWAYS Floats load(const float* x, Tail inside) { return load_first(x, inside, zeros()); }
+ALWAYS Ints load(const int32_t* x, Tail inside) { return load_first(x, inside, Ints{}); }
+ALWAYS void store(float* x, Floats some) { put(x, some); }
 ALWAYS void store(float* x, Floats some, Tail inside) {
-    if (__builtin_expect(inside.count == LANES, 1)) store(x, some);
-    else store_first(x, some, inside.count);
+    if (__builtin_expect(inside.count == LANES, 1)) return put(x, some);
+    float room[LANES];
+    put(room, some);
+    std::memcpy(x, room, 4 * inside.count);
 }
-ALWAYS Floats keep(Floats some, Tail inside) {
-    return __builtin_expect(inside.count == LANES, 1) ? some : load_first(&some, inside.count, zeros());
+alignas(64) constexpr int32_t FIRST_LANES[2 * LANES] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+ALWAYS Leaf keep_bits(Leaf some, LeafInts which) { return (Leaf)((LeafInts)some & which); }
+template <typename T, typename M>
+ALWAYS Two<T> keep_bits(Two<T> some, Two<M> which) {
+    return {keep_bits(some.low, which.low), keep_bits(some.high, which.high)};
 }
+ALWAYS Floats keep(Floats some, Tail inside) { return keep_bits(some, as<Ints>(FIRST_LANES + LANES - inside.count)); }
 template <typename T>
 ALWAYS T widened(const uint16_t* x) {
     if constexpr (IS_TWO<T>) {
