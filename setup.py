@@ -1,7 +1,7 @@
 """Puts the CPU interpreter, compiled for every instruction set of the platform, into a binary wheel.
 
 A build without a compiler gives a wheel of pure Python, and an editable install compiles nothing: the interpreter is
-then compiled at its first use. ALLYOUNEED_WHEEL=pure asks for the former. For another machine: CXX=aarch64-linux-gnu-g++
+then compiled at its first use. ALLYOUNEED_WHEEL=pure asks for the former. For another machine set CXX to its compiler
 and `--plat-name` (docs/machines.md).
 """
 
@@ -35,7 +35,9 @@ class BuildLibraries(build_py):
         machine = machine_of(self.distribution.platform_name)
         names = [name for name, one in sets["SETS"].items() if one.machine in ("", machine)]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for _ in pool.map(lambda name: sets["compile_library"](name, target / f"interpreter-{name}.so", "-s"), names):
+            for _ in pool.map(
+                lambda name: sets["compile_library"](name, target / f"interpreter-{name}.so", "-s"), names
+            ):
                 pass
 
 
@@ -43,14 +45,13 @@ class PlatformWheel(bdist_wheel):
     """A wheel of libraries that ctypes loads: for any Python 3, on one platform."""
 
     def finalize_options(self) -> None:
-        super().finalize_options()
-        self.distribution.platform_name = self.plat_name
         try:
             runpy.run_path(str(HERE / "src" / FOLDER / "instruction_sets.py"))["compiler"]()
             self.distribution.has_libraries = os.environ.get("ALLYOUNEED_WHEEL") != "pure"
         except OSError as error:
             print(f"allyouneed: a wheel without the CPU interpreter: {error}")
-        self.root_is_pure = not self.distribution.has_libraries
+        super().finalize_options()
+        self.distribution.platform_name = self.plat_name
 
     def get_tag(self) -> tuple[str, str, str]:
         _, _, platform = super().get_tag()
@@ -60,6 +61,9 @@ class PlatformWheel(bdist_wheel):
 class WithLibraries(Distribution):
     has_libraries = False  # set by PlatformWheel
     platform_name = ""
+
+    def has_ext_modules(self) -> bool:
+        return self.has_libraries
 
 
 setup(distclass=WithLibraries, cmdclass={"build_py": BuildLibraries, "bdist_wheel": PlatformWheel})

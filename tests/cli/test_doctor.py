@@ -55,3 +55,25 @@ def test_a_missing_compiler_says_what_it_costs(
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert run() == 0
     assert "not found (g++, or $CXX): the native CPU interpreter cannot be built" in capsys.readouterr().out
+
+
+def test_the_instruction_set_is_named_and_what_a_better_one_would_bring(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from allyouneed.kernels.cpu import instruction_sets
+
+    monkeypatch.delenv("ALLYOUNEED_ISA", raising=False)
+    monkeypatch.setattr(instruction_sets.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(instruction_sets, "processor_features", lambda: frozenset({"sse2", "avx2", "fma"}))
+    assert run() == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if "instruction set" in line)
+    assert "avx2" in line and "avx-vnni would bring four int8 products in one instruction" in line
+    monkeypatch.setenv("ALLYOUNEED_ISA", "avx512")
+    assert run() == 0
+    assert "ALLYOUNEED_ISA=avx512: this processor has sse2, avx2, portable" in capsys.readouterr().out
+
+
+def test_the_bundled_translator_is_measured_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--measure", "--json") == 0
+    found = {one["name"]: one["value"] for one in json.loads(capsys.readouterr().out)}
+    assert all("words/s" in found[f"translator, {name} at a time"] for name in ("one text", "32 texts"))

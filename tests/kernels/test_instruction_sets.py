@@ -12,14 +12,13 @@ import torch
 
 from allyouneed.kernels.cpu import build as native
 from allyouneed.kernels.cpu import instruction_sets
-from allyouneed.kernels.cpu.instruction_sets import SETS, NoInstructionSet, chosen_set, supported_sets
-from allyouneed.nn.batch import Rows
+from allyouneed.kernels.cpu.instruction_sets import NoInstructionSet, chosen_set, supported_sets
 from allyouneed.nn.linear.int8 import Int8Linear, Int8Weight, int8_linear_reference
 from allyouneed.runtime.cpu.executor import CpuExecutor, cpu_executor
 from allyouneed.runtime.cpu.instructions import Instructions
 from allyouneed.runtime.cpu.lower import lower
 from allyouneed.runtime.cpu.native_program import NativeProgram, PassInputs, arena_for
-from native_models import language_model
+from native_models import STARTS, decode, language_model
 
 LINUX = {
     "a laptop of 2015": ("x86_64", "sse2 avx avx2 fma", "avx2"),
@@ -45,7 +44,7 @@ def test_each_processor_gets_its_best_set(name: str, monkeypatch: pytest.MonkeyP
 
 def test_a_set_that_the_processor_does_not_have_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALLYOUNEED_ISA", "avx1024")
-    with pytest.raises(NoInstructionSet, match="ALLYOUNEED_ISA=avx1024: this processor has .*portable"):
+    with pytest.raises(NoInstructionSet, match=r"ALLYOUNEED_ISA=avx1024: this processor has .*portable"):
         chosen_set()
     monkeypatch.setenv("ALLYOUNEED_ISA", supported_sets()[0].name)
     assert chosen_set() == supported_sets()[0]
@@ -71,21 +70,65 @@ def test_a_library_of_the_wheel_is_taken_before_any_compiler(tmp_path: Path, mon
 INPUTS = (1, 3, 16, 37, 64, 130)
 
 
-def products(library: object) -> list[torch.Tensor]:
-    """int8 products of extreme and of random weights and tokens, for every size of a tile, and a pass of a model."""
-    found = []
+def numbers() -> list[torch.Tensor]:
+    """int8 products of extreme and of random weights and tokens, for all sizes of a tile, and a pass of a model."""
+    library, found = native.wait_for_build(), list[torch.Tensor]()
+    assert library is not None, native.status()
     generator = torch.Generator().manual_seed(0)
-    for inputs in INPUTS:
-        for rows in (1, 2, 3, 5, 7, 8, 13):
+    with torch.inference_mode():
+        for inputs in (1, 3, 16, 37, 64, 130):
             weight = torch.randn(70, inputs, generator=generator)
-            weight[0], weight[1] = 1, -1  # all codes are ±127: sums of pairs of products leave 16 bits
-            x = torch.randn(rows, inputs, generator=generator)
-            x[0] = x[0].abs() * 1e-3 + 1
+            weight[0], weight[1] = 1, -1  # codes ±127: pairs of their products with 255 leave 16 bits
             linear = Int8Linear(Int8Weight.of(weight), None)
             code = Instructions()
             code.outputs.append(lower(linear, code.register(inputs), code))
             program = NativeProgram(code, library, arena_for(library, code))
-            ones = [1] * rows
-            with torch.inference_mode():
-                found.append(program.run(PassInputs(rows, 1, None, ones, ones), x=x)[0].clone())
+            for rows in (1, 2, 3, 5, 7, 8, 13):
+                x = torch.randn(rows, inputs, generator=generator)
+                x[0] = x[0].abs() * 1e-3 + 1  # nearly all 255
+                ones = [1] * rows
+                found.append(program.run(PassInputs(rows, 1, None, ones, ones), x=x)[0])
+                expected = int8_linear_reference(x, linear.codes, linear.step, None)
+                # a rounding may decide between two steps of an input
+                assert (found[-1] - expected).abs().max() <= 2 * expected.abs().max() / 255 + 1e-5
+        model = cpu_executor(language_model())
+        assert isinstance(model, CpuExecutor)
+        found += decode(model, 3, STARTS)
     return found
+
+
+OTHERS = [one.name for one in supported_sets()[:-1]] + ["portable"]
+SUITE = (
+    *("kernels/test_abi.py", "runtime/cpu/test_executor.py", "runtime/cpu/test_states.py"),
+    *(
+        "runtime/cpu/test_chunks.py",
+        "nn/ops/test_rnn.py",
+        "nn/ops/test_selective_scan.py",
+        "infer/decoding/test_topk.py",
+    ),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_set_gives_the_numbers_of_the_best_one(name: str, tmp_path: Path) -> None:
+    if native.wait_for_build() is None:
+        assert native.status().reason
+        return
+    file = tmp_path / "numbers.pt"
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    script = f"import torch, test_instruction_sets as t; torch.save(t.numbers(), {str(file)!r})"
+    environment = os.environ | {"ALLYOUNEED_ISA": name, "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for theirs, ours in zip(torch.load(file), numbers(), strict=True):
+        torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_interpreter_passes_its_tests_on_every_set(name: str) -> None:
+    tests = [str(Path(__file__).parents[1] / one) for one in SUITE]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "not slow", *tests]
+    done = subprocess.run(command, env=os.environ | {"ALLYOUNEED_ISA": name}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -18,6 +17,7 @@ from allyouneed.cli.options import FILES, DeviceOption, JsonOption, argument, op
 from allyouneed.cli.text.streams import progress, read_lines
 from allyouneed.errors import UserError
 from allyouneed.errors.extras import EXTRAS, require
+from allyouneed.files.system import usable_cores
 
 if TYPE_CHECKING:
     from allyouneed.lab.benchmark import Peer, Turns, Workload
@@ -73,7 +73,7 @@ def bench(
     texts = None if data is None else [line for line in islice(read_lines(data), 4 * max(counts)) if line.strip()]
     folder = load_folder(model)
     load = make_workload(folder, counts, beam, length, texts)
-    load = replace(load, device=resolve_device(device, model), threads=threads or _cores())
+    load = replace(load, device=resolve_device(device, model), threads=threads or usable_cores())
     if against and not load.generates:
         raise UserError("--against is for models that generate text; remove it")
     with ExitStack() as stack:
@@ -89,11 +89,6 @@ def bench(
         print(json.dumps(_tree(found, load), ensure_ascii=False))
     else:
         print(_table(found, load, peers))
-
-
-def _cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _batch_sizes(rows: str) -> list[int]:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
-import os
 import platform
-import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from allyouneed.cli.options import JsonOption
 from allyouneed.errors.extras import EXTRAS, install_hint
+from allyouneed.files.system import usable_cores
 
 TORCH_MINIMUM = (2, 10)
 TORCH_TESTED = ((2, 11), (2, 13))
-CPU_FLAGS = {"AVX2": "avx2", "AVX-512": "avx512f", "VNNI": "avx512_vnni"}
 SILENT = {"transformers": "imported models are not compared with the original; `bench --against hf` is refused"}
 
 
@@ -32,9 +33,12 @@ class Finding:
     cost: str = ""
 
 
-def doctor(as_json: JsonOption = False) -> None:
-    """Show Python, torch, CPU, compiler, GPU, extras and cache, and what each missing piece costs."""
-    findings = [*_software(), *_hardware(), *_extras(), *_files()]
+def doctor(
+    as_json: JsonOption = False,
+    measure: Annotated[bool, typer.Option("--measure", help="Measure the bundled translator on this machine.")] = False,
+) -> None:
+    """Show Python, torch, CPU, instruction set, compiler, GPU, extras and cache, and what each missing piece costs."""
+    findings = [*_software(), *_hardware(), *_extras(), *_files(), *(_measured() if measure else ())]
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], ensure_ascii=False, indent=1))
         return
@@ -73,32 +77,76 @@ def _range(low: tuple[int, int], high: tuple[int, int]) -> str:
 
 
 def _hardware() -> Iterator[Finding]:
-    flags, name = _cpu()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    features = [label for label, flag in CPU_FLAGS.items() if flag in flags]
-    missing = [label for label in CPU_FLAGS if label not in features]
-    text = f"{name}, {cores} core{'s' if cores > 1 else ''}, {', '.join(features) or 'no AVX2'}"
-    cost = f"decoding is slower without {', '.join(missing)}" if missing else ""
-    yield Finding("CPU", text, None if missing else True, cost)
-    compiler = shutil.which(os.environ.get("CXX") or "g++")
-    yield Finding(
-        "C++ compiler",
-        compiler or "not found (g++, or $CXX)",
-        None if compiler is None else True,
-        "" if compiler else "the native CPU interpreter cannot be built",
-    )
+    from allyouneed.kernels.cpu import build
+    from allyouneed.kernels.cpu.instruction_sets import compiler as find_compiler
+
+    cores = usable_cores()
+    yield Finding("CPU", f"{_processor()}, {cores} core{'s' if cores > 1 else ''}")
+    yield _instruction_set()
+    try:
+        yield Finding("C++ compiler", find_compiler())
+    except OSError:
+        cost = "the native CPU interpreter cannot be built"
+        if any(build.LIBRARIES.glob("*.so")):
+            yield Finding(
+                "C++ compiler", "not found", None, "not needed: the native CPU interpreter came with the wheel"
+            )
+        else:
+            yield Finding("C++ compiler", "not found (g++, or $CXX)", None, cost)
     yield _native()
     yield from _gpu()
 
 
-def _cpu() -> tuple[set[str], str]:
-    """CPU flags and model name, where the system tells."""
+def _processor() -> str:
+    """The processor's name, where the system tells."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:
-        return set(), platform.processor() or platform.machine()
-    values = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    return set(values.get("flags", "").split()), values.get("model name", platform.machine())
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def _instruction_set() -> Finding:
+    """The set in use, and what the better ones of this kind of machine would bring."""
+    from allyouneed.kernels.cpu.instruction_sets import SETS, NoInstructionSet, chosen_set, machine, supported_sets
+
+    name = "instruction set"
+    try:
+        found = chosen_set()
+    except NoInstructionSet as error:
+        return Finding(name, "none", False, f"{error}; unset ALLYOUNEED_ISA, or name one of these")
+    kin = [one for one in SETS.values() if one.machine == machine()]
+    better = kin[kin.index(found) + 1 :] if found in kin else kin
+    gains = "; ".join(f"{one.name} would bring {one.gain}" for one in better)
+    if found != supported_sets()[-1]:
+        gains = f"{gains} (this processor has {supported_sets()[-1].name}; ALLYOUNEED_ISA={found.name} holds it back)"
+    return Finding(name, found.name, None if better else True, gains)
+
+
+def _measured() -> Iterator[Finding]:
+    """Words that the bundled translator writes in a second: one text at a time, and many."""
+    from time import perf_counter
+
+    import allyouneed
+    from allyouneed.kernels.cpu import build
+    from allyouneed.models import find
+
+    folder = find()
+    if folder is None:
+        return
+    build.wait_for_build()
+    translator = allyouneed.load(folder)
+    text = "The weather was fine, so we walked along the river and talked about the books we had read."
+    for name, texts in (("one text at a time", [text]), ("32 texts at a time", [text] * 32)):
+        seconds = list[float]()
+        for number in range(6):  # other texts each time: answers are not looked up
+            given = [f"{one} {number * len(texts) + n}" for n, one in enumerate(texts)]
+            began = perf_counter()
+            translator.translate(given)
+            seconds.append(perf_counter() - began)
+        words = len(text.split()) * len(texts) / min(seconds)
+        yield Finding(f"translator, {name}", f"{words:,.0f} words/s, {min(seconds) * 1e3:.0f} ms a call")
 
 
 def _native() -> Finding:

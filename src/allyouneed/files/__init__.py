@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import secrets
 import shutil
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from allyouneed.errors import UserError
+from allyouneed.files.system import sync
 
 
 def sha256(path: Path) -> str:
@@ -42,15 +42,6 @@ def leftovers(path: Path) -> list[Path]:
     """What killed writers of this file or folder left beside it, under temporary names."""
     name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}")
     return [found for found in path.parent.iterdir() if name.fullmatch(found.name)]
-
-
-def sync(path: Path) -> None:
-    """Flush a file or folder to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def write_text(path: Path, text: str) -> None:

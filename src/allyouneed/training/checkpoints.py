@@ -29,7 +29,8 @@ from torch import Tensor, nn
 
 from allyouneed.data.batches.sharding import ALL_ROWS, DataShard
 from allyouneed.errors import UserError
-from allyouneed.files import checksum, leftovers, sha256, sync, write_text
+from allyouneed.files import checksum, leftovers, sha256, write_text
+from allyouneed.files.system import sync
 from allyouneed.folder import WEIGHTS, Folder, read_weights
 from allyouneed.nn.states.segment_memory import SegmentMemory
 from allyouneed.training.distributed.fsdp import is_sharded, read_sharded, read_shards

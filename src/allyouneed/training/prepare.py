@@ -33,6 +33,7 @@ from allyouneed.data.tokenizers.base import MASK, Vocabularies
 from allyouneed.errors import UserError
 from allyouneed.files import leftovers, temporary_name, write_folder, write_text
 from allyouneed.files.reading import parse_yaml, read_json, read_json_value
+from allyouneed.files.system import lock
 from allyouneed.folder import LANGUAGES, read_about, token_types
 from allyouneed.infer.retrieval.neighbour_cache import with_neighbours
 from allyouneed.infer.retrieval.retriever import Retriever
@@ -100,16 +101,8 @@ class RunFolder:
         except OSError as error:
             raise UserError(f"{self.folder}: cannot be used: {error.strerror}; set another output") from None
         with handle:
-            try:
-                import fcntl
-
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released by the system however the process ends
-            except ImportError:
-                pass  # no file locks on this system
-            except OSError:
-                raise UserError(
-                    f"{self.folder}: another process is training here; wait, or set another output"
-                ) from None
+            if not lock(handle):
+                raise UserError(f"{self.folder}: another process is training here; wait, or set another output")
             self._remove_leftovers()
             self.stopped.unlink(missing_ok=True)
             yield

@@ -1,6 +1,5 @@
-"""The instruction sets that the CPU interpreter is compiled for, and how: `python instruction_sets.py avx2 FILE` compiles
-it. This module needs the standard library only: building a wheel (setup.py) and the background build (build.py) run it.
-"""
+"""The instruction sets that the CPU interpreter is compiled for, and how: `python instruction_sets.py avx2 FILE` does
+it. Only the standard library is needed: building a wheel (setup.py) and the background build (build.py) run this."""
 
 from __future__ import annotations
 
@@ -51,8 +50,20 @@ SETS = {  # of each machine from the least to the best
             "four int8 products in one 512-bit instruction",
         ),
         _set("neon", "aarch64", "asimd", (), "128-bit registers"),
-        _set("dotprod", "aarch64", "asimd asimddp", ("-march=armv8.2-a+dotprod",), "four int8 products in one instruction"),
-        _set("i8mm", "aarch64", "asimd asimddp i8mm", ("-march=armv8.2-a+dotprod+i8mm",), "unsigned by signed int8 products"),
+        _set(
+            "dotprod",
+            "aarch64",
+            "asimd asimddp",
+            ("-march=armv8.2-a+dotprod",),
+            "four int8 products in one instruction",
+        ),
+        _set(
+            "i8mm",
+            "aarch64",
+            "asimd asimddp i8mm",
+            ("-march=armv8.2-a+dotprod+i8mm",),
+            "unsigned by signed int8 products",
+        ),
         _set("portable", "", "", (), "what any C++ compiler makes of it"),
     )
 }
@@ -137,7 +148,8 @@ def compiler() -> str:
 
 
 def flags_of(one: InstructionSet) -> tuple[str, ...]:
-    return (*FLAGS, *one.flags, *(("-DPORTABLE",) if one.name == "portable" else ()))
+    own = ("-DPORTABLE",) if one.name == "portable" else ()
+    return (*FLAGS, *one.flags, *own, *(("-static",) if sys.platform == "win32" else ()))
 
 
 def compile_library(name: str, target: Path, *more: str) -> None:

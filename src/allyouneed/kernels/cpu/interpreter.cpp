@@ -4,7 +4,12 @@
 // The numbers of a token depend neither on the other tokens of the pass nor on the number of threads: every sum is
 // computed in the same order. The code needs neither torch nor Python, so it compiles in seconds (build.py).
 
+#ifdef __linux__
 #include <sys/mman.h>
+#endif
+#ifdef _WIN32
+#include <malloc.h>
+#endif
 
 #include <cstdlib>
 #include <vector>
@@ -283,11 +288,23 @@ void pack(const int8_t* weights, int32_t outputs, int32_t inputs, int8_t* packed
 
 // Memory in huge pages: streaming weights through small pages spends half the time on address translation.
 void* allocate(int64_t bytes) {
-    const int64_t page = 2 << 20;
-    void* memory = std::aligned_alloc(page, (bytes + page - 1) / page * page);
-    if (memory) madvise(memory, (bytes + page - 1) / page * page, MADV_HUGEPAGE);
+    const int64_t page = 2 << 20, size = (bytes + page - 1) / page * page;
+#ifdef _WIN32
+    return _aligned_malloc(size, 64);
+#else
+    void* memory = std::aligned_alloc(page, size);
+#ifdef __linux__
+    if (memory) madvise(memory, size, MADV_HUGEPAGE);
+#endif
     return memory;
+#endif
 }
 
-void release(void* memory) { std::free(memory); }
+void release(void* memory) {
+#ifdef _WIN32
+    _aligned_free(memory);
+#else
+    std::free(memory);
+#endif
+}
 }

@@ -4,9 +4,16 @@
 // short time and then sleeps, which leaves its core to others.
 #pragma once
 
+#if defined(__linux__) && !defined(PORTABLE)
 #include <linux/futex.h>
 #include <sys/syscall.h>
+#else
+#include <condition_variable>
+#include <mutex>
+#endif
+#ifndef _WIN32
 #include <unistd.h>
+#endif
 
 #include <atomic>
 #include <chrono>
@@ -14,6 +21,8 @@
 #include <cstdint>
 #include <new>
 #include <thread>
+
+#include "vector.h"
 
 namespace {
 
@@ -27,9 +36,35 @@ struct Work {  // what the threads do together
     void (*run)(const Work&, int phase, int chunk, int thread);
 };
 
-inline long futex(std::atomic<uint32_t>* word, int operation, uint32_t value, const timespec* timeout = nullptr) {
-    return syscall(SYS_futex, word, operation | FUTEX_PRIVATE_FLAG, value, timeout, nullptr, 0);
-}
+// A number that threads sleep on until it changes.
+#if defined(__linux__) && !defined(PORTABLE)
+struct Bell : std::atomic<uint32_t> {
+    Bell() : std::atomic<uint32_t>(0) {}
+    void sleep(uint32_t value) { call(FUTEX_WAIT, value); }
+    void wake_all() { call(FUTEX_WAKE, INT_MAX); }
+
+   private:
+    void call(int operation, uint32_t value) {
+        syscall(SYS_futex, (std::atomic<uint32_t>*)this, operation | FUTEX_PRIVATE_FLAG, value, nullptr, nullptr, 0);
+    }
+};
+#else
+struct Bell : std::atomic<uint32_t> {
+    Bell() : std::atomic<uint32_t>(0) {}
+    void sleep(uint32_t value) {
+        std::unique_lock<std::mutex> held(lock);
+        changed.wait(held, [&] { return load(std::memory_order_seq_cst) != value; });
+    }
+    void wake_all() {
+        { std::lock_guard<std::mutex> held(lock); }  // a thread that has compared, but does not sleep yet, holds it
+        changed.notify_all();
+    }
+
+   private:
+    std::mutex lock;
+    std::condition_variable changed;
+};
+#endif
 
 class Pool {
    public:
@@ -47,7 +82,7 @@ class Pool {
         const uint32_t base = first = phase_of(ticket.load(std::memory_order_relaxed)), end = base + 1 + work.phases;
         open(base + 1);
         generation.fetch_add(1, std::memory_order_seq_cst);
-        if (sleeping.load(std::memory_order_seq_cst)) futex(&generation, FUTEX_WAKE, INT_MAX);
+        if (sleeping.load(std::memory_order_seq_cst)) generation.wake_all();
         for (uint64_t seen; phase_of(seen = ticket.load(std::memory_order_acquire)) != end;)
             if (!take(seen, 0)) wait_for_others(seen);
         taken.store(false, std::memory_order_release);
@@ -56,7 +91,8 @@ class Pool {
    private:
     // phase (32 bits), its chunks (16), the next one to take (16)
     std::atomic<uint64_t> ticket{0};
-    std::atomic<uint32_t> done{0}, generation{0}, advanced{0}, sleeping{0}, waiting{0};
+    std::atomic<uint32_t> done{0}, sleeping{0}, waiting{0};
+    Bell generation, advanced;
     std::atomic<int> active{0};
     std::atomic<bool> taken{false};
     const Work* current = nullptr;
@@ -78,7 +114,7 @@ class Pool {
         while (phase != end && !(chunks = current->chunks(*current, int(phase - first - 1)))) phase++;
         ticket.store(uint64_t(phase) << 32 | uint64_t(chunks) << 16, std::memory_order_release);
         advanced.fetch_add(1, std::memory_order_seq_cst);
-        if (waiting.load(std::memory_order_seq_cst)) futex(&advanced, FUTEX_WAKE, INT_MAX);
+        if (waiting.load(std::memory_order_seq_cst)) advanced.wake_all();
     }
 
     // Take a chunk, if there is one. While it is not done the phase stays, and `current` is valid.
@@ -108,7 +144,7 @@ class Pool {
         if (spin(seen, HELD_SPIN)) return;
         const uint32_t before = advanced.load(std::memory_order_seq_cst);
         waiting.fetch_add(1, std::memory_order_seq_cst);
-        if (ticket.load(std::memory_order_seq_cst) == seen) futex(&advanced, FUTEX_WAIT, before);
+        if (ticket.load(std::memory_order_seq_cst) == seen) advanced.sleep(before);
         waiting.fetch_sub(1, std::memory_order_seq_cst);
     }
 
@@ -120,11 +156,16 @@ class Pool {
             if (mine && take(seen, number)) continue;
             if (spin(seen, IDLE_SPIN)) continue;
             sleeping.fetch_add(1, std::memory_order_seq_cst);
-            futex(&generation, FUTEX_WAIT, before);
+            generation.sleep(before);
             sleeping.fetch_sub(1, std::memory_order_seq_cst);
         }
     }
 };
+
+#ifdef _WIN32  // has no fork
+inline int getpid() { return 1; }
+using pid_t = int;
+#endif
 
 // The pool of this process; after a fork, which copies no threads, a new one. Never freed: its threads outlive `main`.
 inline Pool& pool() {

@@ -5,9 +5,11 @@
 // processor. What it does not know is written per set here; all other files know `Floats`, `Ints` and `Tail` only.
 #pragma once
 
-#if defined(__x86_64__) || defined(__i386__)
+#if defined(__SSE2__) && !defined(PORTABLE)
+#define SSE2 1
 #include <immintrin.h>
-#elif defined(__aarch64__)
+#elif defined(__aarch64__) && !defined(PORTABLE)
+#define NEON 1
 #include <arm_neon.h>
 #endif
 
@@ -136,7 +138,7 @@ ALWAYS LeafInts smaller(LeafInts a, LeafInts b) { return (LeafInts)_mm256_min_ep
 ALWAYS LeafInts select(LeafInts which, LeafInts a, LeafInts b) { return (a & which) | (b & ~which); }
 ALWAYS LeafInts larger(LeafInts a, LeafInts b) { return select((LeafInts)(a > b), a, b); }
 ALWAYS LeafInts smaller(LeafInts a, LeafInts b) { return select((LeafInts)(a < b), a, b); }
-#if defined(__SSE2__)
+#if defined(SSE2)
 ALWAYS Leaf larger(Leaf a, Leaf b) { return _mm_max_ps(a, b); }
 ALWAYS Leaf smaller(Leaf a, Leaf b) { return _mm_min_ps(a, b); }
 ALWAYS unsigned bits(LeafInts which) { return _mm_movemask_ps((Leaf)which); }
@@ -144,7 +146,7 @@ ALWAYS LeafInts to_ints(Leaf a) { return (LeafInts)_mm_cvtps_epi32(a); }
 #else  // of a NaN: b, as on x86
 ALWAYS Leaf larger(Leaf a, Leaf b) { return select(is_less(b, a), a, b); }
 ALWAYS Leaf smaller(Leaf a, Leaf b) { return select(is_less(a, b), a, b); }
-#if defined(__aarch64__)
+#if defined(NEON)
 ALWAYS unsigned bits(LeafInts which) {
     const uint32_t powers[4] = {1, 2, 4, 8};
     return vaddvq_u32(vandq_u32((uint32x4_t)which, vld1q_u32(powers)));
@@ -188,11 +190,11 @@ ALWAYS Leaf lane_sums(Leaf a, Leaf b, Leaf c, Leaf d) {
     const __m256 cd = _mm256_unpacklo_ps(c, d) + _mm256_unpackhi_ps(c, d);
     return _mm256_castpd_ps(_mm256_unpacklo_pd(_mm256_castps_pd(ab), _mm256_castps_pd(cd))) +
            _mm256_castpd_ps(_mm256_unpackhi_pd(_mm256_castps_pd(ab), _mm256_castps_pd(cd)));
-#elif defined(__SSE2__)
+#elif defined(SSE2)
     const __m128 ab = _mm_unpacklo_ps(a, b) + _mm_unpackhi_ps(a, b);
     const __m128 cd = _mm_unpacklo_ps(c, d) + _mm_unpackhi_ps(c, d);
     return _mm_movelh_ps(ab, cd) + _mm_movehl_ps(cd, ab);
-#elif defined(__aarch64__)
+#elif defined(NEON)
     const float64x2_t ab = (float64x2_t)(vzip1q_f32(a, b) + vzip2q_f32(a, b));
     const float64x2_t cd = (float64x2_t)(vzip1q_f32(c, d) + vzip2q_f32(c, d));
     return (Leaf)vzip1q_f64(ab, cd) + (Leaf)vzip2q_f64(ab, cd);
@@ -377,11 +379,11 @@ ALWAYS void store_four(float* x, Four some, int count = 4) {
 // puts their weights into the even and the odd bytes).
 typedef int8_t LeafBytes __attribute__((vector_size(4 * LEAF)));
 
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(__ARM_FEATURE_MATMUL_INT8)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || (defined(NEON) && defined(__ARM_FEATURE_MATMUL_INT8))
 #define DOT_UNSIGNED 1
-#elif defined(__aarch64__)
+#elif defined(NEON)
 #define DOT_SIGNED 1
-#elif defined(__SSE2__)
+#elif defined(SSE2)
 #define DOT_PAIRS 1
 #endif
 
@@ -431,16 +433,17 @@ ALWAYS LeafInts add_dots(LeafInts sum, Token token, Weights weights) {
     return (LeafInts)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)token, (__m512i)weights);
 #elif defined(__AVXVNNI__)
     return (LeafInts)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)token, (__m256i)weights);
-#elif defined(__ARM_FEATURE_MATMUL_INT8)
+#elif defined(NEON) && defined(__ARM_FEATURE_MATMUL_INT8)
     return vusdotq_s32(sum, (uint8x16_t)token, (int8x16_t)weights);
-#elif defined(__ARM_FEATURE_DOTPROD)
+#elif defined(NEON) && defined(__ARM_FEATURE_DOTPROD)
     return vdotq_s32(sum, (int8x16_t)weights, (int8x16_t)token);
-#elif defined(__aarch64__)  // two products of bytes, −128 … 127 times −127 … 127, add up in 16 bits
+#elif defined(NEON)  // two products of bytes, −128 … 127 times −127 … 127, add up in 16 bits
     const int16x8_t low = vmull_s8(vget_low_s8((int8x16_t)weights), vget_low_s8((int8x16_t)token));
     const int16x8_t high = vmull_high_s8((int8x16_t)weights, (int8x16_t)token);
     return vpadalq_s16(sum, vpaddq_s16(low, high));
 #else
-    const auto x = as<uint8_t __attribute__((vector_size(16)))>(&token);
+    uint8_t x[sizeof(token)];
+    std::memcpy(x, &token, sizeof(token));
     for (int i = 0; i < LEAF * QUAD; i++) sum[i / QUAD] += weights[i] * x[i % QUAD];
     return sum;
 #endif
@@ -465,7 +468,7 @@ OF_ONE(upper_byte)
 // Registers of sums that the products of some tokens keep, and how many tokens that are: weights take the others.
 #if LEAF == 16
 constexpr int SUMS = PAIRS ? 16 : 24;
-#elif defined(__aarch64__)
+#elif defined(NEON)
 constexpr int SUMS = 24;
 #else
 constexpr int SUMS = PAIRS ? 8 : 12;
@@ -479,9 +482,9 @@ constexpr int columns(int registers, int most) {  // a power of two
 constexpr int GROUP = columns(SUMS / COPIES / 2, 4);  // `Floats` of which two sums each stay in registers
 
 ALWAYS void relax() {  // while this thread waits for another one
-#if defined(__SSE2__)
+#if defined(SSE2)
     _mm_pause();
-#elif defined(__aarch64__)
+#elif defined(NEON)
     asm volatile("yield");
 #endif
 }
