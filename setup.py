@@ -33,7 +33,7 @@ class BuildLibraries(build_py):
         target = Path(self.build_lib) / FOLDER / "libraries"
         target.mkdir(parents=True, exist_ok=True)
         machine = machine_of(self.distribution.platform_name)
-        names = [name for name, one in sets["SETS"].items() if one.machine in ("", machine)]
+        names = [name for name, one in sets["SETS"].items() if one.machine == machine] or ["portable"]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for _ in pool.map(
                 lambda name: sets["compile_library"](name, target / f"interpreter-{name}.so", "-s"), names

@@ -91,9 +91,10 @@ def numbers() -> list[torch.Tensor]:
                 expected = int8_linear_reference(x, linear.codes, linear.step, None)
                 # a rounding may decide between two steps of an input
                 assert (found[-1] - expected).abs().max() <= 2 * expected.abs().max() / 255 + 1e-5
-        model = cpu_executor(language_model())
-        assert isinstance(model, CpuExecutor)
-        found += decode(model, 3, STARTS)
+        model = language_model()
+        executor = cpu_executor(model)
+        assert isinstance(executor, CpuExecutor)
+        found += decode(executor, 3, STARTS)
     return found
 
 
