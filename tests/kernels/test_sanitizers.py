@@ -35,7 +35,7 @@ def sanitized(tmp_path: Path, argument: str) -> subprocess.CompletedProcess[str]
 
 @pytest.mark.slow
 def test_no_input_makes_the_interpreter_leave_its_memory(tmp_path: Path) -> None:
-    if not native.is_supported() or shutil.which("g++") is None:
+    if shutil.which("g++") is None:
         assert native.wait_for_build() is None
         return
     caught = sanitized(tmp_path, "canary")

@@ -27,7 +27,7 @@ WRONG = (-1, 31, 1 << 20, 1 << 31, 1 << 40, -(1 << 62), (1 << 63) - 1)  # token 
 
 
 def sanitized_library() -> Any:
-    native.FLAGS = (*(flag for flag in native.FLAGS if flag != "-O3"), *SANITIZERS)
+    native.TUNING = SANITIZERS  # after -O3
     library = native.wait_for_build()
     assert library is not None, native.status()
     return library
