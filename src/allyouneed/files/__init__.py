@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from allyouneed.errors import UserError
-from allyouneed.files.system import sync
 
 
 def sha256(path: Path) -> str:
@@ -42,6 +41,13 @@ def leftovers(path: Path) -> list[Path]:
     """What killed writers of this file or folder left beside it, under temporary names."""
     name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}")
     return [found for found in path.parent.iterdir() if name.fullmatch(found.name)]
+
+
+def sync(path: Path) -> None:
+    """Flush a file or folder to the disk."""
+    from allyouneed.files.system import sync  # not where nothing is written
+
+    sync(path)
 
 
 def write_text(path: Path, text: str) -> None:

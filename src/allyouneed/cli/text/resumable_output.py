@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from allyouneed.cli.messages import show_notes
 from allyouneed.errors import UserError
-from allyouneed.files.system import lock, sync
+from allyouneed.files import sync
 
 HEAD = b'{"settings": '  # the first bytes of a journal
 SAMPLED = 1 << 16  # bytes at both ends of a file that go into a model's fingerprint
@@ -104,6 +104,8 @@ class ResumableOutput:
 
     def _lock_and_read(self) -> ResumePoint | None:
         """The last point of the same run; None: nothing was written. A concurrent or different run is an error."""
+        from allyouneed.files.system import lock
+
         if not lock(self._log):
             raise UserError(f"{self.path}: another process is writing it; wait until it has finished")
         settings, point, torn = read_journal(self.journal)
