@@ -77,7 +77,7 @@ def _range(low: tuple[int, int], high: tuple[int, int]) -> str:
 
 
 def _hardware() -> Iterator[Finding]:
-    from allyouneed.kernels.cpu import build
+    from allyouneed.kernels.cpu.instruction_sets import LIBRARIES
     from allyouneed.kernels.cpu.instruction_sets import compiler as find_compiler
 
     cores = usable_cores()
@@ -87,7 +87,7 @@ def _hardware() -> Iterator[Finding]:
         yield Finding("C++ compiler", find_compiler())
     except OSError:
         cost = "the native CPU interpreter cannot be built"
-        if any(build.LIBRARIES.glob("*.so")):
+        if any(LIBRARIES.glob("*.so")):
             yield Finding(
                 "C++ compiler", "not found", None, "not needed: the native CPU interpreter came with the wheel"
             )
