@@ -122,10 +122,12 @@ def merge_heads(parts: Sequence[Tensor], rows: int) -> tuple[Tensor, Tensor]:
 
 
 @triton.jit
-def _layer_norm_backward(
-    gradient, residual, x, weight, mean, scale, found, sums, tokens, width, parts,
-    ROWS: tl.constexpr, STEP: tl.constexpr, WIDE: tl.constexpr,
+def _norm_backward(
+    gradient, second, residual, total, kept, weight, mean, scale, found, dropped, sums, tokens, width, parts, factor,
+    ROWS: tl.constexpr, STEP: tl.constexpr, WIDE: tl.constexpr, TWO: tl.constexpr, RESIDUAL: tl.constexpr,
+    DROPOUT: tl.constexpr,
 ):  # fmt: skip
+    """The gradient of a layer norm of `total`: plus `residual`, or also behind dropout."""
     column = tl.arange(0, WIDE)[None, :]
     first = tl.program_id(0) * ROWS
     weights = tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)
@@ -137,18 +139,29 @@ def _layer_norm_backward(
         at = line.to(tl.int64)[:, None] * width + column
         inside = (line < tokens)[:, None] & (column < width)
         grad = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
+        if TWO:
+            grad += tl.load(second + at, mask=inside, other=0.0).to(tl.float32)
         centre = tl.load(mean + line, mask=line < tokens, other=0.0)[:, None]
         by = tl.load(scale + line, mask=line < tokens, other=0.0)[:, None]
-        normal = tl.where(inside, (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - centre) * by, 0.0)
-        more = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+        normal = tl.where(inside, (tl.load(total + at, mask=inside, other=0.0).to(tl.float32) - centre) * by, 0.0)
+        if RESIDUAL:
+            more = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+            passed += more
         by_weight += grad * normal
         by_bias += grad
-        passed += more
         grad *= weights
         even = tl.sum(grad, 1)[:, None] / width
         along = tl.sum(grad * normal, 1)[:, None] / width
-        more += by * (grad - even - normal * along)
-        tl.store(found + at, more.to(found.dtype.element_ty), mask=inside)
+        grad = by * (grad - even - normal * along)
+        if RESIDUAL:
+            grad += more
+        tl.store(found + at, grad.to(found.dtype.element_ty), mask=inside)
+        if DROPOUT:
+            stays = tl.load(kept + at, mask=inside, other=0).to(tl.int1)
+            grad = tl.where(stays, grad * factor, 0.0)
+            tl.store(dropped + at, grad.to(dropped.dtype.element_ty), mask=inside)
+        if not RESIDUAL:
+            passed += tl.where(inside, grad, 0.0)
     column = tl.arange(0, WIDE)
     there = sums + tl.program_id(0) * width + column
     tl.store(there, tl.sum(by_weight, 0), mask=column < width)
@@ -168,9 +181,10 @@ def layer_norm_backward(
     sums = torch.empty(3, parts, width, dtype=torch.float32, device=x.device)
     if parts:
         step = max(1, min(LAYER_NORM.tokens, 1024 * LAYER_NORM.tokens // wide))
-        _layer_norm_backward[(parts,)](
-            gradient, residual, x, weight, mean, scale, found, sums, tokens, width, parts,
-            ROWS=rows, STEP=step, WIDE=wide, num_warps=min(16, max(LAYER_NORM.warps, wide // 512)),
+        _norm_backward[(parts,)](
+            gradient, gradient, residual, x, x, weight, mean, scale, found, found, sums, tokens, width, parts, 1.0,
+            ROWS=rows, STEP=step, WIDE=wide, TWO=False, RESIDUAL=True, DROPOUT=False,
+            num_warps=min(16, max(LAYER_NORM.warps, wide // 512)),
         )  # fmt: skip
     return found, sums
 
@@ -284,46 +298,6 @@ def add_norm(
     return out, total, kept, mean, scale
 
 
-@triton.jit
-def _add_norm_backward(
-    gradient, second, total, kept, weight, mean, scale, found, dropped, sums, tokens, width, parts, factor,
-    ROWS: tl.constexpr, STEP: tl.constexpr, WIDE: tl.constexpr, TWO: tl.constexpr, DROPOUT: tl.constexpr,
-):  # fmt: skip
-    column = tl.arange(0, WIDE)[None, :]
-    first = tl.program_id(0) * ROWS
-    weights = tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)
-    by_weight = tl.zeros((STEP, WIDE), tl.float32)
-    by_bias = tl.zeros((STEP, WIDE), tl.float32)
-    passed = tl.zeros((STEP, WIDE), tl.float32)
-    for start in tl.range(0, ROWS, STEP, num_stages=3):
-        line = first + start + tl.arange(0, STEP)
-        at = line.to(tl.int64)[:, None] * width + column
-        inside = (line < tokens)[:, None] & (column < width)
-        grad = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
-        if TWO:
-            grad += tl.load(second + at, mask=inside, other=0.0).to(tl.float32)
-        centre = tl.load(mean + line, mask=line < tokens, other=0.0)[:, None]
-        by = tl.load(scale + line, mask=line < tokens, other=0.0)[:, None]
-        normal = tl.where(inside, (tl.load(total + at, mask=inside, other=0.0).to(tl.float32) - centre) * by, 0.0)
-        by_weight += grad * normal
-        by_bias += grad
-        grad *= weights
-        even = tl.sum(grad, 1)[:, None] / width
-        along = tl.sum(grad * normal, 1)[:, None] / width
-        grad = by * (grad - even - normal * along)
-        tl.store(found + at, grad.to(found.dtype.element_ty), mask=inside)
-        if DROPOUT:
-            stays = tl.load(kept + at, mask=inside, other=0).to(tl.int1)
-            grad = tl.where(stays, grad * factor, 0.0)
-            tl.store(dropped + at, grad.to(dropped.dtype.element_ty), mask=inside)
-        passed += tl.where(inside, grad, 0.0)
-    column = tl.arange(0, WIDE)
-    there = sums + tl.program_id(0) * width + column
-    tl.store(there, tl.sum(by_weight, 0), mask=column < width)
-    tl.store(there + parts * width, tl.sum(by_bias, 0), mask=column < width)
-    tl.store(there + 2 * parts * width, tl.sum(passed, 0), mask=column < width)
-
-
 def add_norm_backward(
     gradient: Tensor, second: Tensor | None, total: Tensor, kept: Tensor | None, factor: float, weight: Tensor,
     mean: Tensor, scale: Tensor, rows: int,
@@ -339,9 +313,10 @@ def add_norm_backward(
     sums = torch.empty(3, parts, width, dtype=torch.float32, device=total.device)
     if parts:
         step = max(1, min(ADD_NORM.tokens, 512 * ADD_NORM.tokens // wide))
-        _add_norm_backward[(parts,)](
-            gradient, gradient if second is None else second, total, total if kept is None else kept, weight, mean,
-            scale, found, dropped, sums, tokens, width, parts, factor, ROWS=rows, STEP=step, WIDE=wide,
-            TWO=second is not None, DROPOUT=kept is not None, num_warps=min(16, max(ADD_NORM.warps, wide // 512)),
+        _norm_backward[(parts,)](
+            gradient, gradient if second is None else second, gradient, total, total if kept is None else kept, weight,
+            mean, scale, found, dropped, sums, tokens, width, parts, factor, ROWS=rows, STEP=step, WIDE=wide,
+            TWO=second is not None, RESIDUAL=False, DROPOUT=kept is not None,
+            num_warps=min(16, max(ADD_NORM.warps, wide // 512)),
         )  # fmt: skip
     return found, dropped, sums
