@@ -25,13 +25,7 @@ from allyouneed.nn.ops.deferred import Deferred, Recent
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.nested import NestedStates
 from allyouneed.nn.states.recurrent import Carry, Recurrent
-from allyouneed.runtime.cuda.static_cache import (
-    OWN_SOURCE,
-    Prefilled,
-    StaticStates,
-    StaticTokens,
-    make_static_state,
-)
+from allyouneed.runtime.cuda.static_cache import OWN_SOURCE, Prefilled, StaticStates, StaticTokens, make_static_state
 
 
 class StaticTensors:
