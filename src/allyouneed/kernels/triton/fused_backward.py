@@ -235,41 +235,27 @@ def _add_norm(
     line = tl.program_id(0) * STEP + tl.arange(0, STEP)
     c0 = tl.arange(0, PART)[None, :]
     row, there = line.to(tl.int64)[:, None] * width, (line < tokens)[:, None]
-    c1, c2, c3, c4 = c0 + PART, c0 + 2 * PART, c0 + 3 * PART, c0 + 4 * PART
-    c5, c6, c7 = c0 + 5 * PART, c0 + 6 * PART, c0 + 7 * PART
-    x0, y0 = _two(x, y, row, c0, there, width)
-    x1, y1 = _two(x, y, row, c1, there, width)
-    x2, y2 = _two(x, y, row, c2, there, width)
-    x3, y3 = _two(x, y, row, c3, there, width)
-    x4, y4 = _two(x, y, row, c4, there, width)
-    x5, y5 = _two(x, y, row, c5, there, width)
-    x6, y6 = _two(x, y, row, c6, there, width)
-    x7, y7 = _two(x, y, row, c7, there, width)
-    d0 = c0 + line[:, None] * PART
-    d1, d2, d3 = d0, d0, d0
+    given, t = (), ()
+    for part in tl.static_range(8):
+        given += (_two(x, y, row, c0 + part * PART, there, width),)  # type: ignore[assignment]
+    draw = c0 + line[:, None] * PART
+    draws = draw, draw, draw, draw
     if DROPOUT:
-        d0, d1, d2, d3 = tl.randint4x(tl.load(seed), d0, 7)  # as many rounds as pass all tests (Salmon et al. 2011)
-    t0 = _summed(x0, y0, shift, kept, total, row, c0, there, width, d0, limit, factor, SHIFT, DROPOUT)
-    t1 = _summed(x1, y1, shift, kept, total, row, c1, there, width, d1, limit, factor, SHIFT, DROPOUT)
-    t2 = _summed(x2, y2, shift, kept, total, row, c2, there, width, d2, limit, factor, SHIFT, DROPOUT)
-    t3 = _summed(x3, y3, shift, kept, total, row, c3, there, width, d3, limit, factor, SHIFT, DROPOUT)
-    t4 = _summed(x4, y4, shift, kept, total, row, c4, there, width, d0 >> 16, limit, factor, SHIFT, DROPOUT)
-    t5 = _summed(x5, y5, shift, kept, total, row, c5, there, width, d1 >> 16, limit, factor, SHIFT, DROPOUT)
-    t6 = _summed(x6, y6, shift, kept, total, row, c6, there, width, d2 >> 16, limit, factor, SHIFT, DROPOUT)
-    t7 = _summed(x7, y7, shift, kept, total, row, c7, there, width, d3 >> 16, limit, factor, SHIFT, DROPOUT)
-    mid = (tl.sum((t0 + t1) + (t2 + t3) + (t4 + t5) + (t6 + t7), 1) / width)[:, None]
-    squares = _square(t0, mid, c0, width) + _square(t1, mid, c1, width) + _square(t2, mid, c2, width)
-    squares += _square(t3, mid, c3, width) + _square(t4, mid, c4, width) + _square(t5, mid, c5, width)
-    squares += _square(t6, mid, c6, width) + _square(t7, mid, c7, width)
+        draws = tl.randint4x(tl.load(seed), draw, 7)  # as many rounds as pass all tests (Salmon et al. 2011)
+    for part in tl.static_range(8):
+        column, bits = c0 + part * PART, draws[part % 4] if part < 4 else draws[part % 4] >> 16
+        t += (_summed(  # type: ignore[assignment]
+            given[part][0], given[part][1], shift, kept, total, row, column, there, width, bits, limit, factor, SHIFT,
+            DROPOUT,
+        ),)  # fmt: skip
+    mid = (tl.sum((t[0] + t[1]) + (t[2] + t[3]) + (t[4] + t[5]) + (t[6] + t[7]), 1) / width)[:, None]
+    s = ()
+    for part in tl.static_range(8):
+        s += (_square(t[part], mid, c0 + part * PART, width),)  # type: ignore[assignment]
+    squares = s[0] + s[1] + s[2] + (s[3] + s[4] + s[5]) + (s[6] + s[7])
     by = tl.rsqrt(tl.sum(squares, 1) / width + eps)[:, None]
-    _scaled(out, weight, bias, row, c0, there, width, (t0 - mid) * by)
-    _scaled(out, weight, bias, row, c1, there, width, (t1 - mid) * by)
-    _scaled(out, weight, bias, row, c2, there, width, (t2 - mid) * by)
-    _scaled(out, weight, bias, row, c3, there, width, (t3 - mid) * by)
-    _scaled(out, weight, bias, row, c4, there, width, (t4 - mid) * by)
-    _scaled(out, weight, bias, row, c5, there, width, (t5 - mid) * by)
-    _scaled(out, weight, bias, row, c6, there, width, (t6 - mid) * by)
-    _scaled(out, weight, bias, row, c7, there, width, (t7 - mid) * by)
+    for part in tl.static_range(8):
+        _scaled(out, weight, bias, row, c0 + part * PART, there, width, (t[part] - mid) * by)
     tl.store(mean + line, tl.sum(mid, 1), mask=line < tokens)
     tl.store(scale + line, tl.sum(by, 1), mask=line < tokens)
 
