@@ -248,11 +248,12 @@ def _add_norm(
             given[part][0], given[part][1], shift, kept, total, row, column, there, width, bits, limit, factor, SHIFT,
             DROPOUT,
         ),)  # fmt: skip
-    mid = (tl.sum((t[0] + t[1]) + (t[2] + t[3]) + (t[4] + t[5]) + (t[6] + t[7]), 1) / width)[:, None]
-    s = ()
+    summed = (t[0] + t[1]) + (t[2] + t[3]) + (t[4] + t[5]) + (t[6] + t[7])  # type: ignore[misc]
+    mid = (tl.sum(summed, 1) / width)[:, None]
+    q = ()
     for part in tl.static_range(8):
-        s += (_square(t[part], mid, c0 + part * PART, width),)  # type: ignore[assignment]
-    squares = s[0] + s[1] + s[2] + (s[3] + s[4] + s[5]) + (s[6] + s[7])
+        q += (_square(t[part], mid, c0 + part * PART, width),)  # type: ignore[assignment]
+    squares = q[0] + q[1] + q[2] + (q[3] + q[4] + q[5]) + (q[6] + q[7])  # type: ignore[misc]
     by = tl.rsqrt(tl.sum(squares, 1) / width + eps)[:, None]
     for part in tl.static_range(8):
         _scaled(out, weight, bias, row, c0 + part * PART, there, width, (t[part] - mid) * by)
