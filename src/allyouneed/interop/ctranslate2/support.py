@@ -86,7 +86,13 @@ DECODER_ONLY_LAYERS = {
     "mixer.positions.symmetric": (False,),
     **{path: rule for path, rule in LAYERS.items() if path not in ("wiring.kind", "mixer.positions.kind")},
 }
-HEAD = {"kind": ("vocabulary",), "bias|scale|soft_cap": ANY, "transform": (None,), "maxout": (None,), "copy": (False,)}
+HEAD = {
+    "kind": ("vocabulary",),
+    "bias|scale|soft_cap": ANY,
+    "transform": (None,),
+    "maxout": (None,),
+    "copy": (False,),
+}
 MODEL = {"kind|width|vocab": ANY, "vocab.*": ANY, "linear.kind": ("dense",), "norm.*": NORM}
 RULES: dict[str, Mapping[str, Any]] = {
     "encoder-decoder": {
