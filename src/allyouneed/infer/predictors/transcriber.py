@@ -118,7 +118,7 @@ class Transcriber(Predictor):
     @property
     def graphs(self) -> GraphRunnerCache | None:
         """Captured CUDA graphs of the current model; None on a CPU."""
-        if self._graphs is None or self._graphs.engine.model is not self.model:
+        if self._graphs is None or self._graphs.model_runner.model is not self.model:
             start, end = self.speech.start, self.speech.end
             self._graphs = new_graphs(ModelRunner(self.model, start, end, end, limit=self.limit))
         return self._graphs
