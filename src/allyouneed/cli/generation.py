@@ -10,8 +10,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from allyouneed.cli.completion import words
-from allyouneed.cli.documents import DocumentCommand, format_of_table, note_lines, translate_documents
+from allyouneed.cli.completion import document_formats
+from allyouneed.cli.documents import DRAFTS, DocumentCommand, format_of_input, note_lines, translate_documents
 from allyouneed.cli.loading import predictor_with, with_draft
 from allyouneed.cli.messages import show_notes, show_status
 from allyouneed.cli.options import (
@@ -55,9 +55,11 @@ def translate(
     format: Annotated[
         str | None,
         option(
-            metavar="html|md|srt|vtt|po|xml|csv|tsv|text|auto",
-            autocompletion=words("html", "md", "srt", "vtt", "po", "xml", "csv", "tsv", "text", "auto"),
-            help="translate whole documents and keep their markup; auto: by the suffix of the file",
+            metavar="FORMAT",
+            autocompletion=document_formats,
+            help="translate whole documents and keep their markup; auto: by the suffix of the file; or html, md, srt, "
+            "vtt, po, xml, text, csv, tsv, docx, pptx, xlsx, odf, epub, xliff, tmx, ts, json, yaml, properties, strings, "
+            "ipynb, tex, pdf",
         ),
     ] = None,
     glossary: Annotated[
@@ -66,7 +68,9 @@ def translate(
     context: Annotated[
         int | None, option(metavar="N", help="read each sentence with the N before it, if the model was trained to")
     ] = None,
-    every: Annotated[bool, option("--all", help="with PO: translate entries again that have a translation")] = False,
+    every: Annotated[
+        bool, option("--all", help="with PO, XLIFF and TS: translate entries again that have a translation")
+    ] = False,
     column: Annotated[
         list[str] | None,
         option(metavar="NAME|N", help="with CSV and TSV: the column to translate, by name or number; repeatable"),
@@ -95,12 +99,12 @@ def translate(
     from allyouneed.apps.translate.translator import copied
 
     texts, files = file_arguments(texts, files, documents=format is not None)
-    format = format_of_table(format, column, header, files)
+    format = format_of_input(format, column, header, files)
     options = with_draft(decoding, compute, "translate_full", "translate")
     if glossary is not None:
         options |= {"glossary": Glossary.read(glossary)}
-    if every and format not in ("po", "auto"):
-        raise UserError("--all is for PO files; set --format po, or remove it")
+    if every and format not in (*DRAFTS, "auto"):
+        raise UserError("--all is for PO, XLIFF and TS files; set --format po, or remove it")
     if format is not None and (align or protect is not None or decoding.best is not None):
         raise UserError("--align, --best and --protect are for lines; remove them, or --format")
     translator = predictor_with(model or shipped(), compute, "translate_full", "translate")

@@ -188,7 +188,7 @@ class Translator(GeneratingPredictor):
 
     def translate_document(
         self,
-        text: str,
+        text: str | bytes,
         to: str | None = None,
         *,
         format: str,
@@ -197,8 +197,8 @@ class Translator(GeneratingPredictor):
         reading: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> DocumentTranslation:
-        """Translate a document; its markup is kept (docs/documents.md). `format`: html, md, srt, vtt, po, xml or text.
-        `reading`: options of the format, such as `{"ignore_tags": ["code"]}` of XML. `options`: see
+        """Translate a document; its markup is kept (docs/documents.md). `text`: or the bytes of a file. `format`: html, md,
+        docx, …; `reading`: its options, such as `{"ignore_tags": ["code"]}` of XML. `options`: see
         `translate_full`."""
         return self.translate_documents(
             [text], to, format=format, from_=from_, glossary=glossary, reading=reading, **options
@@ -206,7 +206,7 @@ class Translator(GeneratingPredictor):
 
     def translate_documents(
         self,
-        texts: Sequence[str],
+        texts: Sequence[str | bytes],
         to: str | None = None,
         *,
         format: str,

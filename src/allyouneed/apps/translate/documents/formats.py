@@ -49,6 +49,7 @@ FORMATS = {
     "pdf": Format("pdf:read_pdf", "pdf", data=True),
 }
 READERS = {name: one.reader for name, one in FORMATS.items()}
+BY_LINES = ("html", "md", "srt", "vtt", "po", "xml", "text")  # whose files are translated line by line if not named
 SUFFIXES = {suffix: name for name, one in FORMATS.items() for suffix in one.suffixes.split()}
 
 

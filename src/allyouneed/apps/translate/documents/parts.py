@@ -202,7 +202,11 @@ class Builder:
             self._spelled.setdefault(char, raw)
 
     def mark(
-        self, raw: Iterable[Part], pair: Pair | None = None, written: Part | Sequence[Part] | None = None, noun: bool = False
+        self,
+        raw: Iterable[Part],
+        pair: Pair | None = None,
+        written: Part | Sequence[Part] | None = None,
+        noun: bool = False,
     ) -> None:
         """`written`: as it is in a translation, where that is not `raw`. `noun`: see `noun`."""
         symbol = self._span(tuple(raw), NOUN if noun else MARK, pair)
@@ -225,6 +229,13 @@ class Builder:
         self._marks += 1
         self._items.append((raw, symbol, Span(symbol, kind, pair=pair)))
         return symbol
+
+    def aside(self, raw: str) -> None:
+        """What is not seen: copied before the first word of a passage, a mark in it."""
+        if any(plain.strip() for _, plain, _ in self._items):
+            self.mark([raw])
+        else:
+            self.skip(raw)
 
     def skip(self, *raw: Part) -> None:
         """End the passage; these parts follow it and are copied."""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from allyouneed.apps.translate.documents.html import names
 from allyouneed.apps.translate.documents.parts import Builder, Pair, Part, Unit, free_symbols, render
-from allyouneed.apps.translate.documents.tokens import MarkupToken, tokens
+from allyouneed.apps.translate.documents.tokens import tokens
 from allyouneed.apps.translate.documents.xml import encode
 from allyouneed.errors import UserError
 
@@ -86,7 +86,7 @@ class Elements:
     """The elements of an XML document, by the number of their first token. Names have the prefixes that the vocabulary
     gives to the namespaces of the document."""
 
-    def __init__(self, text: str, prefixes: Mapping[str, str] = {}) -> None:  # noqa: B006 (never changed)
+    def __init__(self, text: str, prefixes: Mapping[str, str] = {}) -> None:
         self.tokens = tokens(text, xml=True)
         given: dict[str, str] = {}
         for token in self.tokens:
@@ -246,7 +246,9 @@ class Walker:
         run = (f"<{name}r>", f"<{name}t{space}>", f"</{name}t></{name}r>")
         run = ("", run[1], f"</{name}t>") if only else run
         return [
-            RunUnit(part.passage, part.raw, part.marks, part.encode, False, base, run) if isinstance(part, Unit) else part
+            RunUnit(part.passage, part.raw, part.marks, part.encode, False, base, run)
+            if isinstance(part, Unit)
+            else part
             for part in builder.parts
         ]
 
