@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,8 @@ SHOWN = 3  # files named in a message
 
 @dataclass(frozen=True)
 class DocumentCommand:
-    """`format`: a name, or `auto`; `every`: of PO; `options`: of `translate_full`; `table`: of CSV and TSV."""
+    """`format`: a name, or `auto`; `every`: of PO; `options`: of `translate_full`; `table`: of CSV and TSV. `saved`: the
+    memory that translations are added to."""
 
     translator: Any
     format: str
@@ -44,6 +45,7 @@ class DocumentCommand:
     every: bool
     options: Mapping[str, Any]
     table: Mapping[str, Any] = field(default_factory=dict)
+    saved: Path | None = None
 
     def reading(self, format: str, output: Path | None = None) -> dict[str, Any]:
         if format in TABLES:
@@ -227,9 +229,26 @@ def _resume(
     texts = [passage_text(source, one["text"], format) for source, one in zip(passages, done, strict=True)]
     notes: list[str] = [Note(note, kind) if kind else note for one in done for note, kind in one["notes"]]
     named = named_target(command.translator, to)
+    _save(command, passages, texts, named)
     if as_json:
         return _json(document.write(texts, named), len(passages), notes).encode(), notes
     return document.data(texts, named), notes
+
+
+def _save(command: DocumentCommand, passages: Sequence[str], texts: Sequence[str], to: str | None) -> None:
+    """Add the passages of a document and their translations to a memory."""
+    if command.saved is None or not passages:
+        return
+    from allyouneed.apps.translate.documents.memory import Memory
+    from allyouneed.apps.translate.documents.translate import named_source
+    from allyouneed.files import write_text
+
+    here = named_source(command.translator, passages, command.from_)
+    if here is None or to is None:
+        raise UserError("--save-memory: the language of the document is not known; set --from and --to")
+    memory = Memory.read(command.saved) if command.saved.exists() else Memory()
+    memory.add(passages, texts, here, to)
+    write_text(command.saved, memory.write())
 
 
 def _json(text: str, passages: int, notes: list[str]) -> str:

@@ -65,6 +65,15 @@ def translate(
     glossary: Annotated[
         Path | None, option(metavar="FILE", help="lines of a term, a tab and its translation; or a term to keep")
     ] = None,
+    keep: Annotated[
+        list[str] | None, option(metavar="NAME", help="a name that is not translated; repeatable")
+    ] = None,
+    memory: Annotated[
+        Path | None, option(metavar="FILE", help="TMX of earlier translations: the same is taken, the like is noted")
+    ] = None,
+    save_memory: Annotated[
+        Path | None, option("--save-memory", metavar="FILE", help="with --format: add passages and translations to a TMX")
+    ] = None,
     context: Annotated[
         int | None, option(metavar="N", help="read each sentence with the N before it, if the model was trained to")
     ] = None,
@@ -101,8 +110,15 @@ def translate(
     texts, files = file_arguments(texts, files, documents=format is not None)
     format = format_of_input(format, column, header, files)
     options = with_draft(decoding, compute, "translate_full", "translate")
-    if glossary is not None:
-        options |= {"glossary": Glossary.read(glossary)}
+    if glossary is not None or keep:
+        terms = {} if glossary is None else Glossary.read(glossary).terms
+        options |= {"glossary": Glossary(terms | {name: name for name in keep or ()})}
+    if memory is not None:
+        from allyouneed.apps.translate.documents.memory import Memory
+
+        options |= {"memory": Memory.read(memory)}
+    if save_memory is not None and format is None:
+        raise UserError("--save-memory is for documents; set --format, or remove it")
     if every and format not in (*DRAFTS, "auto"):
         raise UserError("--all is for PO, XLIFF and TS files; set --format po, or remove it")
     if format is not None and (align or protect is not None or decoding.best is not None):
@@ -112,7 +128,7 @@ def translate(
         options |= {"context": context}
     if format is not None:
         table = {"column": column or (), "header": header is not False}
-        command = DocumentCommand(translator, format, to, from_, every, options, table)
+        command = DocumentCommand(translator, format, to, from_, every, options, table, save_memory)
         translate_documents(command, texts, files, as_json)
         return
     note_lines(files)

@@ -47,6 +47,7 @@ from allyouneed.infer.predictors.base import EvaluationResult, check_texts, even
 from allyouneed.infer.predictors.generating import GeneratingPredictor
 
 if TYPE_CHECKING:
+    from allyouneed.apps.translate.documents.memory import Match, Memory
     from allyouneed.apps.translate.documents.translate import DocumentTranslation
     from allyouneed.data.files.pairs import Pair
 
@@ -136,6 +137,7 @@ class Translator(GeneratingPredictor):
         align: bool = False,
         protect: bool | None = None,
         glossary: Glossary | Mapping[str, str] | None = None,
+        memory: Memory | None = None,
         words: bool = False,
         sentences: bool = True,
         context: ContextOption = None,
@@ -146,7 +148,7 @@ class Translator(GeneratingPredictor):
 
         A model with a language detector detects `from_`, and chooses a default for `to`. `protect`: keep URLs, code,
         tags and other spans (docs/translator.md) as they are; default: if the model was trained with languages.
-        `glossary`: terms with a fixed translation (docs/documents.md). `words`: the confidence of each word, where the
+        `glossary`: terms with a fixed translation, `memory`: of earlier translations (docs/documents.md). `words`: the confidence of each word, where the
         model folder has a calibration. `sentences`: false to translate a line as a whole, if it does not exceed the
         training length. `options`: see `call_options`.
 
@@ -173,12 +175,25 @@ class Translator(GeneratingPredictor):
         if write is None or from_ != to:
             routes = self.routes.of_all([without_spans(text) for text in texts], to, from_)
         by_route: dict[Route, list[int]] = {}
-        for number, route in enumerate(routes):
-            by_route.setdefault(route, []).append(number)
         found: dict[int, Translation] = {}
+        matches: dict[int, Match] = {}
+        only = self.routes.directions[0] if len(self.routes.directions) == 1 else (None, None)
+        for number, route in enumerate(routes):
+            known = None
+            if memory is not None and route.into:
+                known = memory.find(texts[number], route.here or only[0], route.into[-1] or only[1])
+            if known is not None:
+                matches[number] = known
+            if known is not None and known.likeness == 1:
+                found[number] = Translation(texts[number], [Candidate(known.target, 0.0)], route=route.named)
+            else:
+                by_route.setdefault(route, []).append(number)
         for route, numbers in by_route.items():
             some, indices = [texts[number] for number in numbers], [call.first + number for number in numbers]
             found |= zip(numbers, self._translate_route(route, some, indices, settings), strict=True)
+        for number, known in matches.items():
+            if known.likeness < 1:
+                found[number] = replace(found[number], notes=[*found[number].notes, known.note])
         for number, text in enumerate(texts):
             if self.routes.detector is not None and from_ is None and self.routes.detector.is_unfamiliar(text):
                 known = ", ".join(self.routes.detector.languages)

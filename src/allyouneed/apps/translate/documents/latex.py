@@ -123,6 +123,8 @@ class _Reader:
         elif kind == "accent":
             letter = re.findall("[A-Za-z]", raw[2:])[-1]
             builder.text(raw, unicodedata.normalize("NFC", letter + ACCENTS[raw[1]]))
+        elif kind == "quote" and raw in ("``", "''"):  # in German, “ closes what „ opens
+            builder.text(raw, QUOTES[raw])
         elif kind == "quote":
             builder.entity(raw, QUOTES[raw])
         elif kind == "brace":

@@ -84,6 +84,14 @@ def named_target(translator: Translator, to: str | None) -> str | None:
     return to if to is not None or len(found) != 1 else found.pop()
 
 
+def named_source(translator: Translator, passages: Sequence[str], from_: str | None) -> str | None:
+    """The language that a document is in: given, or that of its words."""
+    if from_ is not None or translator.routes.detector is None:
+        found = {here for here, _ in getattr(translator.routes, "directions", ())}
+        return from_ if from_ is not None or len(found) != 1 else found.pop()
+    return translator.routes.of(without_spans("\n".join(passages)[:DETECTED]), None, None).here
+
+
 def passage_text(source: str, text: str, format: str) -> str:
     """The translation of a passage as it is written in a document of this format."""
     return text if format == "text" else same_end(source, text)
