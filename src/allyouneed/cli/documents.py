@@ -35,8 +35,8 @@ SHOWN = 3  # files named in a message
 
 @dataclass(frozen=True)
 class DocumentCommand:
-    """`format`: a name, or `auto`; `every`: of PO; `options`: of `translate_full`; `table`: of CSV and TSV. `saved`: the
-    memory that translations are added to."""
+    """`format`: a name, or `auto`; `every`: of PO; `options`: of `translate_full`; `table`: of CSV and TSV. `saved`:
+    the memory that translations are added to."""
 
     translator: Any
     format: str

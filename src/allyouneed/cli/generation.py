@@ -58,21 +58,20 @@ def translate(
             metavar="FORMAT",
             autocompletion=document_formats,
             help="translate whole documents and keep their markup; auto: by the suffix of the file; or html, md, srt, "
-            "vtt, po, xml, text, csv, tsv, docx, pptx, xlsx, odf, epub, xliff, tmx, ts, json, yaml, properties, strings, "
-            "ipynb, tex, pdf",
+            "vtt, po, xml, text, csv, tsv, docx, pptx, xlsx, odf, epub, xliff, tmx, ts, json, yaml, properties, "
+            "strings, ipynb, tex, pdf",
         ),
     ] = None,
     glossary: Annotated[
         Path | None, option(metavar="FILE", help="lines of a term, a tab and its translation; or a term to keep")
     ] = None,
-    keep: Annotated[
-        list[str] | None, option(metavar="NAME", help="a name that is not translated; repeatable")
-    ] = None,
+    keep: Annotated[list[str] | None, option(metavar="NAME", help="a name that is not translated; repeatable")] = None,
     memory: Annotated[
         Path | None, option(metavar="FILE", help="TMX of earlier translations: the same is taken, the like is noted")
     ] = None,
     save_memory: Annotated[
-        Path | None, option("--save-memory", metavar="FILE", help="with --format: add passages and translations to a TMX")
+        Path | None,
+        option("--save-memory", metavar="FILE", help="with --format: add passages and translations to a TMX"),
     ] = None,
     context: Annotated[
         int | None, option(metavar="N", help="read each sentence with the N before it, if the model was trained to")

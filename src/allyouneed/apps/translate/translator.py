@@ -148,9 +148,9 @@ class Translator(GeneratingPredictor):
 
         A model with a language detector detects `from_`, and chooses a default for `to`. `protect`: keep URLs, code,
         tags and other spans (docs/translator.md) as they are; default: if the model was trained with languages.
-        `glossary`: terms with a fixed translation, `memory`: of earlier translations (docs/documents.md). `words`: the confidence of each word, where the
-        model folder has a calibration. `sentences`: false to translate a line as a whole, if it does not exceed the
-        training length. `options`: see `call_options`.
+        `glossary`: terms with a fixed translation, `memory`: of earlier translations (docs/documents.md). `words`: the
+        confidence of each word, where the model folder has a calibration. `sentences`: false to translate a line as a
+        whole, if it does not exceed the training length. `options`: see `call_options`.
 
         `context`, of a model trained with it (docs/family/document.md): 2 reads each sentence with the 2 before it, in
         a request whose texts are consecutive; a blank text ends a document, and `preceding` are the texts before the
@@ -212,7 +212,7 @@ class Translator(GeneratingPredictor):
         reading: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> DocumentTranslation:
-        """Translate a document; its markup is kept (docs/documents.md). `text`: or the bytes of a file. `format`: html, md,
+        """Translate a document; its markup is kept (docs/documents.md). `text`: or a file's bytes. `format`: html, md,
         docx, …; `reading`: its options, such as `{"ignore_tags": ["code"]}` of XML. `options`: see
         `translate_full`."""
         return self.translate_documents(

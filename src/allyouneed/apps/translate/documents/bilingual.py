@@ -22,6 +22,7 @@ from allyouneed.apps.translate.documents.parts import (
 from allyouneed.apps.translate.documents.walker import Element, Elements
 from allyouneed.apps.translate.documents.xml import encode
 from allyouneed.data.languages import parse_name
+from allyouneed.errors import UserError
 
 PAIRS = names("g mrk pc sub hi it")
 CODES = names("ph bpt ept x bx ex cp sc ec sm em ut byte")  # what is in them is code
@@ -30,8 +31,10 @@ XLIFF = "urn:oasis:names:tc:xliff:document:2"
 
 
 class _Reader:
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, root: str, name: str) -> None:
         self.elements = Elements(text)
+        if text.strip() and next(self.elements.all(root), None) is None:
+            raise UserError(f"not {name}: there is no <{root}>; check the suffix, or set --format")
         self.symbols = free_symbols(text)
         self.edits: dict[int, tuple[int, list[Part]]] = {}  # first token: the one after the last, and what is there
 
@@ -108,7 +111,7 @@ def _cased(attribute: str) -> str:
 
 def read_xliff(text: str, every: bool = False) -> Document:
     """Sources without a target, or whose state says that it is none yet; all of them with `every`."""
-    reader = _Reader(text)
+    reader = _Reader(text, "xliff", "XLIFF")
     elements = reader.elements
     second = any(elements.attribute(one, "xmlns").startswith(XLIFF) for one in elements.all("xliff"))
     for one in elements.all("xliff" if second else "file"):
@@ -153,7 +156,7 @@ def _set_state(reader: _Reader, one: Element) -> None:
 
 def read_ts(text: str, every: bool = False) -> Document:
     """Translations of Qt that are empty or unfinished; they stay unfinished until a person has looked at them."""
-    reader = _Reader(text)
+    reader = _Reader(text, "ts", "a TS file of Qt")
     elements = reader.elements
     for one in elements.all("ts"):
         reader.name_target(one, "language")
@@ -195,7 +198,7 @@ class Variant(Unit):
 
 def read_tmx(text: str) -> Document:
     """Each unit gets a translation of the first of its segments that is in the source language."""
-    reader, own = _Reader(text), OwnLanguage()
+    reader, own = _Reader(text, "tmx", "TMX"), OwnLanguage()
     elements = reader.elements
     header = next(elements.all("header"), None)
     if header is not None and elements.attribute(header, "srclang") not in ("", "*all*"):

@@ -15,7 +15,8 @@ COPIED = names(
     "tikzpicture algorithmic comment filecontents"
 )
 ARGUMENTS = names(  # environments whose arguments are no words
-    "tabular tabularx tabulary longtable array minipage multicols wrapfigure column thebibliography adjustbox figure table"
+    "tabular tabularx tabulary longtable array minipage multicols wrapfigure column thebibliography adjustbox figure "
+    "table"
 )
 TABLES = names("tabular tabularx tabulary longtable array")
 UNSEEN = names("label index vspace hspace setlength setcounter addtocounter selectlanguage color phantomsection")

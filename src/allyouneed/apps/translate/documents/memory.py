@@ -1,7 +1,7 @@
 """Translation memory: sentences that people have translated before, in files of TMX 1.4.
 
-An exact match is taken instead of the model's translation; one that is nearly the same is offered in a note. Tags within
-a sentence count as places: `Das <ph x="1"/>Auto`.
+An exact match is taken instead of the model's translation; one that is nearly the same is offered in a note. A tag in a
+sentence counts as a place: `Das <ph x="1"/>Auto`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Documents that are zip packages: Word, PowerPoint, Excel, OpenDocument, EPUB. Members without a translated passage are
-copied as they are, packed; macros and pictures are never opened."""
+"""Documents that are zip packages: Word, PowerPoint, Excel, OpenDocument, EPUB. Members without a translated passage
+are copied as they are, packed; macros and pictures are never opened."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from allyouneed.apps.translate.documents.xml import encode
 from allyouneed.errors import UserError
 
 MOST_MEMBERS = 20_000
-MOST_TEXT = 128 << 20  # bytes of all members that are read, unpacked
+MOST_TEXT = 32 << 20  # bytes of all members that are read, unpacked
 MOST_EXPANDED, SMALL = 200, 4 << 20  # times the packed size of a member that is larger than this
 HEADER = 30  # bytes before the name of a member
 OLD = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # a compound file of Microsoft
@@ -155,8 +155,8 @@ def _is_encrypted(content: bytes) -> bool:
 def _check_size(info: zipfile.ZipInfo) -> int:
     if info.file_size > max(SMALL, MOST_EXPANDED * info.compress_size):
         raise UserError(
-            f"{info.filename}: {info.compress_size:,} bytes that expand to {info.file_size:,} are not read; if you trust "
-            "the document, open it and save it again"
+            f"{info.filename}: {info.compress_size:,} bytes that expand to {info.file_size:,} are not read; if you "
+            "trust the document, open it and save it again"
         )
     return info.file_size
 

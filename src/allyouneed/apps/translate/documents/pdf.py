@@ -1,5 +1,5 @@
-"""PDF: its text in reading order, written as another format. A PDF has no paragraphs, only letters at places: lines that
-stand together are one, larger letters are a heading, and columns are read one after the other (pdfminer.six)."""
+"""PDF: its text in reading order, written as another format. A PDF has no paragraphs, only letters at places: lines
+that stand together are one, larger letters are a heading, and columns are read one after the other (pdfminer.six)."""
 
 from __future__ import annotations
 
@@ -116,10 +116,8 @@ BOLD = '<w:rPr><w:b/><w:sz w:val="32"/></w:rPr>'
 
 
 def _docx(found: list[Paragraph]) -> bytes:
-    paragraphs = "".join(
-        f'<w:p><w:r>{BOLD * one.heading}<w:t xml:space="preserve">{escape(_printable(one.text), quote=False)}</w:t></w:r></w:p>'
-        for one in found
-    )
+    texts = ((BOLD * one.heading, escape(_printable(one.text), quote=False)) for one in found)
+    paragraphs = "".join(f'<w:p><w:r>{bold}<w:t xml:space="preserve">{text}</w:t></w:r></w:p>' for bold, text in texts)
     body = f'<w:document xmlns:w="{OFFICE}/wordprocessingml/2006/main"><w:body>{paragraphs}</w:body></w:document>'
     written = io.BytesIO()
     with zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED) as packed:

@@ -26,8 +26,8 @@ DEEPEST = 200
 
 
 class Value(NamedTuple):
-    """A value of a file: its characters in it, what it says, and how another text is written in its place. `parts`: of a
-    value that is a document itself, or the name of a language."""
+    """A value of a file: its characters in it, what it says, and how another text is written in its place. `parts`: of
+    a value that is a document itself, or the name of a language."""
 
     start: int
     end: int
@@ -227,7 +227,8 @@ def _yaml_scalar(raw: str, style: str | None, is_text: Callable[[str], bool], te
 
 PLAIN = re.compile(r"[^\W\d_](?:[^\n:#,\[\]{}&*!|>'\"%@`\\]|(?<=\S)['’](?=\S))*(?<! )")
 PROPERTY = re.compile(
-    r"^[ \t\f]*(?:[#!][^\r\n]*|(?:[^\\:=\s]|\\[^\r\n])++[ \t\f]*[:=]?[ \t\f]*(?P<value>(?:[^\\\r\n]|\\(?:\r\n|[^\r]|\r))*+))",
+    r"^[ \t\f]*(?:[#!][^\r\n]*|(?:[^\\:=\s]|\\[^\r\n])++[ \t\f]*[:=]?[ \t\f]*"
+    r"(?P<value>(?:[^\\\r\n]|\\(?:\r\n|[^\r]|\r))*+))",
     re.MULTILINE,
 )
 ESCAPE = re.compile(r"\\(?:[uU]([0-9A-Fa-f]{4})|\r?\n[ \t]*|(.)|$)", re.DOTALL)
@@ -241,8 +242,8 @@ def _unescape(text: str) -> str:
 
 
 def read_properties(text: str) -> Document:
-    """The values of a Java properties file. Letters that the file could not have are written as `\\u00e4`; where a value
-    has `{0}`, an apostrophe is written twice, as `MessageFormat` reads it."""
+    """The values of a Java properties file. Letters that the file could not have are written as `\\u00e4`; where a
+    value has `{0}`, an apostrophe is written twice, as `MessageFormat` reads it."""
     latin = all(ord(char) < 256 for char in text)
     least = 128 if text.isascii() else 256 if latin else 0x110000  # characters from here on are escaped
 

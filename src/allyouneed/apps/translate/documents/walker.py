@@ -29,9 +29,9 @@ IDENTIFIER = re.compile(r'\bw:id="([^"]*)"')
 @dataclass(frozen=True)
 class Vocabulary:
     """Names of elements, in lower case. `prefixes`: of these names, by namespace. `blocks` are passages, `copied` are
-    not read; in a block, `pairs` enclose words, `nouns` stand for a thing, `breaks` separate words, `dropped` are not in
-    a translation; whatever else there is stays a mark. `runs` have one formatting and `texts` in them have all words;
-    without `runs`, words are directly in the block."""
+    not read; in a block, `pairs` enclose words, `nouns` stand for a thing, `breaks` separate words, `dropped` are not
+    in a translation; whatever else there is stays a mark. `runs` have one formatting and `texts` in them have all
+    words; without `runs`, words are directly in the block."""
 
     prefixes: Mapping[str, str]
     blocks: frozenset[str]
@@ -145,7 +145,10 @@ class Elements:
 
 
 class Format(str):
-    """The properties of the runs that follow, in place of a mark; None of them: those before hold again."""
+    """The properties of the runs that follow, in place of a mark."""
+
+
+END = Format()  # those before hold again
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +167,7 @@ class RunUnit(Unit):
             if parts is None:
                 written += [begins, formats[-1], middle, self.encode(piece), ends] * bool(piece)
             elif parts and isinstance(parts[0], Format):
-                if parts[0]:
+                if parts[0] is not END:
                     formats.append(parts[0])
                 elif len(formats) > 1:
                     formats.pop()
@@ -175,8 +178,8 @@ class RunUnit(Unit):
 
 @dataclass
 class Item:
-    """A piece of a paragraph. `plain`: its words; None: it is a mark. `written`: as it is in a translation. `style`: the
-    properties of its run."""
+    """A piece of a paragraph. `plain`: its words; None: it is a mark. `written`: as it is in a translation. `style`:
+    the properties of its run."""
 
     raw: list[Part]
     plain: str | None = None
@@ -258,9 +261,9 @@ class Walker:
         def change(style: str) -> None:
             nonlocal current
             if current != base:
-                builder.mark((), ("format", True), Format())
+                builder.mark((), ("format", True), END)
             if style != base:
-                builder.mark((), ("format", False), Format(style or " "))
+                builder.mark((), ("format", False), Format(style))
             current = style
 
         for item in items:
