@@ -239,7 +239,8 @@ PIECES = {
     "properties": ["=", ":", " ", "\\", "\n", "\r\n", "#", "\\u00e4", "'", "{0}", "\\\n"],
     "strings": ['"a" = "b";', "/*", "*/", "//", '"', "=", "\\", "\n"],
     "tex": ["{", "}", "$", "$$", "\\[", "\\]", "\\emph{", "\\section{", "\\begin{equation}", "\\end{equation}", "%",
-            "\\", "\n\n", "\\item", "[", "]", "&", "\\\\", "~", "\\verb|", "|", "\\footnote{", '\\"a', "\\begin{document}"],
+            "\\", "\n\n", "\\item", "[", "]", "&", "\\\\", "~", "\\verb|", "|", "\\footnote{", '\\"a',
+            "\\begin{document}"],
 }  # fmt: skip
 WORDS = ["word", "Hello", " ", " ", "two words", "Größe", "你好", "5", ",", ". ", "\ue000", "\x00", "\ufffd"]
 REFUSES = ("json", "yaml", "strings", "ipynb")  # formats in which not every text is a document

@@ -44,10 +44,10 @@ PIECES = {
     "properties": ["a=b\n", "c=d\\\n", "# e\n", "\\", "f "],
     "strings": ['"a" = "b";\n', "/*", "// c\n", '"'],
     "ipynb": ['{"cell_type": "markdown", "source": ["a"]},', '{"cell_type": "code", "source": "b"},'],
-    "tex": ["{", "}", "$", "$$", r"\[", r"\(", "%", r"\begin{equation}", r"\emph{a}", r"\emph{", r"\a[", r"\x{}", "a\n\n",
-            "a & ", r"a \\", r"\verb|", r"\footnote{b}", "[", "]"],
+    "tex": ["{", "}", "$", "$$", r"\[", r"\(", "%", r"\begin{equation}", r"\emph{a}", r"\emph{", r"\a[", r"\x{}",
+            "a\n\n", "a & ", r"a \\", r"\verb|", r"\footnote{b}", "[", "]"],
 }  # fmt: skip
-PAIRS = {"tex": [("{", "}"), (r"\emph{a", "}"), (r"\x[", "]"), ("$a", "}")],
+PAIRS = {"tex": [("{", "}"), (r"\emph{a", "}"), ("$a", "}")],
          "md": [("[", "]"), ("[", "a* "), (" *a", "b_ ")], "html": [("<pre><b>", "</i>"), ("a<b>", "</i>")],
          "xml": [("a<b>", "</i>")]}  # fmt: skip
 HEADS = {"srt": "1\n00:00:01,000 --> 00:00:02,000\n", "vtt": "WEBVTT\n\n00:01.000 --> 00:02.000\n", "po": 'msgid "x"\n'}

@@ -4,13 +4,12 @@ that stand together are one, larger letters are a heading, and columns are read 
 from __future__ import annotations
 
 import io
+import logging
 import re
 import statistics
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from html import escape
-from itertools import islice
 from typing import Any, NamedTuple
 
 from allyouneed.apps.translate.documents.formats import read_document
@@ -44,8 +43,7 @@ def _paragraphs(data: bytes) -> Iterator[Paragraph]:
     letters = 0
     for page in _pages(data):
         for box in page:
-            text = box.get_text().strip() if hasattr(box, "get_text") else ""
-            if text:
+            if text := box.get_text().strip():
                 letters += len(text)
                 boxes.append((text, _size(box)))
         if letters > MOST_LETTERS:
@@ -58,15 +56,18 @@ def _paragraphs(data: bytes) -> Iterator[Paragraph]:
         yield Paragraph(joined, size > LARGER * usual and len(joined) < SHORT)
 
 
-def _pages(data: bytes) -> Iterator[Any]:
+def _pages(data: bytes) -> Iterator[list[Any]]:
+    """The boxes of text of each page."""
     from pdfminer.high_level import extract_pages
-    from pdfminer.layout import LAParams
+    from pdfminer.layout import LAParams, LTTextBox
     from pdfminer.pdfdocument import PDFEncryptionError, PDFPasswordIncorrect, PDFTextExtractionNotAllowed
 
     if len(data) > MOST_BYTES or not re.search(rb"%PDF-\d", data[:1024]):
         raise UserError("not a PDF of a usual size; check the file")
+    logging.getLogger("pdfminer").setLevel(logging.ERROR)
     try:
-        yield from islice(extract_pages(io.BytesIO(data), maxpages=MOST_PAGES, laparams=LAParams()), MOST_PAGES)
+        for page in extract_pages(io.BytesIO(data), maxpages=MOST_PAGES, laparams=LAParams()):
+            yield [box for box in page if isinstance(box, LTTextBox)]
     except (PDFPasswordIncorrect, PDFEncryptionError, PDFTextExtractionNotAllowed):
         raise UserError("encrypted; save it without a password") from None
     except UserError:
@@ -78,10 +79,7 @@ def _pages(data: bytes) -> Iterator[Any]:
 
 def _size(box: Any) -> float:
     """The height of the lines of a box."""
-    found = [0.0]
-    with suppress(TypeError):  # a box without lines
-        found += [line.height for line in box]
-    return statistics.median(found[1:] or found)
+    return statistics.median([getattr(line, "height", 0.0) for line in box] or [0.0])
 
 
 def _text(found: list[Paragraph]) -> str:

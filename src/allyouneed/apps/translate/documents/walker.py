@@ -21,6 +21,7 @@ from allyouneed.apps.translate.documents.xml import encode
 from allyouneed.errors import UserError
 
 DEEPEST = 200  # elements inside of each other
+DEEPEST_FIELD = 5
 PROPERTIES = re.compile(r"<(\w*:?)(?:lang|noProof|proofErr)\b[^>]*/>")  # of a run: no formatting
 PREFIX = re.compile(r"<([\w.-]+:)")
 IDENTIFIER = re.compile(r'\bw:id="([^"]*)"')
@@ -383,6 +384,8 @@ def merged(items: list[Item]) -> list[Item]:
         if item.kind != "end" or not begins:
             continue
         begin = begins.pop()
+        if len(begins) > DEEPEST_FIELD:
+            continue  # one of those around it contains it
         field, middle = found[begin:], None
         code = "".join(one.code for one in field)
         if code.split()[:1] == ["HYPERLINK"]:
