@@ -17,6 +17,7 @@ from allyouneed.cli.documents import DocumentCommand, translate_documents
 from allyouneed.cli.options import FileOptions
 from allyouneed.errors import UserError
 from allyouneed.infer.decoding.notes import Note
+from allyouneed.plugins import ROOT
 
 PAGE = "".join(f"<p>Word <b>{number}</b></p>\n" for number in range(10))
 
@@ -220,6 +221,12 @@ def test_every_format_is_named_by_the_help_and_its_files_are_known_as_files() ->
     (option,) = get_type_hints(translate, include_extras=True)["format"].__metadata__
     listed = option.help.rpartition("; or ")[2].split(", ")
     assert listed == list(FORMATS) and document_formats("") == [*FORMATS, "auto"]
+    for page in ("docs/documents.md", "docs/zh/documents.md"):
+        table = "".join(
+            line for line in (ROOT.parents[1] / page).read_text().splitlines(True) if line.startswith("| `")
+        )
+        assert not [name for name in FORMATS if f"`{name}`" not in table], page
+        assert not [suffix for suffix in SUFFIXES if f"`.{suffix}`" not in table], page
     assert not [suffix for suffix in SUFFIXES if not FILE_NAME.fullmatch(f"a.{suffix}")]
 
 
