@@ -239,14 +239,14 @@ def _save(command: DocumentCommand, passages: Sequence[str], texts: Sequence[str
     """Add the passages of a document and their translations to a memory."""
     if command.saved is None or not passages:
         return
-    from allyouneed.apps.translate.documents.memory import Memory
+    from allyouneed.apps.translate.documents.memory import TranslationMemory
     from allyouneed.apps.translate.documents.translate import named_source
     from allyouneed.files import write_text
 
     here = named_source(command.translator, passages, command.from_)
     if here is None or to is None:
         raise UserError("--save-memory: the language of the document is not known; set --from and --to")
-    memory = Memory.read(command.saved) if command.saved.exists() else Memory()
+    memory = TranslationMemory.read(command.saved) if command.saved.exists() else TranslationMemory()
     memory.add(passages, texts, here, to)
     write_text(command.saved, memory.write())
 

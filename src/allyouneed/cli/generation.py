@@ -113,9 +113,9 @@ def translate(
         terms = {} if glossary is None else Glossary.read(glossary).terms
         options |= {"glossary": Glossary(terms | {name: name for name in keep or ()})}
     if memory is not None:
-        from allyouneed.apps.translate.documents.memory import Memory
+        from allyouneed.apps.translate.documents.memory import TranslationMemory
 
-        options |= {"memory": Memory.read(memory)}
+        options |= {"memory": TranslationMemory.read(memory)}
     if save_memory is not None and format is None:
         raise UserError("--save-memory is for documents; set --format, or remove it")
     if every and format not in (*DRAFTS, "auto"):

@@ -47,7 +47,7 @@ from allyouneed.infer.predictors.base import EvaluationResult, check_texts, even
 from allyouneed.infer.predictors.generating import GeneratingPredictor
 
 if TYPE_CHECKING:
-    from allyouneed.apps.translate.documents.memory import Match, Memory
+    from allyouneed.apps.translate.documents.memory import Match, TranslationMemory
     from allyouneed.apps.translate.documents.translate import DocumentTranslation
     from allyouneed.data.files.pairs import Pair
 
@@ -137,7 +137,7 @@ class Translator(GeneratingPredictor):
         align: bool = False,
         protect: bool | None = None,
         glossary: Glossary | Mapping[str, str] | None = None,
-        memory: Memory | None = None,
+        memory: TranslationMemory | None = None,
         words: bool = False,
         sentences: bool = True,
         context: ContextOption = None,

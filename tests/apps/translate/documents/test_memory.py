@@ -9,7 +9,7 @@ import pytest
 
 import allyouneed as ayn
 from allyouneed.apps.translate.documents.formats import read_document
-from allyouneed.apps.translate.documents.memory import Memory
+from allyouneed.apps.translate.documents.memory import TranslationMemory
 from allyouneed.cli import main
 from allyouneed.errors import UserError
 
@@ -24,8 +24,8 @@ TMX = """<?xml version="1.0"?>
 </body></tmx>"""
 
 
-def memory() -> Memory:
-    return Memory.parse(TMX.encode())
+def memory() -> TranslationMemory:
+    return TranslationMemory.parse(TMX.encode())
 
 
 def test_the_same_sentence_is_taken_in_both_directions_the_first_one_of_several() -> None:
@@ -56,7 +56,7 @@ def test_what_is_added_is_written_as_tmx_and_read_again() -> None:
     page = read_document("<p>A <b>new</b> car &amp; more</p><p>12</p>", "html")
     saved = memory()
     saved.add([unit.passage for unit in page.units], ["Ein neuer Wagen".join(page.units[0].marks)], "en", "de")
-    again = Memory.parse(saved.write().encode())
+    again = TranslationMemory.parse(saved.write().encode())
     assert again.units == saved.units and len(again.units) == 4
     ElementTree.fromstring(saved.write())
     found = again.find(page.units[0].passage, "en", "de")
@@ -71,7 +71,7 @@ def test_what_is_added_is_written_as_tmx_and_read_again() -> None:
 )
 def test_what_is_no_memory_is_refused(content: bytes, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        Memory.parse(content)
+        TranslationMemory.parse(content)
 
 
 def test_the_command_reads_and_writes_memories_and_keeps_names(
@@ -85,7 +85,7 @@ def test_the_command_reads_and_writes_memories_and_keeps_names(
         main(["translate", *arguments, "--save-memory", str(saved), "--keep", "Red Square"])
     assert out.read_text().startswith("<p>Flott ist der <b>rote</b> Wagen.</p>") and "Red Square" in out.read_text()
     assert "the memory has 'Good morning to all of you.' (83% alike): 'Moin, ihr & alle.'" in capsys.readouterr().err
-    assert len(Memory.read(saved).units) == 3
+    assert len(TranslationMemory.read(saved).units) == 3
     with pytest.raises(SystemExit, match="2"):
         main(["translate", "Hi", "--save-memory", str(saved)])
     assert "--save-memory is for documents" in capsys.readouterr().err

@@ -234,6 +234,24 @@ def test_slides_and_their_notes_are_translated(files: dict[str, bytes]) -> None:
     assert slide.notes_slide.notes_text_frame.text == "REMEMBER TO SMILE."
 
 
+def test_runs_that_differ_only_in_what_a_spelling_checker_wrote_are_one() -> None:
+    slide = (
+        '<p:sld xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main"><a:p><a:r><a:rPr lang="en-US" dirty="0"/>'
+        '<a:t>One </a:t></a:r><a:r><a:rPr lang="en-GB" b="1" err="1"/><a:t>bold</a:t></a:r><a:r><a:rPr lang="de"/>'
+        '<a:t> word</a:t></a:r><a:endParaRPr lang="en-US"/></a:p></p:sld>'
+    )
+    data = zipped({"ppt/slides/slide1.xml": slide})
+    assert [plain(unit.passage) for unit in read_document(data, "pptx").units] == ["One ·bold· word"]
+    assert (
+        contents(translated(data, "pptx", str.upper))["ppt/slides/slide1.xml"]
+        .decode()
+        .endswith(
+            '<a:p><a:r><a:t>ONE </a:t></a:r><a:r><a:rPr b="1"/><a:t>BOLD</a:t></a:r><a:r><a:t> WORD</a:t></a:r>'
+            '<a:endParaRPr lang="en-US"/></a:p></p:sld>'
+        )
+    )
+
+
 def test_formulas_numbers_dates_and_the_columns_of_tables_stay(files: dict[str, bytes]) -> None:
     from openpyxl import load_workbook
 

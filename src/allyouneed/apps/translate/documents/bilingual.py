@@ -30,7 +30,7 @@ DRAFTS = names("new needs-translation needs-l10n needs-adaptation initial")  # s
 XLIFF = "urn:oasis:names:tc:xliff:document:2"
 
 
-class _Reader:
+class _PairReader:
     def __init__(self, text: str, root: str, name: str) -> None:
         self.elements = Elements(text)
         if text.strip() and next(self.elements.all(root), None) is None:
@@ -111,7 +111,7 @@ def _cased(attribute: str) -> str:
 
 def read_xliff(text: str, every: bool = False) -> Document:
     """Sources without a target, or whose state says that it is none yet; all of them with `every`."""
-    reader = _Reader(text, "xliff", "XLIFF")
+    reader = _PairReader(text, "xliff", "XLIFF")
     elements = reader.elements
     second = any(elements.attribute(one, "xmlns").startswith(XLIFF) for one in elements.all("xliff"))
     for one in elements.all("xliff" if second else "file"):
@@ -143,7 +143,7 @@ def read_xliff(text: str, every: bool = False) -> Document:
     return reader.document()
 
 
-def _set_state(reader: _Reader, one: Element) -> None:
+def _set_state(reader: _PairReader, one: Element) -> None:
     """A segment of XLIFF 2 is translated now."""
     token = reader.elements.tokens[one.first]
     found = next((a for a in token.attributes if a.name == "state"), None)
@@ -156,7 +156,7 @@ def _set_state(reader: _Reader, one: Element) -> None:
 
 def read_ts(text: str, every: bool = False) -> Document:
     """Translations of Qt that are empty or unfinished; they stay unfinished until a person has looked at them."""
-    reader = _Reader(text, "ts", "a TS file of Qt")
+    reader = _PairReader(text, "ts", "a TS file of Qt")
     elements = reader.elements
     for one in elements.all("ts"):
         reader.name_target(one, "language")
@@ -198,7 +198,7 @@ class Variant(Unit):
 
 def read_tmx(text: str) -> Document:
     """Each unit gets a translation of the first of its segments that is in the source language."""
-    reader, own = _Reader(text, "tmx", "TMX"), OwnLanguage()
+    reader, own = _PairReader(text, "tmx", "TMX"), OwnLanguage()
     elements = reader.elements
     header = next(elements.all("header"), None)
     if header is not None and elements.attribute(header, "srclang") not in ("", "*all*"):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from allyouneed.apps.translate.documents.parts import Document
 
 
-class Format(NamedTuple):
+class DocumentFormat(NamedTuple):
     """`reader`: module and function of this package; `data`: it reads bytes, not text."""
 
     reader: str
@@ -23,30 +23,30 @@ class Format(NamedTuple):
 
 
 FORMATS = {
-    "html": Format("html:read_html", "html htm xhtml"),
-    "md": Format("markdown:read_markdown", "md markdown"),
-    "srt": Format("subtitles:read_srt", "srt"),
-    "vtt": Format("subtitles:read_vtt", "vtt"),
-    "po": Format("po:read_po", "po pot"),
-    "xml": Format("xml:read_xml", "xml"),
-    "text": Format("text:read_text", "txt"),
-    "csv": Format("table:read_csv", "csv"),
-    "tsv": Format("table:read_tsv", "tsv"),
-    "docx": Format("packages:read_docx", "docx docm dotx", data=True),
-    "pptx": Format("packages:read_pptx", "pptx pptm potx ppsx", data=True),
-    "xlsx": Format("packages:read_xlsx", "xlsx xlsm xltx", data=True),
-    "odf": Format("packages:read_odf", "odt ods odp odg ott ots otp", data=True),
-    "epub": Format("packages:read_epub", "epub", data=True),
-    "xliff": Format("bilingual:read_xliff", "xlf xliff"),
-    "tmx": Format("bilingual:read_tmx", "tmx"),
-    "ts": Format("bilingual:read_ts", "ts"),
-    "json": Format("values:read_json", "json arb"),
-    "yaml": Format("values:read_yaml", "yaml yml"),
-    "properties": Format("values:read_properties", "properties"),
-    "strings": Format("values:read_strings", "strings"),
-    "ipynb": Format("values:read_notebook", "ipynb"),
-    "tex": Format("latex:read_latex", "tex latex"),
-    "pdf": Format("pdf:read_pdf", "pdf", data=True),
+    "html": DocumentFormat("html:read_html", "html htm xhtml"),
+    "md": DocumentFormat("markdown:read_markdown", "md markdown"),
+    "srt": DocumentFormat("subtitles:read_srt", "srt"),
+    "vtt": DocumentFormat("subtitles:read_vtt", "vtt"),
+    "po": DocumentFormat("po:read_po", "po pot"),
+    "xml": DocumentFormat("xml:read_xml", "xml"),
+    "text": DocumentFormat("text:read_text", "txt"),
+    "csv": DocumentFormat("table:read_csv", "csv"),
+    "tsv": DocumentFormat("table:read_tsv", "tsv"),
+    "docx": DocumentFormat("packages:read_docx", "docx docm dotx", data=True),
+    "pptx": DocumentFormat("packages:read_pptx", "pptx pptm potx ppsx", data=True),
+    "xlsx": DocumentFormat("packages:read_xlsx", "xlsx xlsm xltx", data=True),
+    "odf": DocumentFormat("packages:read_odf", "odt ods odp odg ott ots otp", data=True),
+    "epub": DocumentFormat("packages:read_epub", "epub", data=True),
+    "xliff": DocumentFormat("bilingual:read_xliff", "xlf xliff"),
+    "tmx": DocumentFormat("bilingual:read_tmx", "tmx"),
+    "ts": DocumentFormat("bilingual:read_ts", "ts"),
+    "json": DocumentFormat("values:read_json", "json arb"),
+    "yaml": DocumentFormat("values:read_yaml", "yaml yml"),
+    "properties": DocumentFormat("values:read_properties", "properties"),
+    "strings": DocumentFormat("values:read_strings", "strings"),
+    "ipynb": DocumentFormat("values:read_notebook", "ipynb"),
+    "tex": DocumentFormat("latex:read_latex", "tex latex"),
+    "pdf": DocumentFormat("pdf:read_pdf", "pdf", data=True),
 }
 READERS = {name: one.reader for name, one in FORMATS.items()}
 BY_LINES = ("html", "md", "srt", "vtt", "po", "xml", "text")  # whose files are translated line by line if not named

@@ -53,7 +53,7 @@ DEEPEST = 100
 
 
 def read_latex(text: str) -> Document:
-    return Document(_Reader(text).read())
+    return Document(_LatexReader(text).read())
 
 
 def encode(text: str) -> str:
@@ -61,7 +61,7 @@ def encode(text: str) -> str:
     return "".join(SPECIAL.get(char, char) for char in text)
 
 
-class _Reader:
+class _LatexReader:
     def __init__(self, text: str) -> None:
         self.text, self.ends, self.symbols = text, Ends(text), free_symbols(text)
         self.closing = self._braces()

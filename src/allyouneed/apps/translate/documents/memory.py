@@ -45,31 +45,31 @@ class Match(NamedTuple):
 
 
 @dataclass
-class Memory:
+class TranslationMemory:
     """`segments`: for each pair of languages, translations by their source."""
 
     segments: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict)
     units: list[dict[str, str]] = field(default_factory=list)  # the segments of each unit, by language
 
     @staticmethod
-    def read(path: Path) -> Memory:
+    def read(path: Path) -> TranslationMemory:
         try:
             content = path.read_bytes()
         except OSError as error:
             raise UserError(f"{path}: cannot read the memory: {error.strerror}; name a TMX file") from None
         try:
-            return Memory.parse(content)
+            return TranslationMemory.parse(content)
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
 
     @staticmethod
-    def parse(content: bytes) -> Memory:
+    def parse(content: bytes) -> TranslationMemory:
         if len(content) > MOST_BYTES:
             raise UserError(f"larger than {MOST_BYTES >> 20} MB; divide the memory")
         elements = Elements(decode(content, "tmx")[0])
         if next(elements.all("tmx"), None) is None:
             raise UserError("not TMX: there is no <tmx>; export the memory as TMX")
-        memory = Memory()
+        memory = TranslationMemory()
         for one in elements.all("tu"):
             unit: dict[str, str] = {}
             for variant in elements.children(one):

@@ -40,11 +40,11 @@ class Member(NamedTuple):
     """`name`: a pattern of the names of members; `read`: of their text."""
 
     name: str
-    read: Callable[[str, Reading], list[Part]]
+    read: Callable[[str, PackageReading], list[Part]]
 
 
 @dataclass
-class Reading:
+class PackageReading:
     """What the members of one document share: its own language, and paragraphs that stay as they are."""
 
     language: OwnLanguage = field(default_factory=OwnLanguage)
@@ -76,7 +76,7 @@ class Package(Document):
 
 def read_package(data: bytes, kind: str, members: Sequence[Member]) -> Package:
     with _opened(data, kind) as packed:
-        reading, found = Reading(), dict[str, tuple[Embedded, str]]()
+        reading, found = PackageReading(), dict[str, tuple[Embedded, str]]()
         size = 0
         reading.kept = _column_names(packed) if kind == "xlsx" else frozenset()
         for info in packed.infolist():
@@ -191,11 +191,11 @@ def _packed(source: bytes, changed: dict[str, bytes]) -> bytes:
     return written.getvalue()
 
 
-def _walk(vocabulary: Vocabulary, text: str, reading: Reading) -> list[Part]:
+def _walk(vocabulary: Vocabulary, text: str, reading: PackageReading) -> list[Part]:
     return Walker(text, vocabulary, reading.kept).read()
 
 
-def _languages(text: str, reading: Reading) -> list[Part]:
+def _languages(text: str, reading: PackageReading) -> list[Part]:
     """The languages that a sheet of styles names."""
     parts: list[Part] = []
     at = 0
@@ -217,11 +217,11 @@ def _column_names(packed: zipfile.ZipFile) -> frozenset[str]:
     return frozenset(found)
 
 
-def _page(text: str, reading: Reading) -> list[Part]:
+def _page(text: str, reading: PackageReading) -> list[Part]:
     return read_html_parts(text, free_symbols(text), reading.language, xml=True)
 
 
-def _contents(words: frozenset[str], text: str, reading: Reading) -> list[Part]:
+def _contents(words: frozenset[str], text: str, reading: PackageReading) -> list[Part]:
     """The texts of these elements, and the language of the book."""
     builder, name = Builder(free_symbols(text), encode), ""
     for token in tokens(text, xml=True):

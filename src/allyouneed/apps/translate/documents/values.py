@@ -25,7 +25,7 @@ LOCALE = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z]{2,4})?")
 DEEPEST = 200
 
 
-class Value(NamedTuple):
+class ValueSpan(NamedTuple):
     """A value of a file: its characters in it, what it says, and how another text is written in its place. `parts`: of
     a value that is a document itself, or the name of a language."""
 
@@ -36,7 +36,7 @@ class Value(NamedTuple):
     parts: tuple[Part, ...] | None = None
 
 
-def read_values(text: str, values: Iterable[Value]) -> Document:
+def read_values(text: str, values: Iterable[ValueSpan]) -> Document:
     parts: list[Part] = []
     at = 0
     for value in values:
@@ -98,12 +98,12 @@ def read_json(text: str) -> Document:
     own = OwnLanguage()
     escape = text.isascii() and "\\u" in text
 
-    def value(start: int, end: int, path: Path) -> Value:
+    def value(start: int, end: int, path: Path) -> ValueSpan:
         words, name = json.loads(text[start:end]), str((path or [""])[0])
         parts: tuple[Part, ...] | None = (words,) if name.startswith("@") else None
         if name == "@@locale":
             parts = (own.part(words, lambda to: to.replace("-", "_")),)
-        return Value(start, end, words, partial(json.dumps, ensure_ascii=escape), parts)
+        return ValueSpan(start, end, words, partial(json.dumps, ensure_ascii=escape), parts)
 
     return read_values(text, [value(*one) for one in _json_values(text) if text[one[0]] == '"'])
 
@@ -120,7 +120,7 @@ def read_notebook(text: str) -> Document:
                               if len(path) == 3 and tuple(path) in sources])  # fmt: skip
 
 
-def _cell(text: str, start: int, end: int) -> Value:
+def _cell(text: str, start: int, end: int) -> ValueSpan:
     raw = text[start:end]
     found = json.loads(raw)
     words = found if isinstance(found, str) else "".join(map(str, found))
@@ -133,7 +133,7 @@ def _cell(text: str, start: int, end: int) -> Value:
         lines = [json.dumps(line, ensure_ascii=False) for line in words.splitlines(keepends=True)]
         return f"[{first}{(',' + (first or ' ')).join(lines)}{last}]"
 
-    return Value(start, end, words, encode, tuple(read_markdown(words).parts))
+    return ValueSpan(start, end, words, encode, tuple(read_markdown(words).parts))
 
 
 def _load_json(text: str) -> Any:
@@ -188,7 +188,7 @@ def read_yaml(text: str) -> Document:
     def is_text(words: str) -> bool:
         return bool(resolver.resolve(yaml.ScalarNode, words, (True, False)).endswith(":str"))
 
-    own, values, is_name = OwnLanguage(), list[Value](), False
+    own, values, is_name = OwnLanguage(), list[ValueSpan](), False
     tops = [n for n, token in enumerate(tokens) if isinstance(token, yaml.KeyToken) and token.start_mark.column == 0]
     for number, token in enumerate(tokens):
         if isinstance(token, yaml.KeyToken):
@@ -201,10 +201,10 @@ def read_yaml(text: str) -> Document:
         if is_name:
             nested = isinstance(tokens[min(number + 2, len(tokens) - 1)], yaml.BlockMappingStartToken)
             if tops == [number - 1] and nested and LOCALE.fullmatch(words) and iso_code(words) is not None:
-                values.append(Value(start, end, words, encode, (own.part(words),)))
+                values.append(ValueSpan(start, end, words, encode, (own.part(words),)))
             is_name = False
         elif token.style or is_text(words):
-            values.append(Value(start, end, words, encode))
+            values.append(ValueSpan(start, end, words, encode))
     return read_values(text, values)
 
 
@@ -253,7 +253,7 @@ def read_properties(text: str) -> Document:
         pairs = char.encode("utf-16-be").hex()
         return "".join(f"\\u{pairs[n : n + 4]}" for n in range(0, len(pairs), 4))
 
-    def value(found: re.Match[str]) -> Value:
+    def value(found: re.Match[str]) -> ValueSpan:
         words = _unescape(found["value"])
         doubled = bool(re.search(r"\{\d", words)) and not re.search(r"(?<!')(?:'')*'(?!')", words)
         words = words.replace("''", "'") if doubled else words
@@ -262,7 +262,7 @@ def read_properties(text: str) -> Document:
             text = text.replace("'", "''") if doubled else text
             return ("\\" if text[:1] == " " else "") + "".join(map(escape, text))
 
-        return Value(*found.span("value"), words, encode)
+        return ValueSpan(*found.span("value"), words, encode)
 
     return read_values(text, [value(found) for found in PROPERTY.finditer(text) if found["value"]])
 
@@ -279,4 +279,4 @@ def read_strings(text: str) -> Document:
     found = [one for one in STRING.finditer(text) if one["equals"] is not None]
     if not found and text.removeprefix("\ufeff").strip():
         raise UserError('not .strings: no line has the form "name" = "value";')
-    return read_values(text, [Value(*one.span("string"), _unescape(one["string"][1:-1]), encode) for one in found])
+    return read_values(text, [ValueSpan(*one.span("string"), _unescape(one["string"][1:-1]), encode) for one in found])

@@ -22,7 +22,11 @@ from allyouneed.errors import UserError
 
 DEEPEST = 200  # elements inside of each other
 DEEPEST_FIELD = 5
-PROPERTIES = re.compile(r"<(\w*:?)(?:lang|noProof|proofErr)\b[^>]*/>")  # of a run: no formatting
+# of a run: no formatting
+PROPERTIES = re.compile(
+    r"<\w*:?(?:lang|noProof|proofErr)\b[^>]*/>"
+    r"|(?<=[\"\w])\s(?:lang|altLang|dirty|err|smtClean|smtId|noProof)=\"[^\"]*\"(?=[^<]*>)"
+)
 PREFIX = re.compile(r"<([\w.-]+:)")
 IDENTIFIER = re.compile(r'\bw:id="([^"]*)"')
 
@@ -145,11 +149,11 @@ class Elements:
         return unescape(self.tokens[one.first].attribute(name))
 
 
-class Format(str):
+class RunFormat(str):
     """The properties of the runs that follow, in place of a mark."""
 
 
-END = Format()  # those before hold again
+END = RunFormat()  # those before hold again
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +171,7 @@ class RunUnit(Unit):
             parts = self.marks.get(piece)
             if parts is None:
                 written += [begins, formats[-1], middle, self.encode(piece), ends] * bool(piece)
-            elif parts and isinstance(parts[0], Format):
+            elif parts and isinstance(parts[0], RunFormat):
                 if parts[0] is not END:
                     formats.append(parts[0])
                 elif len(formats) > 1:
@@ -264,7 +268,7 @@ class Walker:
             if current != base:
                 builder.mark((), ("format", True), END)
             if style != base:
-                builder.mark((), ("format", False), Format(style))
+                builder.mark((), ("format", False), RunFormat(style))
             current = style
 
         for item in items:
