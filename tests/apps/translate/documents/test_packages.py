@@ -236,7 +236,8 @@ def test_slides_and_their_notes_are_translated(files: dict[str, bytes]) -> None:
 
 def test_runs_that_differ_only_in_what_a_spelling_checker_wrote_are_one() -> None:
     slide = (
-        '<p:sld xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main"><a:p><a:r><a:rPr lang="en-US" dirty="0"/>'
+        '<p:sld xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main">'
+        '<a:p><a:r><a:rPr lang="en-US" dirty="0"/>'
         '<a:t>One </a:t></a:r><a:r><a:rPr lang="en-GB" b="1" err="1"/><a:t>bold</a:t></a:r><a:r><a:rPr lang="de"/>'
         '<a:t> word</a:t></a:r><a:endParaRPr lang="en-US"/></a:p></p:sld>'
     )
