@@ -149,10 +149,9 @@ def _translate(predictor: Translator, job: Job) -> list[Translated]:
     options: dict[str, Any] = {"sentences": job.sentences}
     options |= {"context": job.context} if job.context else {}
     options |= {"method": "beam", "beam": max(job.count, 4), "best": job.count} if job.count > 1 else {}
-    if job.format == "text" and not job.reading:
-        plain = predictor.translate_full(
-            list(filter(_is_text, job.texts)), to, from_=from_, glossary=job.glossary, **options
-        )
+    texts = list(filter(_is_text, job.texts))
+    if job.format == "text" and not job.reading and len(texts) == len(job.texts):
+        plain = predictor.translate_full(texts, to, from_=from_, glossary=job.glossary, **options)
         found = [
             Translated(
                 one.text,
@@ -170,9 +169,7 @@ def _translate(predictor: Translator, job: Job) -> list[Translated]:
         found = [Translated(one.text, one.source, one.words, one.others, one.notes, one.data) for one in documents]
     if job.preserve and job.format == "text":
         german = bool(to is not None and find(to, ["de"]))
-        found = [
-            replace(one, text=same_form(text, one.text, german)) for one, text in zip(found, job.texts, strict=True)
-        ]
+        found = [replace(one, text=same_form(text, one.text, german)) for one, text in zip(found, texts, strict=True)]
     return found
 
 
