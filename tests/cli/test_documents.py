@@ -190,6 +190,18 @@ def test_an_interrupted_table_resumes(tmp_path: Path) -> None:
     assert target.read_bytes().decode() == TABLE.replace("word", "WORD").replace('"a ', '"A ')
 
 
+def test_settings_in_a_folder_are_translated_only_if_their_format_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.json").write_text('{"theme": "dark"}')
+    (folder / "b.ts").write_text("const a = 1;")
+    (folder / "c.tex").write_text("Word\n")
+    auto, named = Upper(), Upper()
+    run(auto, folder, tmp_path / "auto")
+    run(named, folder, tmp_path / "named", "json")
+    assert (auto.read, named.read) == (["Word"], ["dark"])
+
+
 def test_a_packed_document_is_written_as_bytes_and_never_as_text(tmp_path: Path) -> None:
     import io
     import zipfile

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 TABLES = ("csv", "tsv")
 DRAFTS = ("po", "xliff", "ts")  # formats that have translations already
+OFTEN_OTHER = ("json", "yaml", "ts")  # of a folder: mostly settings and programs
 SHOWN = 3  # files named in a message
 
 
@@ -162,7 +163,7 @@ def _translate_folder(command: DocumentCommand, files: FileOptions, as_json: boo
 def _formats(name: str) -> frozenset[str]:
     from allyouneed.apps.translate.documents.formats import READERS
 
-    return frozenset(READERS) if name == "auto" else frozenset([name])
+    return frozenset(READERS) - {*OFTEN_OTHER} if name == "auto" else frozenset([name])
 
 
 def _translate_file(
