@@ -176,24 +176,23 @@ class Translator(GeneratingPredictor):
             routes = self.routes.of_all([without_spans(text) for text in texts], to, from_)
         by_route: dict[Route, list[int]] = {}
         found: dict[int, Translation] = {}
-        matches: dict[int, Match] = {}
+        near: dict[int, Match] = {}
         only = self.routes.directions[0] if len(self.routes.directions) == 1 else (None, None)
         for number, route in enumerate(routes):
-            known = None
+            match = None
             if memory is not None and route.into:
-                known = memory.find(texts[number], route.here or only[0], route.into[-1] or only[1])
-            if known is not None:
-                matches[number] = known
-            if known is not None and known.likeness == 1:
-                found[number] = Translation(texts[number], [Candidate(known.target, 0.0)], route=route.named)
-            else:
-                by_route.setdefault(route, []).append(number)
+                match = memory.find(texts[number], route.here or only[0], route.into[-1] or only[1])
+            if match is not None and match.likeness == 1:
+                found[number] = Translation(texts[number], [Candidate(match.target, 0.0)], route=route.named)
+                continue
+            by_route.setdefault(route, []).append(number)
+            if match is not None:
+                near[number] = match
         for route, numbers in by_route.items():
             some, indices = [texts[number] for number in numbers], [call.first + number for number in numbers]
             found |= zip(numbers, self._translate_route(route, some, indices, settings), strict=True)
-        for number, known in matches.items():
-            if known.likeness < 1:
-                found[number] = replace(found[number], notes=[*found[number].notes, known.note])
+        for number, match in near.items():
+            found[number] = replace(found[number], notes=[*found[number].notes, match.note])
         for number, text in enumerate(texts):
             if self.routes.detector is not None and from_ is None and self.routes.detector.is_unfamiliar(text):
                 known = ", ".join(self.routes.detector.languages)

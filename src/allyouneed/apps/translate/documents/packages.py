@@ -187,7 +187,7 @@ def _packed(source: bytes, changed: dict[str, bytes]) -> bytes:
             new.filelist.append(info)
             new.NameToInfo[info.filename] = info
             new.start_dir = written.tell()
-            new._didModify = True
+            new._didModify = True  # type: ignore[attr-defined]
     return written.getvalue()
 
 

@@ -211,7 +211,7 @@ class Builder:
         """`written`: as it is in a translation, where that is not `raw`. `noun`: see `noun`."""
         symbol = self._span(tuple(raw), NOUN if noun else MARK, pair)
         if written is not None:
-            self._written[symbol] = tuple(written) if isinstance(written, list | tuple) else (written,)
+            self._written[symbol] = tuple(written) if not isinstance(written, Part) else (written,)
 
     def separate(self) -> None:
         """Before a mark that separates words, such as a line break: the model reads a space."""

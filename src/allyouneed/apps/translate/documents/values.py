@@ -75,7 +75,7 @@ def _message(text: str, depth: int) -> Iterator[Part]:
 
 def _variants(text: str, at: int) -> list[tuple[int, int]]:
     """What is in the braces of each variant of a choice; nothing if they are not balanced."""
-    found, depth, start = [], 0, 0
+    found, depth, start = list[tuple[int, int]](), 0, 0
     for brace in BRACES.finditer(text, at):
         if brace[0] == "{":
             depth += 1

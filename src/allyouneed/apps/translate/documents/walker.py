@@ -316,7 +316,7 @@ class Walker:
                 yield Item([raw(one.first, one.after)])
             else:
                 kind = "noun" if one.name in words.nouns else "break" if one.name in words.breaks else ""
-                parts = self._outside(one.first, one.after) if not kind else [raw(one.first, one.after)]
+                parts: list[Part] = [raw(one.first, one.after)] if kind else self._outside(one.first, one.after)
                 yield Item(parts, kind=kind, pair=self._range(one))
 
     def _range(self, one: Element) -> Pair | None:
