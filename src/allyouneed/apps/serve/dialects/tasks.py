@@ -53,7 +53,6 @@ REWRITERS = {  # the method of each task, and what it does, for errors
     "summarisation": ("summarise_full", "summarise texts"),
     "correction": ("correct_full", "correct texts"),
 }
-FORMATS = ("text", "html", "md", "srt", "vtt", "po", "xml")
 
 
 class TaskRequest(RequestBody):
@@ -67,7 +66,9 @@ class TaskRequest(RequestBody):
     labels: list[Text] | None = None
     source_lang: Text | None = None
     target_lang: Text | None = None
-    format: Annotated[Text | None, Field(description="html, md, srt, vtt, po, xml or text")] = None
+    format: Annotated[
+        Text | None, Field(description="text, html, md, po, json, …: a format of documents that is text")
+    ] = None
     glossary: dict[Text, Text] | Text | None = None
     glossary_id: Text | None = None
 
@@ -121,7 +122,10 @@ async def _translate(request: Request, body: TaskRequest, limits: Limits) -> Res
     source, target = body.source_lang, body.target_lang
     fields = {"glossary": body.glossary, "glossary_id": body.glossary_id}
     glossary = await read_glossary(request, fields, source, target, "source_lang")
-    format = choice(body.format, "format", FORMATS, "text")
+    from allyouneed.apps.translate.documents.formats import FORMATS
+
+    texts_only = [name for name, one in FORMATS.items() if not one.data and name not in ("csv", "tsv")]
+    format = choice(body.format, "format", texts_only, "text")
     texts = [one_text(text, "inputs") for text in body.texts()]
     job = service.Job(texts, source, target, body.top or 1, format, glossary=glossary)
     async with service.translator(request, job, body.model) as model:
