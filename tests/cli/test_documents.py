@@ -220,6 +220,8 @@ def test_a_packed_document_is_written_as_bytes_and_never_as_text(tmp_path: Path)
         translate_documents(command, None, FileOptions(input_=source), as_json=False)
     with pytest.raises(UserError, match=r"\.odf is no text; remove --json"):
         translate_documents(command, None, FileOptions(input_=source, output=tmp_path / "c.odt"), as_json=True)
+    with pytest.raises(UserError, match=r"c\.docx: a \.odf document stays one; name the output with its suffix"):
+        translate_documents(command, None, FileOptions(input_=source, output=tmp_path / "c.docx"), as_json=False)
 
 
 def test_every_format_is_named_by_the_help_and_its_files_are_known_as_files() -> None:

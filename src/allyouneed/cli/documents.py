@@ -257,10 +257,13 @@ def _json(text: str, passages: int, notes: list[str]) -> str:
 
 
 def _check_written(format: str, output: Path | None, as_json: bool, at_once: bool = False) -> None:
-    """Refuse to write a packed document as text. `at_once`: not from a file into a file."""
+    """Refuse to write a packed document as text or under another suffix. `at_once`: not from a file into a file."""
     from allyouneed.apps.translate.documents.formats import FORMATS, known_format
 
     written = format if format != "pdf" or output is None else known_format(output.name) or ""
+    other = format if output is None else known_format(output.name) or format
+    if format != "pdf" and other != format and (FORMATS[format].data or FORMATS[other].data) and not as_json:
+        raise UserError(f"{output}: a .{format} document stays one; name the output with its suffix")
     if written != "pdf" and written in FORMATS and FORMATS[written].data and (as_json or at_once):
         hint = "remove --json" if as_json else "name an input and an output file"
         raise UserError(f".{written} is no text; {hint}: allyouneed translate in.{format} out.{written}")
