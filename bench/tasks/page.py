@@ -72,8 +72,11 @@ def section(name: str, experiment: dict[str, Any], records: Sequence[dict[str, A
             if found:
                 mine = mine or found
                 minutes = mean(one["training_seconds"] for one in found) / 60
-                where = f"{len(found)} seed{'s' * (len(found) > 1)}, {found[0]['machine'].split(';')[0]}, {minutes:.0f} min each"
-                rows.append([f"**ours, {run}**", *(f"**{figure(found, m)}**" for m in metrics), where, f"`--only {name}-{run}`"])
+                seeds, place = f"{len(found)} seed{'s' * (len(found) > 1)}", found[0]["machine"].split(";")[0]
+                where = f"{seeds}, {place}, {minutes:.0f} min each"
+                rows.append(
+                    [f"**ours, {run}**", *(f"**{figure(found, m)}**" for m in metrics), where, f"`--only {name}-{run}`"]
+                )
         if not any(one["key"][:2] == [name, run] for one in records):
             rows.append([f"ours, {run}", *["not run yet"] * len(metrics), "", f"`--only {name}-{run}`"])
     if not experiment["runs"]:

@@ -1,14 +1,14 @@
 """Tasks on public data against published figures: bench/tasks/experiments.yaml, each by an ordinary recipe.
 
-    python bench/tasks/run.py --data DATA --weights WEIGHTS --output runs/tasks                     # on a CPU, one at a time
-    python bench/tasks/run.py --data DATA --weights WEIGHTS --device cuda --together 8 --minutes 8  # on one GPU
-    python bench/tasks/run.py --data DATA --weights WEIGHTS --pack PACKED --only mnist scan         # the files these need
-    python bench/tasks/run.py --tiny …                                                              # a rehearsal
-    python bench/tasks/run.py --page                                                                # docs/results/tasks.md again
+    python bench/tasks/run.py --data DATA --weights WEIGHTS                                 # on a CPU, one at a time
+    python bench/tasks/run.py --data DATA --weights WEIGHTS --device cuda --together 8 --minutes 8
+    python bench/tasks/run.py --data DATA --weights WEIGHTS --only mnist scan --pack PACKED # the files these need
+    python bench/tasks/run.py --data DATA --weights WEIGHTS --tiny                          # a rehearsal
+    python bench/tasks/run.py --page                                                        # the page again
 
 DATA has the folders cls, sim, tag, qa, s2s and image, with official or stated splits as tsv.gz, jsonl.gz, idx and npz.
-WEIGHTS has folders of Hugging Face models by the names that experiments start from (`python tests/real/fetch.py WEIGHTS`
-gets them). Every training is a process of its own (`allyouneed train`). What has run with the same recipe on the same
+WEIGHTS has folders of Hugging Face models by the names that experiments start from; `python tests/real/fetch.py WEIGHTS`
+gets them. Every training is a process of its own (`allyouneed train`). What has run with the same recipe on the same
 kind of device is not run again; what --minutes stops is saved and goes on with the next call. Scores are added to
 docs/results/tasks.json (--results), and the page is written from there.
 """
@@ -66,7 +66,9 @@ class Job:
 
 
 def load_table() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("experiments.yaml").read_text("utf-8"))["experiments"]
+    found: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("experiments.yaml").read_text("utf-8"))[
+        "experiments"
+    ]
     return found
 
 
@@ -107,7 +109,11 @@ def placed(job: Job, given: argparse.Namespace) -> dict[str, Any]:
     if given.tiny:
         recipe.pop("epochs", None)
         recipe |= {"steps": 4, "validate": recipe.get("validate", {}) | {"every": 2, "limit": 20}}
-        recipe |= {"save": {"every": 2, "keep": 1}, "average": 0, "batch": {"rows": 16} if "image" in str(recipe["data"]) else {}}
+        recipe |= {
+            "save": {"every": 2, "keep": 1},
+            "average": 0,
+            "batch": {"rows": 16} if "image" in str(recipe["data"]) else {},
+        }
         recipe["schedule"] = {"kind": "constant", "peak": 0.0001}
     return recipe
 
@@ -129,7 +135,11 @@ def start(job: Job, given: argparse.Namespace) -> subprocess.Popen[bytes]:
     print(f"{job.name}, seed {job.seed}: {log}", flush=True)
     with log.open("ab") as output:
         return subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=os.environ | {"PYTHONPATH": paths}, start_new_session=True
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"PYTHONPATH": paths},
+            start_new_session=True,
         )
 
 
@@ -183,7 +193,15 @@ def record(job: Job, given: argparse.Namespace, code: int) -> bool:
 def machine(place: Path) -> str:
     """The device, as the training printed it."""
     lines = place.with_suffix(".log").read_text("utf-8", "replace").splitlines()
-    return next((line for line in lines if line.startswith(("CPU", "NVIDIA", "GPU", "cuda"))), lines[0] if lines else "")
+    return next(
+        (line for line in lines if line.startswith(("CPU", "NVIDIA", "GPU", "cuda"))), lines[0] if lines else ""
+    )
+
+
+def current(table: dict[str, Any], records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records of recipes that the table still has."""
+    known = {(job.experiment, job.run, job.fingerprint) for job in jobs(table, [], [1])}
+    return [one for one in records if (one["key"][0], one["key"][1], one["key"][4]) in known]
 
 
 def read_results(path: Path) -> list[dict[str, Any]]:
@@ -242,9 +260,7 @@ def main() -> None:
         if given.data is None or not given.data.is_dir():
             parser.error(f"--data: the folder of the data sets ({given.data} is none)")
         wanted = [
-            job
-            for job in jobs(table, given.only, given.seeds)
-            if not any(word in job.name for word in given.without)
+            job for job in jobs(table, given.only, given.seeds) if not any(word in job.name for word in given.without)
         ]
         if not wanted:
             parser.error(f"no experiment has a name with {given.only}; there are {', '.join(table)}")
@@ -256,9 +272,8 @@ def main() -> None:
             given.results = given.output / "tiny.json"
         if failed := run_all(wanted, given):
             sys.exit(f"{failed} failed")
-    if not given.tiny:
-        current = {job.key(device) for job in jobs(table, [], list(range(1, 100))) for device in ("cpu", "cuda")}
-        write_page(table, [one for one in read_results(given.results) if tuple(one["key"]) in current])
+    if not given.tiny and given.results == RESULTS:
+        write_page(table, current(table, read_results(RESULTS)))
 
 
 if __name__ == "__main__":

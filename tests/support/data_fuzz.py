@@ -45,13 +45,13 @@ from allyouneed.errors.extras import is_installed
 MEMORY = 6 << 30  # of addresses: torch and arrow map more than half of it
 SLOW = 20  # seconds for one mutant
 LONGEST = 1000  # characters of a message
-WORDS = "the cat sees a small bird 很有趣 été".split()
+WORDS = ["the", "cat", "sees", "a", "small", "bird", "很有趣", "été"]
 ENCODED = (".csv", ".tsv", ".jsonl", ".txt", ".json")  # read in other encodings now and then
 
 # one row with all columns that any kind of files reads; a kind takes its own
 CELLS: dict[str, Any] = {
-    "text": "the cat, „small“", "label": "HUM", "source": "很有趣", "target": "very\nfunny", "first": "a", "second": "b",
-    "score": 2.5, "prompt": "hi", "chosen": "good", "rejected": "bad", "question": "who sees?", "context": "the cat sees",
+    "text": "the „small“ cat", "label": "HUM", "source": "很有趣", "target": "very\nfunny", "first": "a", "second": "b",
+    "score": 2.5, "prompt": "hi", "chosen": "good", "rejected": "bad", "question": "who?", "context": "the cat sees",
     "user": "7", "item": "x", "items": "y z", "time": 3, "click": 1,
 }  # fmt: skip
 LISTS: dict[str, Any] = {
@@ -66,7 +66,10 @@ ROWS = 4
 
 def cells() -> list[dict[str, Any]]:
     """Rows of texts and numbers, all different."""
-    return [{k: f"{v} {WORDS[n]}" if isinstance(v, str) and k != "label" else v for k, v in CELLS.items()} for n in range(ROWS)]
+    return [
+        {k: f"{v} {WORDS[n]}" if isinstance(v, str) and k != "label" else v for k, v in CELLS.items()}
+        for n in range(ROWS)
+    ]
 
 
 def objects() -> list[dict[str, Any]]:
@@ -186,7 +189,9 @@ def formats() -> dict[str, bytes]:
     there = [suffix for suffix in WRITERS if suffix not in OPTIONAL or is_installed(OPTIONAL[suffix])]
     plain = {f"a{suffix}": WRITERS[suffix]() for suffix in there}
     rows = plain["a.jsonl"]
-    own = {f"{kind}.jsonl": "".join(json.dumps(row) + "\n" for row in listed).encode() for kind, listed in ALONE.items()}
+    own = {
+        f"{kind}.jsonl": "".join(json.dumps(row) + "\n" for row in listed).encode() for kind, listed in ALONE.items()
+    }
     return (
         plain
         | own
@@ -322,8 +327,8 @@ def read_data(kind: type[Files], path: Path, encoding: str | None) -> str:
     for example in found:
         if any(text.encode("utf-8", "replace").decode() != text for text in example.texts):
             return "a text that is not Unicode"
-        if hasattr(example, "image"):
-            decode(lambda image: Pixels(size=(4, 4)).read(image), example.image)
+        if "image" in kind.examples:
+            decode(lambda image: Pixels(size=(4, 4)).read(image), getattr(example, "image", None) or example.content)
     return "read" if found else "nothing"
 
 
@@ -337,7 +342,9 @@ def decode(read: Callable[[Any], Any], medium: Any) -> None:
 
 def check_message(error: UserError) -> None:
     text = str(error)
-    assert len(text.strip().splitlines()) == 1 and len(text) <= LONGEST, f"a message of {len(text)} characters: {text[:300]}"
+    assert len(text.strip().splitlines()) == 1 and len(text) <= LONGEST, (
+        f"a message of {len(text)} characters: {text[:300]}"
+    )
 
 
 def outcome(read: Callable[[], str], path: Path) -> str:
@@ -369,7 +376,7 @@ def subjects(folder: Path) -> list[tuple[str, bytes, Callable[[Path, random.Rand
 
     def sound(path: Path, dice: random.Random) -> str:
         longest = dice.choice([None, 30.0])
-        return outcome(lambda: "read" if len(read_sound(path, longest=longest)) else "read", path)
+        return outcome(lambda: "read" if len(read_sound(path, longest=longest)) else "nothing", path)
 
     def image(path: Path, dice: random.Random) -> str:
         return outcome(lambda: "read" if len(Pixels(size=(4, 4)).read(path)) else "", path)
@@ -394,7 +401,9 @@ def main(folder: Path, count: int, seed: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     total: Counter[str] = Counter()
     dice = random.Random(seed)
-    order = [known[number % len(known)] for number in range(count)] if count >= len(known) else dice.sample(known, count)
+    order = (
+        [known[number % len(known)] for number in range(count)] if count >= len(known) else dice.sample(known, count)
+    )
     for number, (name, content, read) in enumerate(order):
         chance = random.Random(f"{seed} {number}")
         path = folder / name

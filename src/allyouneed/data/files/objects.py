@@ -81,7 +81,9 @@ def array_elements(file: Path | DataFile) -> Iterator[tuple[int, Any]]:
             fresh = "".join(islice(chunks, 1 + len(text) // (1 << 18)))
             more = bool(fresh)
             if len(text) - at > MAX_LINE:
-                raise UserError(f"{file}:{line}: an element of more than {MAX_LINE >> 20} MiB, or an array without end")
+                raise UserError(
+                    f"{file}:{line}: an element of more than {MAX_LINE >> 20} MiB, or an array without end"
+                ) from None
             if not more:
                 breaks = text.count("\n", start, at)
                 reason = getattr(error, "msg", error) if at < len(text) else "the array does not end; is it truncated?"

@@ -8,6 +8,7 @@ import math
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def divided(content: bytes, offsets: NDArray[Any], file: Path) -> list[tuple[int
         raise UserError(f"{file}: the offsets are not whole numbers in ascending order")
     if ends[0] < 0 or ends[-1] > len(content):
         raise UserError(f"{file}: offsets from {ends[0]:,} to {ends[-1]:,}, but there are {len(content):,} bytes")
-    return list(zip(ends[:-1], ends[1:], strict=True))
+    return list(pairwise(ends))
 
 
 def _rows(array: NDArray[Any]) -> NDArray[Any]:
