@@ -7,8 +7,8 @@
     python bench/tasks/run.py --page                                                        # the page again
 
 DATA has the folders cls, sim, tag, qa, s2s and image, with official or stated splits as tsv.gz, jsonl.gz, idx and npz.
-WEIGHTS has folders of Hugging Face models by the names that experiments start from; `python tests/real/fetch.py WEIGHTS`
-gets them. Every training is a process of its own (`allyouneed train`). What has run with the same recipe on the same
+WEIGHTS has folders of Hugging Face models by the names that experiments start from: `python tests/real/fetch.py
+WEIGHTS`. Every training is a process of its own (`allyouneed train`). What has run with the same recipe on the same
 kind of device is not run again; what --minutes stops is saved and goes on with the next call. Scores are added to
 docs/results/tasks.json (--results), and the page is written from there.
 """

@@ -32,9 +32,9 @@ def rows(file: DataFile, wanted: Sequence[str]) -> Iterator[Mapping[str, Any]]:
         decoders = {name: _decoder(features.get(name)) for name in schema.names}
         size, unpacked = on_disk(file.path).stat().st_size, 0
         for batch in batches:
+            batch.validate(full=True)  # offsets of a damaged file may lead anywhere, also when bytes are counted
             unpacked += batch.nbytes
             check_expansion(file.path, unpacked, size)
-            batch.validate(full=True)  # offsets of a damaged file may lead anywhere
             for row in batch.to_pylist():
                 yield {name: decoders[name](value) if name in decoders else value for name, value in row.items()}
 
