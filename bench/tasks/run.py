@@ -4,7 +4,7 @@
     python bench/tasks/run.py --data DATA --weights WEIGHTS --device cuda --together 8 --minutes 8
     python bench/tasks/run.py --data DATA --weights WEIGHTS --only mnist scan --pack PACKED # the files these need
     python bench/tasks/run.py --data DATA --weights WEIGHTS --tiny                          # a rehearsal
-    python bench/tasks/run.py --page                                                        # the page again
+    python bench/tasks/run.py --page --add FILE                                             # results of another machine
 
 DATA has the folders cls, sim, tag, qa, s2s and image, with official or stated splits as tsv.gz, jsonl.gz, idx and npz.
 WEIGHTS has folders of Hugging Face models by the names that experiments start from: `python tests/real/fetch.py
@@ -183,11 +183,17 @@ def record(job: Job, given: argparse.Namespace, code: int) -> bool:
     found = json.loads((place / "result.json").read_text("utf-8"))
     kept = ("steps", "weights", "training_seconds", "scores", "examples", "baselines")
     entry = {"key": job.key(given.device), **{key: found[key] for key in kept}, "machine": machine(place)}
-    results = [one for one in read_results(given.results) if one["key"][:4] != list(entry["key"][:4])]
-    given.results.parent.mkdir(parents=True, exist_ok=True)
-    given.results.write_text(json.dumps([*results, entry], indent=1, ensure_ascii=False) + "\n", "utf-8")
+    add([entry], given.results)
     print(f"{job.name}, seed {job.seed}: {found['scores'].get('test')}", flush=True)
     return True
+
+
+def add(entries: list[dict[str, Any]], path: Path) -> None:
+    """Add records to the results, in place of those of the same experiments, seeds and devices."""
+    fresh = {tuple(one["key"][:4]) for one in entries}
+    results = [one for one in read_results(path) if tuple(one["key"][:4]) not in fresh]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps([*results, *entries], indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
 def machine(place: Path) -> str:
@@ -233,7 +239,8 @@ def _halve(source: Path, target: Path) -> None:
         if path.suffix in (".json", ".txt"):
             shutil.copy(path, target)
     stored = source / "model.safetensors"
-    tensors = load_file(stored) if stored.exists() else torch.load(source / "pytorch_model.bin", weights_only=True)
+    pickled = source / "pytorch_model.bin"
+    tensors = load_file(stored) if stored.exists() else torch.load(pickled, "cpu", weights_only=True)
     halved = {name: one.half() if one.is_floating_point() else one for name, one in tensors.items()}
     save_file({name: one.contiguous() for name, one in halved.items()}, target / "model.safetensors", {"format": "pt"})
 
@@ -253,9 +260,12 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a rehearsal: four steps on 2 %% of the data; not recorded")
     parser.add_argument("--pack", type=Path, help="copy the files these experiments need, and run nothing")
     parser.add_argument("--page", action="store_true", help="write the page from the results, and run nothing")
+    parser.add_argument("--add", type=Path, nargs="*", default=[], help="with --page: results of other machines")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # which stops and saves what runs
     table = load_table()
+    for other in given.add:
+        add(read_results(other), given.results)
     if not given.page:
         if given.data is None or not given.data.is_dir():
             parser.error(f"--data: the folder of the data sets ({given.data} is none)")
