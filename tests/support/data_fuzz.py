@@ -44,6 +44,7 @@ from allyouneed.errors.extras import is_installed
 
 MEMORY = 6 << 30  # of addresses: torch and arrow map more than half of it
 SLOW = 20  # seconds for one mutant
+RESULTS = ("read", "nothing", "refused")
 LONGEST = 1000  # characters of a message
 WORDS = ["the", "cat", "sees", "a", "small", "bird", "很有趣", "été"]
 ENCODED = (".csv", ".tsv", ".jsonl", ".txt", ".json")  # read in other encodings now and then
@@ -328,7 +329,8 @@ def read_data(kind: type[Files], path: Path, encoding: str | None) -> str:
         if any(text.encode("utf-8", "replace").decode() != text for text in example.texts):
             return "a text that is not Unicode"
         if "image" in kind.examples:
-            decode(lambda image: Pixels(size=(4, 4)).read(image), getattr(example, "image", None) or example.content)
+            content = example.image if hasattr(example, "image") else example.content
+            decode(lambda image: Pixels(size=(4, 4)).read(image), content)
     return "read" if found else "nothing"
 
 
@@ -387,7 +389,10 @@ def subjects(folder: Path) -> list[tuple[str, bytes, Callable[[Path, random.Rand
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
     for kind, part in Files.known().items():
-        readable = [name for name in files if data(part)(folder / name, random.Random(1)) == "read"]
+        outcomes = {name: data(part)(folder / name, random.Random(1)) for name in files}
+        wrong = {name: result for name, result in outcomes.items() if result not in RESULTS}
+        assert not wrong, f"{kind}: {wrong}"
+        readable = [name for name, result in outcomes.items() if result == "read"]
         assert readable, f"nothing to read for files of kind {kind}: add its columns to CELLS or LISTS"
         found += [(name, files[name], data(part)) for name in readable if name.partition("/")[0] != "folder"]
     found += [(name, content, sound) for name, content in files.items() if name.startswith("sound.")]
@@ -410,7 +415,7 @@ def main(folder: Path, count: int, seed: int) -> None:
         path.write_bytes(mutate(content, chance))
         (folder / "now").write_text(f"{name}, mutant {number}")  # should the process end here
         result = read(path, chance)
-        if result not in ("read", "nothing", "refused"):
+        if result not in RESULTS:
             print(f"{name}, mutant {number} of seed {seed}: {result}", flush=True)
             result = "wrong"
         total[result] += 1
