@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results" / "tasks.json"
 SPLITS = ("train", "valid", "test")
 TINY = 0.02  # of the data
-PATIENCE = 60  # seconds that a stopped training has for saving
+PATIENCE = 100  # seconds that a stopped training has for saving
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from allyouneed.data.files.formats.arrays import divided, read_idx, read_npy, read_npz
+from allyouneed.data.files.formats.arrays import divided, read_idx, read_npy, read_npz, rows_of
 from allyouneed.data.files.formats.columnar import rows
 from allyouneed.data.files.labels import MANY_LABELS
 from allyouneed.data.files.lines import DataFile, inner_suffix
@@ -241,12 +241,12 @@ def _npz(entry: ImageFiles, file: Path, report: Report) -> Iterator[Stored]:
     arrays = read_npz(file)
     names = list(arrays)
     joined = next((name for name in ENCODED if name in names and "offsets" in names), None)
-    images: Any = arrays[joined or entry.name_of("image", names, file)]
-    values = arrays[entry.name_of("value", names, file)]
+    images: Any = rows_of(arrays[joined or entry.name_of("image", names, file)], file)
+    values = rows_of(arrays[entry.name_of("value", names, file)], file)
     classes = arrays["classes"] if "classes" in names else None
     if joined:
         content = images.tobytes()
-        images = [content[begin:end] for begin, end in divided(content, arrays["offsets"], file)]
+        images = [content[begin:end] for begin, end in divided(len(content), arrays["offsets"], file)]
     yield from _rows(file, images, _texts(values, classes), report)
 
 

@@ -41,13 +41,14 @@ class _Checked(dict[str, Any]):
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         with _reading(self.file):
-            return _rows(self.stored[name])
+            array: NDArray[Any] = self.stored[name]
+            return array
 
 
 def read_npy(file: Path, mapped: bool = False) -> NDArray[Any]:
     """The array of a .npy file. `mapped`: it stays on the disk."""
     with _reading(file):
-        return _rows(np.load(file, mmap_mode="r" if mapped else None, allow_pickle=False))
+        return rows_of(np.load(file, mmap_mode="r" if mapped else None, allow_pickle=False), file)
 
 
 def read_idx(file: Path) -> NDArray[np.uint8]:
@@ -65,19 +66,20 @@ def read_idx(file: Path) -> NDArray[np.uint8]:
         return values.reshape(shape)
 
 
-def divided(content: bytes, offsets: NDArray[Any], file: Path) -> list[tuple[int, int]]:
-    """Begin and end of each part of joined contents."""
+def divided(count: int, offsets: NDArray[Any], file: Path) -> list[tuple[int, int]]:
+    """Begin and end of each part of `count` joined values."""
     ends = offsets.tolist()
     if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or ends != sorted(ends) or not ends:
         raise UserError(f"{file}: the offsets are not whole numbers in ascending order")
-    if ends[0] < 0 or ends[-1] > len(content):
-        raise UserError(f"{file}: offsets from {ends[0]:,} to {ends[-1]:,}, but there are {len(content):,} bytes")
+    if ends[0] < 0 or ends[-1] > count:
+        raise UserError(f"{file}: offsets from {ends[0]:,} to {ends[-1]:,}, but there are {count:,} values")
     return list(pairwise(ends))
 
 
-def _rows(array: NDArray[Any]) -> NDArray[Any]:
+def rows_of(array: NDArray[Any], file: Path) -> NDArray[Any]:
+    """The same array, if it has rows."""
     if array.ndim == 0:
-        raise ValueError("a single value, expected an array of rows")
+        raise UserError(f"{file}: a single value, expected an array of rows")
     return array
 
 
