@@ -255,7 +255,7 @@ MADE: tuple[Made, ...] = (
     ("beyond.npz", beyond, "offsets from 0 to 11, but there are 10 values"),
     ("lying.npy", text(array_header("(1099511627776, 32, 32)")), "cannot be read"),
     ("huge.npy", text(array_header("(" + "9" * 5000 + ",)")), "cannot be read"),
-    ("single.npz", text(data_fuzz.npz_bytes(x=np.uint8(5), y=np.uint8(1))), "a single value, expected an array of rows"),
+    ("single.npz", text(data_fuzz.npz_bytes(x=np.uint8(5), y=np.uint8(1))), "a single value, expected an array"),
     ("single.npy", text(data_fuzz.npy_bytes(np.uint8(5))), "a single value, expected an array of rows"),
     ("lying-idx3-ubyte", text(b"\0\0\x08\x03" + b"\xff" * 12), "bytes that expand to"),
     ("dimensions-idx3-ubyte", text(b"\0\0\x08\xff" + b"\xff" * 1020), "not an IDX file of bytes"),
