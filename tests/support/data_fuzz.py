@@ -38,7 +38,7 @@ from allyouneed.data.files.formats.encodings import USUAL
 from allyouneed.data.files.lines import PACKED_SUFFIXES
 from allyouneed.data.files.readers import LINE_SUFFIXES, TABLE_SUFFIXES, Files, Report
 from allyouneed.data.media.image import Pixels
-from allyouneed.data.media.sound_files import read_sound
+from allyouneed.data.media.sound_files import read_samples, read_sound
 from allyouneed.errors import UserError
 from allyouneed.errors.extras import is_installed
 
@@ -53,7 +53,7 @@ ENCODED = (".csv", ".tsv", ".jsonl", ".txt", ".json")  # read in other encodings
 CELLS: dict[str, Any] = {
     "text": "the „small“ cat", "label": "HUM", "source": "很有趣", "target": "very\nfunny", "first": "a", "second": "b",
     "score": 2.5, "prompt": "hi", "chosen": "good", "rejected": "bad", "question": "who?", "context": "the cat sees",
-    "user": "7", "item": "x", "items": "y z", "time": 3, "click": 1,
+    "file_name": "a.png", "user": "7", "item": "x", "items": "y z", "time": 3, "click": 1,
 }  # fmt: skip
 LISTS: dict[str, Any] = {
     "tokens": ["the", "cat"],
@@ -274,6 +274,9 @@ def media() -> dict[str, bytes]:
         "train-images-idx3-ubyte": idx_bytes(PIXELS[..., 0]),
         "train-images-idx3-ubyte.gz": gzip.compress(idx_bytes(PIXELS[..., 0]), mtime=0),
         "sound.wav": wav_bytes(),
+        "joined-sounds.npz": npz_bytes(
+            audio=np.arange(900, dtype=np.int16), offsets=[0, 300, 900], label=[0, 1], rate=8000
+        ),
     }
     found |= {f"folder/{kind}.{kind}": image_bytes(kind) for kind in IMAGE_FORMATS}
     if is_installed("parquet"):
@@ -318,6 +321,10 @@ def mutate(content: bytes, dice: random.Random) -> bytes:
     return bytes(damaged)
 
 
+# what decodes the contents of files of these examples
+DECODERS: dict[str, Callable[[Any], Any]] = {"image": Pixels(size=(4, 4)).read, "sound": read_samples}
+
+
 def read_data(kind: type[Files], path: Path, encoding: str | None) -> str:
     """Read all examples of a file, and all images of them."""
     report = Report()
@@ -328,9 +335,9 @@ def read_data(kind: type[Files], path: Path, encoding: str | None) -> str:
     for example in found:
         if any(text.encode("utf-8", "replace").decode() != text for text in example.texts):
             return "a text that is not Unicode"
-        if "image" in kind.examples:
-            content = example.image if hasattr(example, "image") else example.content
-            decode(lambda image: Pixels(size=(4, 4)).read(image), content)
+        for noun, decoder in DECODERS.items():
+            if noun in kind.examples:
+                decode(decoder, example.image if hasattr(example, "image") else example.content)
     return "read" if found else "nothing"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,7 +35,7 @@ NAMES = {  # of the columns, in order of preference; a recipe's `keys` come firs
 }
 COLUMNAR = (".parquet", ".arrow", ".feather")
 ENCODED = ("jpeg", "png", "bytes")  # arrays of files, joined; `offsets` separate them
-DAMAGED = (OSError, ValueError, EOFError, MemoryError)
+DAMAGED = (OSError, ValueError, EOFError, MemoryError, zlib.error)
 
 Stored = tuple[int, Any, str]  # row, image, label or text
 
