@@ -93,6 +93,16 @@ def beyond(path: Path) -> None:
     path.write_bytes(data_fuzz.npz_bytes(jpeg=np.zeros(10, np.uint8), offsets=np.array([0, 5, 11]), label=np.zeros(2)))
 
 
+def idx(content: bytes) -> Callable[[Path], None]:
+    """An IDX file with labels beside it."""
+
+    def make(path: Path) -> None:
+        path.write_bytes(content)
+        path.with_name(path.name.replace("idx3", "idx1")).write_bytes(b"\0\0\x08\1\0\0\0\1\0")
+
+    return make
+
+
 def idx_bomb(path: Path) -> None:
     with gzip.open(path, "wb", 1) as out:
         out.write(struct.pack(">HBB3I", 0, 8, 3, BOMB >> 10, 32, 32))
@@ -257,8 +267,8 @@ MADE: tuple[Made, ...] = (
     ("huge.npy", text(array_header("(" + "9" * 5000 + ",)")), "cannot be read"),
     ("single.npz", text(data_fuzz.npz_bytes(x=np.uint8(5), y=np.uint8(1))), "a single value, expected an array"),
     ("single.npy", text(data_fuzz.npy_bytes(np.uint8(5))), "a single value, expected an array of rows"),
-    ("lying-idx3-ubyte", text(b"\0\0\x08\x03" + b"\xff" * 12), "bytes that expand to"),
-    ("dimensions-idx3-ubyte", text(b"\0\0\x08\xff" + b"\xff" * 1020), "not an IDX file of bytes"),
+    ("lying-idx3-ubyte", idx(b"\0\0\x08\x03" + b"\xff" * 12), "bytes that expand to"),
+    ("dimensions-idx3-ubyte", idx(b"\0\0\x08\xff" + b"\xff" * 1020), "not an IDX file of bytes"),
     ("bomb-images-idx3-ubyte.gz", idx_bomb, "bytes that expand to"),
     ("bomb.tsv.gz", gzip_bomb, "bytes that expand to"),
     ("bomb.tsv.zst", zstd_bomb, "bytes that expand to"),
