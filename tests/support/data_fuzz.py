@@ -63,6 +63,8 @@ LISTS: dict[str, Any] = {
 }
 ALONE = {"interleaved": [{"pieces": ["the cat", "sees"], "answer": "a bird"}]}  # kinds that refuse other columns
 ROWS = 4
+INFO = "dataset/dataset_info.json"  # what the columns of a dataset of Hugging Face are
+DATASET = json.dumps({"features": {"label": {"names": ["HUM", "ENTY"], "_type": "ClassLabel"}}}).encode()
 
 
 def cells() -> list[dict[str, Any]]:
@@ -291,6 +293,8 @@ def beside() -> dict[str, bytes]:
     labels = np.arange(6, dtype=np.uint8) % 3
     idx = idx_bytes(labels)
     names = {"train-labels-idx1-ubyte": idx, "train-labels-idx1-ubyte.gz": gzip.compress(idx, mtime=0)}
+    if is_installed("parquet"):
+        names["dataset/data.arrow"] = arrow_bytes(stream)
     return names | {"labels.npy": npy_bytes(LABELS)}
 
 
@@ -392,7 +396,7 @@ def subjects(folder: Path) -> list[tuple[str, bytes, Callable[[Path, random.Rand
 
     found = []
     files = formats() | media()
-    for name, content in (files | beside()).items():
+    for name, content in (files | beside() | {INFO: DATASET}).items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
     for kind, part in Files.known().items():
@@ -403,6 +407,8 @@ def subjects(folder: Path) -> list[tuple[str, bytes, Callable[[Path, random.Rand
         assert readable, f"nothing to read for files of kind {kind}: add its columns to CELLS or LISTS"
         found += [(name, files[name], data(part)) for name in readable if name.partition("/")[0] != "folder"]
     found += [(name, content, sound) for name, content in files.items() if name.startswith("sound.")]
+    if is_installed("parquet"):
+        found.append((INFO, DATASET, lambda path, dice: data(Files.known()["labelled"])(path.parent, dice)))
     return found + [(name, content, image) for name, content in files.items() if name.startswith("folder/")]
 
 
