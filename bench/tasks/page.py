@@ -70,10 +70,10 @@ def section(name: str, experiment: dict[str, Any], records: Sequence[dict[str, A
         for device in ("cuda", "cpu"):
             found = [one for one in records if one["key"][:2] == [name, run] and one["key"][3] == device]
             if found:
-                mine = mine or found
+                mine = mine if mine and mine[0]["baselines"] else found
                 minutes = mean(one["training_seconds"] for one in found) / 60
                 seeds, place = f"{len(found)} seed{'s' * (len(found) > 1)}", found[0]["machine"].split(";")[0]
-                where = f"{seeds}, {place}, {minutes:.0f} min each"
+                where = f"{seeds}, {place}, {minutes:.0f} min each" if found[0]["steps"] else f"{place}, not trained"
                 rows.append(
                     [f"**ours, {run}**", *(f"**{figure(found, m)}**" for m in metrics), where, f"`--only {name}-{run}`"]
                 )

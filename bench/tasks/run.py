@@ -57,6 +57,10 @@ class Job:
         return f"{self.experiment}-{self.run}"
 
     @property
+    def trains(self) -> bool:
+        return bool(self.recipe.get("task") != "none")
+
+    @property
     def fingerprint(self) -> str:
         """What it depends on."""
         return hashlib.sha256(json.dumps(self.recipe, sort_keys=True).encode()).hexdigest()[:12]
@@ -130,7 +134,7 @@ def start(job: Job, given: argparse.Namespace) -> subprocess.Popen[bytes]:
     place.parent.mkdir(parents=True, exist_ok=True)
     path, log = place.with_suffix(".yaml"), place.with_suffix(".log")
     path.write_text(yaml.safe_dump(placed(job, given), sort_keys=False), "utf-8")
-    command = [sys.executable, "-m", "allyouneed", "train", str(path)]
+    command = [sys.executable, "-m", "allyouneed", *(["train", str(path)] if job.trains else scoring(job, given))]
     paths = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
     print(f"{job.name}, seed {job.seed}: {log}", flush=True)
     with log.open("ab") as output:
@@ -141,6 +145,25 @@ def start(job: Job, given: argparse.Namespace) -> subprocess.Popen[bytes]:
             env=os.environ | {"PYTHONPATH": paths},
             start_new_session=True,
         )
+
+
+def scoring(job: Job, given: argparse.Namespace) -> list[str]:
+    """The command that scores the model an experiment starts from, as it is."""
+    recipe = placed(job, given)
+    (test,) = recipe["data"]["test"]
+    options = ["--columns", ",".join(map(str, test["columns"]))] if "columns" in test else []
+    options += ["--portion", ",".join(map(str, test["portion"]))] if "portion" in test else []
+    return [
+        "evaluate",
+        test["path"],
+        "--model",
+        recipe["start"],
+        "--device",
+        given.device,
+        "--json",
+        "--quiet",
+        *options,
+    ]
 
 
 def run_all(wanted: list[Job], given: argparse.Namespace) -> int:
@@ -176,13 +199,22 @@ def run_all(wanted: list[Job], given: argparse.Namespace) -> int:
 def record(job: Job, given: argparse.Namespace, code: int) -> bool:
     """Add the scores of a finished training to the results."""
     place = folder(job, given)
+    if not job.trains and not code:
+        scores = json.loads(place.with_suffix(".log").read_text("utf-8").splitlines()[-1])
+        result = {"steps": 0, "weights": "as they are", "training_seconds": 0, "scores": {"test": scores}}
+        place.mkdir(exist_ok=True)
+        (place / "result.json").write_text(json.dumps(result | {"examples": {}, "baselines": {}}), "utf-8")
     if code or not (place / "result.json").exists():
         last = place.with_suffix(".log").read_text("utf-8", "replace").strip().splitlines()[-3:]
         print(f"{job.name}, seed {job.seed}: exit code {code}\n  " + "\n  ".join(last), flush=True)
         return False
     found = json.loads((place / "result.json").read_text("utf-8"))
     kept = ("steps", "weights", "training_seconds", "scores", "examples", "baselines")
-    entry = {"key": job.key(given.device), **{key: found[key] for key in kept}, "machine": machine(place)}
+    entry = {
+        "key": job.key(given.device),
+        **{key: found[key] for key in kept},
+        "machine": machine(place) if job.trains else given.device.upper(),
+    }
     add([entry], given.results)
     print(f"{job.name}, seed {job.seed}: {found['scores'].get('test')}", flush=True)
     return True

@@ -24,12 +24,15 @@ def given(folder, **changes):
 
 @pytest.mark.parametrize("tiny", [False, True])
 def test_every_experiment_is_a_valid_recipe_with_metrics_of_its_task(tiny, tmp_path):
-    from bench.tasks.run import jobs, load_table, placed
+    from bench.tasks.run import jobs, load_table, placed, scoring
 
     table = load_table()
     found = list(jobs(table, [], [1]))
     assert {job.experiment for job in found} == {name for name, one in table.items() if one["runs"]}
     for job in found:
+        if not job.trains:
+            assert scoring(job, given(tmp_path, tiny=tiny))[0] == "evaluate"
+            continue
         tree = placed(job, given(tmp_path, tiny=tiny))
         if tree.pop("start", None):  # its weights are no part of the repository
             tree |= {"model": "bert-base"}
@@ -94,6 +97,8 @@ def test_the_page_shows_mean_and_interval_over_seeds_and_what_has_not_run(tmp_pa
             "scores": scores,
             "examples": {"test": 1000},
             "training_seconds": 60,
+            "steps": 4,
+            "baselines": {},
             "machine": "CPU; bf16",
         } | more
 
