@@ -9,13 +9,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import math
-import struct
-import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -23,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from allyouneed.data.files.formats.arrays import divided, read_idx, read_npy, read_npz, rows_of
 from allyouneed.data.files.formats.columnar import rows
 from allyouneed.data.files.labels import MANY_LABELS
 from allyouneed.data.files.lines import DataFile, inner_suffix
@@ -38,8 +35,7 @@ NAMES = {  # of the columns, in order of preference; a recipe's `keys` come firs
 }
 COLUMNAR = (".parquet", ".arrow", ".feather")
 ENCODED = ("jpeg", "png", "bytes")  # arrays of files, joined; `offsets` separate them
-DAMAGED = (OSError, ValueError, EOFError, MemoryError, struct.error, zlib.error, zipfile.BadZipFile)
-IDX_BYTES = 0x08  # type of unsigned bytes in an IDX file
+DAMAGED = (OSError, ValueError, EOFError, MemoryError, zlib.error)
 
 Stored = tuple[int, Any, str]  # row, image, label or text
 
@@ -243,40 +239,24 @@ def _has(file: Path, names: Sequence[str]) -> bool:
 
 
 def _npz(entry: ImageFiles, file: Path, report: Report) -> Iterator[Stored]:
-    with np.load(file, allow_pickle=False) as arrays:
-        names = list(arrays)
-        joined = next((name for name in ENCODED if name in names), None)
-        images = arrays[joined if joined and "offsets" in names else entry.name_of("image", names, file)]
-        values = arrays[entry.name_of("value", names, file)]
-        classes = arrays["classes"] if "classes" in names else None
-        if joined and "offsets" in names:
-            ends, content = arrays["offsets"].astype(np.int64).tolist(), images.tobytes()
-            images = [content[begin:end] for begin, end in pairwise(ends)]
+    arrays = read_npz(file)
+    names = list(arrays)
+    joined = next((name for name in ENCODED if name in names and "offsets" in names), None)
+    images: Any = rows_of(arrays[joined or entry.name_of("image", names, file)], file)
+    values = rows_of(arrays[entry.name_of("value", names, file)], file)
+    classes = arrays["classes"] if "classes" in names else None
+    if joined:
+        content = images.tobytes()
+        images = [content[begin:end] for begin, end in divided(len(content), arrays["offsets"], file)]
     yield from _rows(file, images, _texts(values, classes), report)
 
 
 def _npy(entry: ImageFiles, file: Path, report: Report) -> Iterator[Stored]:
-    images = np.load(file, mmap_mode="r", allow_pickle=False)
-    values = np.load(entry._labels_of(file), allow_pickle=False)
-    yield from _rows(file, images, _texts(values), report)
+    yield from _rows(file, read_npy(file, mapped=True), _texts(read_npy(entry._labels_of(file))), report)
 
 
 def _idx(entry: ImageFiles, file: Path, report: Report) -> Iterator[Stored]:
-    yield from _rows(file, _read_idx(file), _texts(_read_idx(entry._labels_of(file))), report)
-
-
-def _read_idx(file: Path) -> NDArray[np.uint8]:
-    """An array as the MNIST files have it: two zeros, type, number of dimensions, sizes (big-endian), values."""
-    with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as opened:
-        zeros, kind, dimensions = struct.unpack(">HBB", opened.read(4))
-        if zeros or kind != IDX_BYTES:
-            raise ValueError("not an IDX file of bytes")
-        shape = struct.unpack(f">{dimensions}I", opened.read(4 * dimensions))
-        count = math.prod(shape)
-        values = np.frombuffer(opened.read(count + 1), np.uint8)
-    if values.size != count:
-        raise ValueError(f"{values.size:,} values, expected {'×'.join(map(str, shape))}")
-    return values.reshape(shape)
+    yield from _rows(file, read_idx(file), _texts(read_idx(entry._labels_of(file))), report)
 
 
 def _rows(file: Path, images: Any, values: Sequence[str], report: Report) -> Iterator[Stored]:
@@ -304,7 +284,8 @@ def _columnar(entry: ImageFiles, file: Path, report: Report) -> Iterator[Stored]
         report.read += 1
         if isinstance(image, Mapping):  # as Hugging Face's `datasets` writes images
             path = image.get("path")
-            image = file.parent / path if image.get("bytes") is None and isinstance(path, str) else image.get("bytes")
+            image = path if image.get("bytes") is None else image.get("bytes")
+        image = file.parent / image if isinstance(image, str) else image
         yield number, b"" if image is None else image, "" if value is None else str(value)
 
 

@@ -8,6 +8,7 @@ WAV is read here; FLAC, OGG, MP3 and the like by `soundfile` (the extra `sound`)
 from __future__ import annotations
 
 import struct
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,8 @@ from allyouneed.data.media.sound import RATE
 from allyouneed.errors import UserError
 from allyouneed.errors.extras import missing
 
+BLOCK = 1 << 22  # samples decoded at once
+LARGE, MOST_EXPANDED = 256 << 20, 1000  # bytes of samples that may be a bomb, and times the bytes of the file
 RATES = (1_000, 768_000)  # plausible sample rates; anything else is a damaged header
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
 KINDS = {(PCM, 8): "u1", (PCM, 16): "<i2", (PCM, 32): "<i4", (FLOAT, 32): "<f4", (FLOAT, 64): "<f8"}
@@ -36,8 +39,8 @@ def read_sound(path: Path | str, rate: int = RATE, longest: float | None = None)
     """(time,) The mean of the channels, at `rate` samples per second. `longest`: refuse a longer sound, in seconds,
     without decoding all of it."""
     path = Path(path)
-    if path.is_dir():
-        raise UserError(f"{path}: a folder, not a sound file")
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path}: a {'folder' if path.is_dir() else 'device'}, not a sound file")
     try:
         with path.open("rb") as file:
             head = file.read(12)
@@ -130,9 +133,15 @@ def _read_soundfile(path: Path, longest: float | None = None) -> Sound:
         raise missing("sound", f"{path}: every format but WAV") from None
     try:
         with soundfile.SoundFile(path) as file:
-            rate = file.samplerate
-            frames = -1 if longest is None else int(longest * rate) + 1
-            values = file.read(frames, dtype="float32", always_2d=True)
-    except (RuntimeError, OSError) as error:
+            rate = int(file.samplerate)
+            left, read, size = inf if longest is None else int(longest * rate) + 1, 0, path.stat().st_size
+            parts, block = [], max(1, BLOCK // file.channels)
+            # the number of frames in the header may be a lie
+            while left > 0 and len(values := file.read(int(min(left, block)), dtype="float32", always_2d=True)):
+                parts.append(values.mean(1, dtype=np.float32))
+                left, read = left - len(values), read + parts[-1].nbytes
+                if read > LARGE and read > MOST_EXPANDED * size:
+                    raise UserError(f"{path}: {size:,} bytes that expand to hours of sound; cut it")
+    except (RuntimeError, OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read as sound: {error}") from None
-    return Sound(torch.from_numpy(values.mean(1, dtype=np.float32)), int(rate))
+    return Sound(torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *parts])), rate)
