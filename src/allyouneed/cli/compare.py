@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 60.0}
 RECIPE = "recipe.yaml"
+EVERY = 10.0  # seconds between lines of progress
 
 
 def compare(
@@ -43,18 +45,14 @@ def compare(
     ] = "parameters",
     budget: Annotated[str | None, option(metavar="TIME", help="plan what fits into this time: 20m, 1h, 90s")] = None,
     seeds: Annotated[int, option(show_default=True, help="runs of each model at its rate")] = 3,
-    steps: Annotated[
-        int | None, option(min=1, help="updates of each run; default: 600 on a CPU, 3,000 on a GPU")
-    ] = None,
+    steps: Annotated[int | None, option(min=1, help="updates of a run; default: 600, on a GPU 3,000")] = None,
     width: Annotated[int | None, option(min=16, help="of the first model; default: 128 on a CPU, 512 on a GPU")] = None,
     blocks: Annotated[int | None, option(min=1, help="of each stack; default: 4 on a CPU, 8 on a GPU")] = None,
     rates: Annotated[
         str, option(metavar="R,R,…", show_default=True, help="learning rates of the sweep")
     ] = "0.001,0.0032,0.01",
-    processes: Annotated[int, option(min=1, show_default=True, help="processes that share the runs; one a GPU")] = 1,
-    task: Annotated[
-        str | None, option("--task", metavar="NAME", help="the task, if not the likeliest for --data")
-    ] = None,
+    processes: Annotated[int, option(min=1, show_default=True, help="processes that share the runs")] = 1,
+    task: Annotated[str | None, option("--task", metavar="NAME", help="the task, if not the likeliest")] = None,
 ) -> None:
     """Find out which model suits your data: train several fairly, and write a report with a recommendation.
 
@@ -81,11 +79,24 @@ def compare(
         rule=RateRule(_rates(rates)),
     )
     write_recipe(output, data or recipes[:1], task)
-    compared = run(found, output, settings, lambda text: show_notes([text]))
+    compared = run(found, output, settings, lambda text: show_notes([text]), counter())
     command = shlex.join(["allyouneed", *sys.argv[1:]]) if sys.argv[1:2] == ["compare"] else "allyouneed compare …"
     page = write_report(compared, output, command)
     print(summary(compared))
     print(f"\nthe report is in {page}")
+
+
+def counter() -> Callable[[int, int], None]:
+    """Shows how many runs are finished, every ten seconds."""
+    shown = time.monotonic()
+
+    def count(done: int, total: int) -> None:
+        nonlocal shown
+        if time.monotonic() - shown > EVERY:
+            shown = time.monotonic()
+            show_notes([f"{done} of {total} runs"])
+
+    return count
 
 
 def _contenders(names: Sequence[str]) -> tuple[dict[str, dict[str, Any]], list[Path]]:

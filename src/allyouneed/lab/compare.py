@@ -30,6 +30,7 @@ STEPS = {"cpu": 600, "cuda": 3000}  # without a budget
 SIZES = {"cpu": (128, 4), "cuda": (512, 8)}  # width and blocks
 DROPOUT = (2.0, 0.1)  # passes over the data from which on there is dropout, and how much
 STARTING = 2.0  # seconds of a run beside its updates
+FASTER = 1.1  # a lead that counts where quality does not decide
 RESERVE = 1.15  # the plan's allowance for what it does not know
 
 
@@ -115,17 +116,23 @@ class Comparison:
 
     @property
     def recommended(self) -> str | None:
-        """Of models that cannot be told apart, the one that decodes fastest after much context; else the one that
-        trains fastest."""
+        """The best; of models that cannot be told from it, one that is clearly faster (`faster`)."""
         if not self.standings:
             return None
-        return max(self.tied, key=lambda one: self.pace(one.name)).name
+        best = self.standings[0].name
+        found = max(self.tied, key=lambda one: self.pace(one.name)).name
+        return found if self.faster(found, best) else best
 
     def pace(self, name: str) -> tuple[float, float]:
+        """Decoded tokens per second after the longest context that is known, 0 if it cannot; trained ones."""
         costs = self.contender(name).costs
-        speeds = [costs["decoding"].get(str(length)) for length in reversed(CONTEXTS)] if costs else []
-        decoded = next((speed for speed in speeds if isinstance(speed, float)), 0.0)
-        return decoded, costs.get("training", 0.0) if costs else 0.0
+        decoded = costs["decoding"].get(str(CONTEXTS[-1]))
+        return decoded if isinstance(decoded, float) else 0.0, costs["training"]
+
+    def faster(self, name: str, other: str) -> bool:
+        """Whether it is faster by more than speeds vary: in decoding, or in training where neither decodes."""
+        (mine, trained), (theirs, other_trained) = self.pace(name), self.pace(other)
+        return mine > FASTER * theirs if mine or theirs else trained > FASTER * other_trained
 
 
 def fitted(corpus: Corpus, models: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
@@ -146,8 +153,10 @@ def compare(
     folder: Path,
     settings: Settings,
     report: Callable[[str], None] = lambda text: None,
+    count: Callable[[int, int], None] = lambda done, total: None,
 ) -> Comparison:
-    """Compare models on the data of the recipe in this folder; what has run before is not run again."""
+    """Compare models on the data of the recipe in this folder; what has run before is not run again. `count`: finished
+    runs of those that are known to be needed."""
     if settings.seeds < LEAST_SEEDS:
         raise UserError(f"--seeds {settings.seeds}: at least {LEAST_SEEDS}; fewer say nothing about chance")
     corpus, store = open_corpus(str(folder), loud=True), ResultStore(folder / "results")
@@ -194,9 +203,7 @@ def compare(
     def run(wanted: Sequence[tuple[Contender, float, int]]) -> list[Result]:
         experiments = [experiment(*one) for one in wanted]
         runner = partial(train_model, folder=str(folder))
-        return store.run(
-            experiments, runner, settings.processes, lambda done, total: report(f"{done} of {total} runs of this round")
-        )
+        return store.run(experiments, runner, settings.processes, count)
 
     by_name = {one.name: one for one in contenders}
 
@@ -328,13 +335,13 @@ def _parallel(processes: int) -> float:
 def sized_facts(one: Contender, length: int) -> dict[str, Any]:
     """What a model is and costs by its config."""
     model = one.sized.model
-    cost = model.cost(length)
+    cost, longest = model.cost(length), model.limit or CONTEXTS[-1]
     return {
         "words": words_text(model),
         "sizes": sizes_text(model),
         "parameters": cost.parameters,
         "flops": cost.flops,
-        "state": {str(n): model.cost(n).state_bytes(n, 4) for n in CONTEXTS} if model.generates else {},
+        "state": {str(n): model.cost(n).state_bytes(n, 4) for n in CONTEXTS if model.generates and n <= longest},
         "ratio": one.sized.ratio,
         "far": abs(one.sized.ratio - 1) > FAR,
     }

@@ -1,4 +1,4 @@
-"""The report of a comparison: one page that needs no network, in English and Chinese, and the same words for a terminal.
+"""The report of a comparison: one page without network, in English and Chinese, and the same words for a terminal.
 
 The page is a function of the stored results alone, so that a resumed comparison ends with the same bytes.
 """
@@ -6,41 +6,24 @@ The page is a function of the stored results alone, so that a resumed comparison
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
 from allyouneed.files import write_text
 from allyouneed.lab.compare import Comparison, Contender, Standing, sized_facts
+from allyouneed.lab.page import Both, bullets, document, figures, heading, paragraph, same, table
 from allyouneed.lab.rates import NEAR
 from allyouneed.lab.speed import CONTEXTS
 from allyouneed.lab.statistics import ConfidenceInterval
 from allyouneed.lab.svg import Axis, Series, pareto, plot, short
 from allyouneed.training.planning.memory import format_bytes
-from allyouneed.training.reporting.page import TEMPLATE
 
 PAGE = "compare.html"
 MODELS = "models"  # folder of the solved models, as YAML
-
-
-class Both(NamedTuple):
-    """A text in both languages."""
-
-    en: str
-    zh: str
-
-    @property
-    def html(self) -> str:
-        if self.en == self.zh:
-            return escape(self.en)
-        return f'<span lang="en">{escape(self.en)}</span><span lang="zh">{escape(self.zh)}</span>'
-
-
-def same(text: str) -> Both:
-    return Both(text, text)
 
 
 MATCHED = {
@@ -85,17 +68,11 @@ def recommendation(found: Comparison) -> list[Both]:
         lines += _pace_reason(found, chosen, others)
     for one in found.standings:
         if one.verdict == "worse" and one.behind is not None:
-            factor = math.exp(min(one.behind.mean, 50.0))
-            more = ""
+            behind, en, zh = one.behind.text(), "", ""
             if found.corpus.recipe.task.has_perplexity:
-                more = f", {100 * (factor - 1):.1f}%"
-            lines.append(
-                Both(
-                    f"{one.name} is worse by {one.behind.text()}"
-                    + (f" (perplexity {more[2:]} higher)." if more else "."),
-                    f"{one.name} 的损失高出 {one.behind.text()}" + (f"（困惑度高 {more[2:]}）。" if more else "。"),
-                )
-            )
+                more = f"{100 * (math.exp(min(one.behind.mean, 50.0)) - 1):.1f}%"
+                en, zh = f" (perplexity {more} higher)", f"（困惑度高 {more}）"
+            lines.append(Both(f"{one.name} is worse by {behind}{en}.", f"{one.name} 的损失高出 {behind}{zh}。"))
     parameters = found.contender(name).sized.model.cost().parameters
     lines.append(
         Both(
@@ -110,30 +87,35 @@ def recommendation(found: Comparison) -> list[Both]:
 
 
 def _pace_reason(found: Comparison, chosen: Standing, others: Sequence[str]) -> list[Both]:
-    """Why it is taken of those that are as good."""
-    mine = found.pace(chosen.name)
-    slowest = min(others, key=found.pace)
-    theirs = found.pace(slowest)
-    if mine[0] and theirs[0]:
-        context = f"{CONTEXTS[-1]:,}"
+    """What decides between models that are as good."""
+    name, rival = chosen.name, max(others, key=found.pace)
+    (mine, trained), (theirs, other) = found.pace(name), found.pace(rival)
+    context = f"{CONTEXTS[-1]:,}"
+    if not found.faster(name, rival):
         return [
             Both(
-                f"Of these it decodes fastest after {context} tokens: {mine[0]:,.0f} tokens/s, {slowest} "
-                f"{theirs[0]:,.0f}.",
-                f"其中它在读入 {context} 个词元后解码最快：每秒 {mine[0]:,.0f} 个词元，{slowest} 为 {theirs[0]:,.0f}。",
+                "None of them is clearly faster, so the lowest loss decides.",
+                "它们的速度也没有明显差别，因此取损失最低者。",
             )
         ]
-    if mine[0]:
+    if mine and theirs:
         return [
             Both(
-                f"Of these it decodes fastest after long texts: {mine[0]:,.0f} tokens/s; {slowest} cannot read as many.",
-                f"其中它在长文本之后解码最快：每秒 {mine[0]:,.0f} 个词元；{slowest} 读不了这么长。",
+                f"Of these it decodes fastest after {context} tokens: {mine:,.0f} tokens/s, {rival} {theirs:,.0f}.",
+                f"其中它在读入 {context} 个词元后解码最快：每秒 {mine:,.0f} 个词元，{rival} 为 {theirs:,.0f}。",
+            )
+        ]
+    if mine:
+        return [
+            Both(
+                f"Of these it alone decodes after {context} tokens: {mine:,.0f} tokens/s.",
+                f"其中只有它能在读入 {context} 个词元后继续解码：每秒 {mine:,.0f} 个词元。",
             )
         ]
     return [
         Both(
-            f"Of these it trains fastest: {mine[1]:,.0f} tokens/s, {slowest} {theirs[1]:,.0f}.",
-            f"其中它训练最快：每秒 {mine[1]:,.0f} 个词元，{slowest} 为 {theirs[1]:,.0f}。",
+            f"Of these it trains fastest: {trained:,.0f} tokens/s, {rival} {other:,.0f}.",
+            f"其中它训练最快：每秒 {trained:,.0f} 个词元，{rival} 为 {other:,.0f}。",
         )
     ]
 
@@ -165,72 +147,38 @@ def write_report(found: Comparison, folder: Path, command: str) -> Path:
 def page(found: Comparison, command: str) -> str:
     names = ", ".join(one.name for one in found.contenders)
     title = Both(f"Compared: {names}", f"对比：{names}")
-    style = TEMPLATE.read_text(encoding="utf-8").split("<style>")[1].split("</style>")[0]
     first, *reasons = recommendation(found)
     body = [
         f"<p class='best' style='font-size:1.25rem;color:var(--ink)'>{first.html}</p>",
-        _list(reasons),
-        _heading(Both("Results", "结果")),
+        bullets(reasons),
+        heading(Both("Results", "结果")),
         _results(found),
         _notes(found),
-        _heading(Both("Quality against cost", "质量与开销")),
-        _paragraph(
+        heading(Both("Quality against cost", "质量与开销")),
+        paragraph(
             Both(
-                "Lower is better; bars are 95% intervals. The dotted line joins the models that no other beats in both.",
+                "Lower is better; bars are 95% intervals. The dotted line joins models that no other beats in both.",
                 "越低越好；竖线为 95% 置信区间。虚线连接的模型没有被任何其他模型在两方面同时超过（帕累托前沿）。",
             )
         ),
-        _figures(_fronts(found)),
-        _heading(Both("Learning rates and training", "学习率与训练过程")),
-        _paragraph(
+        figures(_fronts(found)),
+        heading(Both("Learning rates and training", "学习率与训练过程")),
+        paragraph(
             Both(
-                "Every model was tried at the same rates, by one rule; a wide valley is easy to train. Diverged runs are "
-                "not drawn.",
+                "Every model was tried at the same rates, by one rule; a wide valley is easy to train. Diverged runs "
+                "are not drawn.",
                 "所有模型按同一规则尝试相同的学习率；谷越宽越容易训练。发散的训练没有画出。",
             )
         ),
-        _figures(_curves(found)),
-        _heading(Both("What they are", "各模型是什么")),
+        figures(_curves(found)),
+        heading(Both("What they are", "各模型是什么")),
         _models(found),
-        _heading(Both("How it was done", "方法")),
-        _list(_method(found)),
-        _heading(Both("Commands", "命令")),
+        heading(Both("How it was done", "方法")),
+        bullets(_method(found)),
+        heading(Both("Commands", "命令")),
         f"<pre>{escape(_commands(found, command))}</pre>",
     ]
-    switch = "var r=document.documentElement,z=(navigator.language||'').startsWith('zh');function s(){r.className=z?'zh':'en';r.lang=z?'zh':'en'}s();"
-    switch += "document.getElementById('language').onclick=function(){z=!z;s()}"
-    rules = "html.en [lang=zh],html.zh [lang=en]{display:none} html{overflow-x:hidden} li{margin:.25rem 0} td,th{white-space:nowrap}"
-    return (
-        f'<!doctype html>\n<html lang="en" class="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{escape(title.en)}</title>\n'
-        f"<style>{style}{rules}</style>\n</head>\n<body>\n"
-        f'<header><h1>{title.html}</h1><button id="language" type="button">'
-        f"{Both('中文', 'English').html}</button></header>\n<main>\n"
-        + "\n".join(part for part in body if part)
-        + f"\n</main>\n<script>{switch}</script>\n</body>\n</html>\n"
-    )
-
-
-def _heading(text: Both) -> str:
-    return f"<h2>{text.html}</h2>"
-
-
-def _paragraph(text: Both) -> str:
-    return f"<p>{text.html}</p>"
-
-
-def _list(texts: Iterable[Both]) -> str:
-    return "<ul>" + "".join(f"<li>{text.html}</li>" for text in texts) + "</ul>"
-
-
-def _table(heads: Sequence[Both], rows: Sequence[Sequence[Both]], bold: str = "") -> str:
-    top = "".join(f"<th{' class=number' if at else ''}>{head.html}</th>" for at, head in enumerate(heads))
-    lines = []
-    for row in rows:
-        weight = ' class="best"' if row[0].en == bold else ""
-        cells = "".join(f"<td{' class=number' if at else ''}>{cell.html}</td>" for at, cell in enumerate(row))
-        lines.append(f"<tr{weight}>{cells}</tr>")
-    return f'<div class="wide"><table><tr>{top}</tr>{"".join(lines)}</table></div>'
+    return document(title, body)
 
 
 def _results(found: Comparison) -> str:
@@ -255,7 +203,7 @@ def _results(found: Comparison) -> str:
         rows.append(row)
     ranked = {one.name for one in found.standings}
     rows += [[same(one.name), Both("no result", "无结果")] for one in found.contenders if one.name not in ranked]
-    return _table(heads, rows, found.recommended or "") + _costs(found)
+    return table(heads, rows, found.recommended or "") + _costs(found)
 
 
 def _costs(found: Comparison) -> str:
@@ -278,7 +226,7 @@ def _costs(found: Comparison) -> str:
             row += [_amount(fact["state"].get(str(n))) for n in CONTEXTS]
         row += [same(f"{costs['joules']:.2e}" if costs.get("joules") else "–")] if energy else []
         rows.append(row)
-    return _table(heads, rows, found.recommended or "")
+    return table(heads, rows, found.recommended or "")
 
 
 def _k(length: int) -> str:
@@ -310,16 +258,12 @@ def _notes(found: Comparison) -> str:
         for reason, at in reasons.items()
     ]
     texts += [Both(f"{name} was left out: {why}", f"{name} 未参加：{why}") for name, why in found.left_out.items()]
-    return _list(texts) if texts else ""
-
-
-def _figures(plots: Sequence[tuple[Both, str]]) -> str:
-    shown = [f"<figure><figcaption>{title.html}</figcaption>{svg}</figure>" for title, svg in plots if svg]
-    return f'<div class="plots">{"".join(shown)}</div>'
+    return bullets(texts) if texts else ""
 
 
 def _fronts(found: Comparison) -> list[tuple[Both, str]]:
-    losses = {one.name: one.loss for one in found.standings}
+    ranked = {one.name: one.loss for one in found.standings}
+    losses = {one.name: ranked[one.name] for one in found.contenders if one.name in ranked}  # colours as elsewhere
     length = found.corpus.recipe.max_tokens
     facts = {name: sized_facts(found.contender(name), length) for name in losses}
     costs = {name: found.contender(name).costs for name in losses}
@@ -385,12 +329,13 @@ def _method(found: Comparison) -> list[Both]:
     files = ", ".join(path.name for entry in corpus.recipe.data.train for path in entry.files())
     examples = corpus.prepared.examples
     what = corpus.recipe.task.file_type.examples
-    unit = corpus.recipe.task.loss_unit
+    unit, dropout = corpus.recipe.task.loss_unit, found.contenders[0].sized.tree["dropout"]
     return [
         Both(
-            f"Task {corpus.recipe.task_kind}; {examples:,} {what} of {files}; the same tokenizer, batches and order for "
-            f"every model.",
-            f"任务 {corpus.recipe.task_kind}；训练样本 {examples:,} 个，来自 {files}；所有模型使用相同的分词器、批次和数据顺序。",
+            f"Task {corpus.recipe.task_kind}; {examples:,} {what} of {files}; the same tokenizer, batches and order "
+            f"for every model. Dropout {dropout:g}.",
+            f"任务 {corpus.recipe.task_kind}；训练样本 {examples:,} 个，来自 {files}；所有模型使用相同的分词器、批次和"
+            f"数据顺序。丢弃率 {dropout:g}。",
         ),
         Both(
             f"Matched by {match.en}: sizes were solved for by the cost functions, from the first model's.",
@@ -403,11 +348,13 @@ def _method(found: Comparison) -> list[Both]:
         Both(
             f"Rates: {rates}; the grid grows while the best rate is at its edge. The valley is the factor between the "
             f"neighbouring rates within {100 * NEAR:.0f}% of the lowest loss.",
-            f"学习率：{rates}；若最优值在网格边缘，则继续扩展。谷宽是损失与最低值相差不到 {100 * NEAR:.0f}% 的相邻学习率之间的倍数。",
+            f"学习率：{rates}；若最优值在网格边缘，则继续扩展。谷宽是损失与最低值相差不到 {100 * NEAR:.0f}% 的"
+            f"相邻学习率之间的倍数。",
         ),
         Both(
-            "Intervals are at 95%: validation examples are resampled in pairs, seeds by Student's t. Inconclusive: the "
-            "interval of the difference contains zero. Half of the validation groups choose the rate, the others judge.",
+            "Intervals are at 95%: validation examples are resampled in pairs, seeds by Student's t. Inconclusive: "
+            "the interval of the difference contains zero. Half of the validation groups choose the rate, the others "
+            "judge.",
             "置信区间为 95%：验证样本成对重采样，随机种子用学生 t 分布。“无法区分”指差值的区间包含零。"
             "一半验证数据用于选学习率，另一半用于评判。",
         ),
@@ -420,10 +367,7 @@ def _commands(found: Comparison, command: str) -> str:
     if found.recommended is not None:
         one: Contender = found.contender(found.recommended)
         assert one.curve is not None
-        name = f"{MODELS}/{one.name}.yaml"
-        lines += [
-            "",
-            "# train the recommended model longer; run it in the folder of this page",
-            f"allyouneed train recipe.yaml --set model={name} --set 'schedule={{kind: cosine, peak: {one.curve.best:g}}}'",
-        ]
+        changes = f"--set model={MODELS}/{one.name}.yaml --set 'schedule={{kind: cosine, peak: {one.curve.best:g}}}'"
+        lines += ["", "# train the recommended model longer; run it in the folder of this page"]
+        lines += [f"allyouneed train recipe.yaml {changes}"]
     return "\n".join(lines)

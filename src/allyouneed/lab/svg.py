@@ -11,8 +11,10 @@ from html import escape
 WIDTH, HEIGHT = 460, 280
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 14, 42
 COLOURS = ("#2563b8", "#c2410c", "#15803d", "#7e22ce", "#be123c", "#0e7490", "#a16207", "#4b5563")
-DASHES = ("", "6 3", "2 3", "8 3 2 3")
+DASHES = ("none", "6 3", "2 3", "8 3 2 3")
 MARKS = "●■▲◆"
+GRID = "stroke:currentColor;opacity:.12"
+FRONT = "fill:none;stroke:currentColor;opacity:.4;stroke-dasharray:3 3"
 STYLE = "font-family:system-ui,'Noto Sans SC',sans-serif;font-size:11px;fill:currentColor"
 
 
@@ -41,6 +43,7 @@ class Series:
 def plot(series: Mapping[str, Series], x: Axis, y: Axis, title: str, front: Sequence[tuple[float, float]] = ()) -> str:
     """An SVG element. `front`: points that a thin line joins. Points that the axes cannot show are left out."""
     shown = {name: _usable(one, x, y) for name, one in series.items()}
+    right_edge, floor = WIDTH - RIGHT, HEIGHT - BOTTOM
     everything = [point for one in shown.values() for point in one.points]
     heights = [v for _, v in everything] + [v for one in shown.values() for bar in one.bars for v in bar]
     if not everything:
@@ -50,9 +53,7 @@ def plot(series: Mapping[str, Series], x: Axis, y: Axis, title: str, front: Sequ
 
     def place(point: tuple[float, float]) -> tuple[float, float]:
         across, up = (x.at(point[0]) - left) / (right - left), (y.at(point[1]) - low) / (high - low)
-        return round(LEFT + across * (WIDTH - LEFT - RIGHT), 1), round(
-            HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM), 1
-        )
+        return round(LEFT + across * (right_edge - LEFT), 1), round(floor - up * (floor - TOP), 1)
 
     legend = 16 * len(series)
     lines = [
@@ -60,13 +61,13 @@ def plot(series: Mapping[str, Series], x: Axis, y: Axis, title: str, front: Sequ
         f'aria-label="{escape(title)}" style="{STYLE}">'
     ]
     for value, text in _ticks(left, right, x.log):
-        at = round(LEFT + (value - left) / (right - left) * (WIDTH - LEFT - RIGHT), 1)
+        at = round(LEFT + (value - left) / (right - left) * (right_edge - LEFT), 1)
         lines.append(
             f'<line x1="{at}" x2="{at}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" stroke="currentColor" opacity=".12"/>'
         )
         lines.append(f'<text x="{at}" y="{HEIGHT - BOTTOM + 14}" text-anchor="middle">{text}</text>')
     for value, text in _ticks(low, high, y.log):
-        at = round(HEIGHT - BOTTOM - (value - low) / (high - low) * (HEIGHT - TOP - BOTTOM), 1)
+        at = round(floor - (value - low) / (high - low) * (floor - TOP), 1)
         lines.append(
             f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at}" y2="{at}" stroke="currentColor" opacity=".12"/>'
         )
@@ -82,21 +83,19 @@ def plot(series: Mapping[str, Series], x: Axis, y: Axis, title: str, front: Sequ
         )
     for number, (name, one) in enumerate(shown.items()):
         colour, dash = COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
-        mark = MARKS[number % len(MARKS)]
-        lines.append(f'<g stroke="{colour}" fill="{colour}">')
+        mark, pen, ink = MARKS[number % len(MARKS)], f"stroke:{colour};stroke-width:1.6", f"fill:{colour}"
         if one.lines and len(one.points) > 1:
             points = " ".join("{},{}".format(*place(point)) for point in one.points)
-            dashed = f' stroke-dasharray="{dash}"' if dash else ""
-            lines.append(f'<polyline points="{points}" fill="none" stroke-width="1.6"{dashed}/>')
+            lines.append(f'<polyline points="{points}" style="fill:none;{pen};stroke-dasharray:{dash}"/>')
         for point, bar in zip(one.points, one.bars, strict=False):
             (at, first), (_, second) = (place((point[0], value)) for value in bar)
-            lines.append(f'<line x1="{at}" x2="{at}" y1="{first}" y2="{second}" stroke-width="1.6"/>')
+            lines.append(f'<line x1="{at}" x2="{at}" y1="{first}" y2="{second}" style="{pen}"/>')
         if one.marks:
             for point in one.points:
                 at, up = place(point)
-                lines.append(f'<text x="{at}" y="{up + 4}" text-anchor="middle" stroke="none">{mark}</text>')
+                lines.append(f'<text x="{at}" y="{up + 4}" text-anchor="middle" style="{ink}">{mark}</text>')
         line = HEIGHT + 12 + 16 * number
-        lines.append(f'<text x="{LEFT}" y="{line}" stroke="none">{mark} {escape(name)}</text></g>')
+        lines.append(f'<text x="{LEFT}" y="{line}" style="{ink}">{mark} {escape(name)}</text>')
     return "\n".join([*lines, "</svg>"])
 
 
