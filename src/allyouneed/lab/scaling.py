@@ -117,7 +117,8 @@ def _linear(grid: Floats, sizes: Floats, tokens: Floats, losses: Floats, weights
     wanted = (losses * weights)[:, None, :, None]  # (rows, 1, points, 1)
     values = inverse @ wanted
     errors = ((design @ values - wanted) ** 2).sum((2, 3))
-    return np.where((values[..., 0] >= 0).all(-1), errors, np.inf), values[..., 0]
+    negative = np.minimum(values[..., 0], 0)
+    return errors + (negative < 0).any(-1) * 1e9, np.maximum(values[..., 0], 1e-12)
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,21 @@ def climb(
         work = 3.0 * cost.flops * result["tokens"]
         rungs.append(Rung(cost.parameters, result["tokens"], result["loss"], work, sizes_text(config), rate))
     found = fit([(one.parameters, one.tokens, one.loss) for one in rungs])
+    warnings += undetermined(found)
     return Ladder(name, rungs, found, warnings, tuple(budgets) or _usual_budgets(rungs))
+
+
+def undetermined(found: ScalingFit) -> list[str]:
+    """What the runs do not determine: an exponent whose interval is as wide as itself."""
+    lines = []
+    for name, key in (("alpha", "alpha"), ("beta", "beta")):
+        low, high = found.interval(lambda law, key=key: getattr(law, key))  # type: ignore[misc]
+        if high - low > getattr(found.law, key):
+            lines.append(
+                f"inconclusive: {name} is between {low:.2g} and {high:.2g}, so sizes for a budget are guesses; take "
+                "more --sizes and --lengths, and longer runs (--steps)"
+            )
+    return lines
 
 
 def _usual_budgets(rungs: Sequence[Rung]) -> tuple[float, ...]:
