@@ -216,10 +216,10 @@ def compare(
         by_name[name].warnings += curve.warnings()
     rated = [(one, one.curve.best) for one in contenders if one.curve is not None and one.curve.best is not None]
     wanted = [(one, rate, seed) for one, rate in rated for seed in range(1, settings.seeds + 1)]
-    for (one, _, seed), result in zip(wanted, run(wanted), strict=True):
-        one.runs.append(result)
+    for (model, _, seed), result in zip(wanted, run(wanted), strict=True):
+        model.runs.append(result)
         if result["diverged"]:
-            one.warnings.append(f"seed {seed} diverged ({result['diverged']}) and is not in its mean")
+            model.warnings.append(f"seed {seed} diverged ({result['diverged']}) and is not in its mean")
     return Comparison(settings, corpus, contenders, standings(contenders), left_out, measured["machine"])
 
 
@@ -299,7 +299,8 @@ def plan(
         each = (n * costs[name]["update"] + costs[name]["validation"] + STARTING for name, n in steps.items())
         return RESERVE * runs * sum(each) / _parallel(settings.processes)
 
-    kept, left_out = list(names), {}
+    kept = list(names)
+    left_out: dict[str, str] = {}
     while True:
         if settings.budget is None or settings.steps is not None:
             steps = settings.steps or usual_steps

@@ -72,31 +72,32 @@ class Decoding:
 
 def pretend(state: Any, context: int) -> None:
     """Make the state look as if the rows had read `context` tokens: its caches are filled with random numbers."""
+    held: Any = state
     if isinstance(state, NestedStates):
-        for part in state.parts.values():
+        for part in held.parts.values():
             pretend(part, context)
     elif isinstance(state, WindowKVCache):
-        state.lengths = torch.full_like(state.lengths, context)
-        state.written, state.end = state.lengths, min(context, state.first + state.ring)
-        state.keys, state.values = _noise(state.keys, state.end + 1), _noise(state.values, state.end + 1)
+        held.lengths = torch.full_like(held.lengths, context)
+        held.written, held.end = held.lengths, min(context, held.first + held.ring)
+        held.keys, held.values = _noise(held.keys, held.end + 1), _noise(held.values, held.end + 1)
     elif isinstance(state, KVCache):
-        state.end = context
-        state.drop_spare()
-        state.keys, state.values = _noise(state.keys, context), _noise(state.values, context)
+        held.end = context
+        held.drop_spare()
+        held.keys, held.values = _noise(held.keys, context), _noise(held.values, context)
         if isinstance(state, HashedKeyValues):
-            most = int(state.buckets.max()) + 1
-            state.buckets = torch.randint(0, most, (*state.keys.shape[:3], state.buckets.shape[3])).to(state.buckets)
+            most = int(held.buckets.max()) + 1
+            held.buckets = torch.randint(0, most, (*held.keys.shape[:3], held.buckets.shape[3])).to(held.buckets)
     elif isinstance(state, CompressiveMemory):
-        state.lengths = torch.full_like(state.lengths, context)
-        state.since = state.lengths // state.module.segment * state.module.segment
-        state.end = min(context, state.kept)
-        state.keys, state.values = torch.randn_like(state.keys), torch.randn_like(state.values)
+        held.lengths = torch.full_like(held.lengths, context)
+        held.since = held.lengths // held.module.segment * held.module.segment
+        held.end = min(context, held.kept)
+        held.keys, held.values = torch.randn_like(held.keys), torch.randn_like(held.values)
     elif isinstance(state, Recurrent):
-        state.since = context - (state.lengths - state.since)
-        state.lengths = torch.full_like(state.lengths, context)
+        held.since = context - (held.lengths - held.since)
+        held.lengths = torch.full_like(held.lengths, context)
     elif isinstance(state, RecentTokens):
-        state.lengths = torch.full_like(state.lengths, context)
-        state.oldest = state.lengths - state.size
+        held.lengths = torch.full_like(held.lengths, context)
+        held.oldest = held.lengths - held.size
     else:
         raise TypeError(f"{type(state).__name__} has no length to pretend")
 
