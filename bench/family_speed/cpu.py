@@ -31,7 +31,7 @@ sys.path.append(str(Path(__file__).parents[2]))  # for bench.*
 
 from allyouneed.config import parse
 from allyouneed.kernels.cpu import build as native
-from allyouneed.lab.speed import pretend
+from allyouneed.lab.comparison.speed import pretend
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.precision import quantize

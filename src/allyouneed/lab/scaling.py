@@ -19,14 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allyouneed.errors import UserError
-from allyouneed.lab.compare import fitted
-from allyouneed.lab.page import Both, bullets, document, figures, heading, same, table
+from allyouneed.lab.comparison.compare import fitted
+from allyouneed.lab.comparison.sizes import scaled, sizes_text
+from allyouneed.lab.comparison.training import open_corpus, train_model
+from allyouneed.lab.page import Bilingual, bullets, document, figures, heading, same, table
 from allyouneed.lab.rates import RateRule, sweep
-from allyouneed.lab.sizes import scaled, sizes_text
 from allyouneed.lab.statistics import student
 from allyouneed.lab.store import Result, ResultStore
 from allyouneed.lab.svg import Axis, Series, plot, short
-from allyouneed.lab.training import open_corpus, train_model
 
 EXPONENTS = np.linspace(0.02, 1.5, 38)  # of the first grid, for α and β
 FINER, LEVELS = 4, 4  # each grid around the best point has steps so many times smaller; grids
@@ -300,31 +300,31 @@ def page(found: Ladder, command: str) -> str:
     rows = [
         [same(f"{row['flops']:.0e}"), same(f"{short(row['parameters'])} [{short(row['low'])}, {short(row['high'])}]"),
          same(short(row["tokens"])), same(f"{row['loss']:.3f}"),
-         Both("far beyond the ladder", "远超阶梯范围") if row["far"] else same("")]
+         Bilingual("far beyond the ladder", "远超阶梯范围") if row["far"] else same("")]
         for row in budget_rows(found)
     ]  # fmt: skip
-    title = Both(f"Scaling of {found.name}", f"{found.name} 的缩放规律")
-    first = Both("Loss by size", "损失与参数量")
-    second = Both("Loss by compute, C = 6ND", "损失与计算量，C = 6ND")
+    title = Bilingual(f"Scaling of {found.name}", f"{found.name} 的缩放规律")
+    first = Bilingual("Loss by size", "损失与参数量")
+    second = Bilingual("Loss by compute, C = 6ND", "损失与计算量，C = 6ND")
     return document(
         title,
         [
-            heading(Both("The law", "规律")),
+            heading(Bilingual("The law", "规律")),
             "<p>L(N, D) = E + A/N<sup>α</sup> + B/D<sup>β</sup></p>",
             table(
-                [Both("parameter", "参数"), Both("value", "取值"), Both("95% interval", "95% 区间")],
+                [Bilingual("parameter", "参数"), Bilingual("value", "取值"), Bilingual("95% interval", "95% 区间")],
                 [
                     [same(n), same(f"{v:.4g}"), same(f"{low:.4g} – {high:.4g}")]
                     for n, v, (low, high) in law_lines(found)
                 ],
             ),
-            heading(Both("The best size for a budget", "给定算力的最优规模")),
+            heading(Bilingual("The best size for a budget", "给定算力的最优规模")),
             table(
                 [
-                    Both("FLOPs", "FLOPs"),
-                    Both("parameters", "参数量"),
-                    Both("tokens", "词元数"),
-                    Both("loss", "损失"),
+                    Bilingual("FLOPs", "FLOPs"),
+                    Bilingual("parameters", "参数量"),
+                    Bilingual("tokens", "词元数"),
+                    Bilingual("loss", "损失"),
                     same(""),
                 ],
                 rows,
@@ -335,16 +335,16 @@ def page(found: Ladder, command: str) -> str:
                     (second, plot(compute, Axis("FLOPs", True), Axis("loss"), second.en)),
                 ]
             ),
-            heading(Both("Runs", "训练")),
+            heading(Bilingual("Runs", "训练")),
             table(
                 [
-                    Both("sizes", "尺寸"),
-                    Both("parameters", "参数量"),
-                    Both("tokens", "词元数"),
-                    Both("rate", "学习率"),
-                    Both("loss", "损失"),
+                    Bilingual("sizes", "尺寸"),
+                    Bilingual("parameters", "参数量"),
+                    Bilingual("tokens", "词元数"),
+                    Bilingual("rate", "学习率"),
+                    Bilingual("loss", "损失"),
                     same("6ND"),
-                    Both("FLOPs by the parts", "按部件计算的 FLOPs"),
+                    Bilingual("FLOPs by the parts", "按部件计算的 FLOPs"),
                 ],
                 [
                     [
@@ -360,7 +360,7 @@ def page(found: Ladder, command: str) -> str:
                 ],
             ),
             bullets([same(one) for one in found.warnings]) if found.warnings else "",
-            heading(Both("Command", "命令")),
+            heading(Bilingual("Command", "命令")),
             f"<pre>{command}</pre>",
         ],
     )

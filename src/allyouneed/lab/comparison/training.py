@@ -16,7 +16,7 @@ from rich.console import Console
 from allyouneed.config import parse, tree_of
 from allyouneed.data.batches.packing import PaddedBatches
 from allyouneed.data.batches.store import InputHashes
-from allyouneed.lab.speed import Energy, Peak, decoding_speeds, machine
+from allyouneed.lab.comparison.speed import Energy, Peak, decoding_speeds, machine
 from allyouneed.lab.store import Experiment, Result, finite, versions
 from allyouneed.nn.batch import Batch
 from allyouneed.nn.models.base import Model

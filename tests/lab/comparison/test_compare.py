@@ -18,42 +18,42 @@ import yaml
 from allyouneed.cli import main
 from allyouneed.config import preset_tree
 from allyouneed.errors import UserError
-from allyouneed.lab import compare as lab
-from allyouneed.lab.compare import Comparison, Contender, Settings, compare, plan, standings
+from allyouneed.lab.comparison import compare as lab
+from allyouneed.lab.comparison.compare import ComparisonSettings, Contender, ModelComparison, compare, plan, standings
+from allyouneed.lab.comparison.report import page, recommendation, summary, write_report
+from allyouneed.lab.comparison.sizes import Sized
 from allyouneed.lab.rates import RateCurve, RateRule
-from allyouneed.lab.report import page, recommendation, summary, write_report
-from allyouneed.lab.sizes import Sized
 from allyouneed.lab.store import ResultStore
 from waiting import until
 
 COSTS = {name: {"update": seconds, "validation": 1.0} for name, seconds in (("a", 0.1), ("b", 0.3), ("c", 0.2))}
 RATES = (3e-3, 1e-2, 3e-2)
-SMALL = Settings(steps=8, width=16, blocks=1, rule=RateRule(RATES, extensions=0))
+SMALL = ComparisonSettings(steps=8, width=16, blocks=1, rule=RateRule(RATES, extensions=0))
 
 
 # --- plans ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_budget_takes_fewer_steps_before_it_leaves_models_out():
-    long, short = (plan(["a", "b", "c"], COSTS, Settings(budget=60.0 * n)) for n in (120, 12))
+    long, short = (plan(["a", "b", "c"], COSTS, ComparisonSettings(budget=60.0 * n)) for n in (120, 12))
     assert long.left_out == short.left_out == {}
     assert set(long.steps.values()) == {600} and 100 <= short.steps["a"] < 600
     assert short.seconds <= 12 * 60
 
 
 def test_a_short_budget_leaves_the_slowest_out_and_says_so():
-    found = plan(["b", "a", "c"], COSTS, Settings(budget=340.0))
+    found = plan(["b", "a", "c"], COSTS, ComparisonSettings(budget=340.0))
     assert list(found.left_out) == ["c"] and "slowest" in found.left_out["c"]
     assert list(found.steps) == ["b", "a"], "the first that was named stays, though it is slower"
 
 
 def test_a_budget_too_short_for_two_models_is_refused():
     with pytest.raises(UserError, match=r"take about \d+ minutes"):
-        plan(["a", "b", "c"], COSTS, Settings(budget=30.0))
+        plan(["a", "b", "c"], COSTS, ComparisonSettings(budget=30.0))
 
 
 def test_models_matched_by_time_take_as_many_steps_as_fit_into_it():
-    found = plan(["a", "b", "c"], COSTS, Settings(match="time", steps=300))
+    found = plan(["a", "b", "c"], COSTS, ComparisonSettings(match="time", steps=300))
     assert found.steps == {"a": 300, "b": 100, "c": 150}
 
 
@@ -82,7 +82,9 @@ def compared(*contenders, left_out=None):
     data = SimpleNamespace(train=[SimpleNamespace(files=lambda: [Path("a.txt")])])
     recipe = SimpleNamespace(task=task, max_tokens=64, data=data, task_kind="causal-lm")
     corpus = SimpleNamespace(recipe=recipe, prepared=SimpleNamespace(examples=12))
-    return Comparison(Settings(), corpus, list(contenders), standings(contenders), left_out or {}, "a machine")
+    return ModelComparison(
+        ComparisonSettings(), corpus, list(contenders), standings(contenders), left_out or {}, "a machine"
+    )
 
 
 def test_models_whose_difference_may_be_chance_are_inconclusive():
@@ -143,7 +145,7 @@ def text(tmp_path_factory):
 @pytest.fixture(scope="module")
 def finished(text, tmp_path_factory):
     """A finished comparison: its folder and page."""
-    from allyouneed.cli.compare import write_recipe
+    from allyouneed.cli.lab.compare import write_recipe
 
     folder = tmp_path_factory.mktemp("compare") / "out"
     write_recipe(
@@ -202,9 +204,10 @@ def test_a_killed_command_resumes_to_the_same_bytes(finished, text, tmp_path):
             path.unlink()
     program = (
         "from pathlib import Path; from allyouneed.config import preset_tree\n"
-        "from allyouneed.lab.compare import Settings, compare; from allyouneed.lab.rates import RateRule\n"
+        "from allyouneed.lab.comparison.compare import ComparisonSettings, compare\n"
+        "from allyouneed.lab.rates import RateRule\n"
         "models = {name: preset_tree(name) for name in ('gpt2', 'rwkv-4-169m')}\n"
-        f"compare(models, Path({str(copied)!r}), Settings(steps=8, width=16, blocks=1, "
+        f"compare(models, Path({str(copied)!r}), ComparisonSettings(steps=8, width=16, blocks=1, "
         f"rule=RateRule({RATES!r}, extensions=0)))"
     )
     process = subprocess.Popen([sys.executable, "-c", program], env=os.environ | {"OMP_NUM_THREADS": "1"})
@@ -215,7 +218,7 @@ def test_a_killed_command_resumes_to_the_same_bytes(finished, text, tmp_path):
 
 
 def test_the_same_seed_reads_the_same_batches_whatever_the_model(finished):
-    from allyouneed.lab.training import open_corpus
+    from allyouneed.lab.comparison.training import open_corpus
 
     corpus = open_corpus(str(finished[0]))
 
@@ -227,7 +230,7 @@ def test_the_same_seed_reads_the_same_batches_whatever_the_model(finished):
 
 
 def test_a_store_knows_what_determines_a_result(finished):
-    from allyouneed.lab.training import open_corpus
+    from allyouneed.lab.comparison.training import open_corpus
 
     facts = open_corpus(str(finished[0])).facts()
     assert facts["sha256"] and facts["tokenizer"] and facts["versions"]["torch"]

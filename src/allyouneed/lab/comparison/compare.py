@@ -17,12 +17,12 @@ import numpy as np
 
 from allyouneed.config import tree_of
 from allyouneed.errors import UserError
+from allyouneed.lab.comparison.sizes import FAR, Match, Sized, matched, sizes_text, words_text
+from allyouneed.lab.comparison.speed import CONTEXTS, machine
+from allyouneed.lab.comparison.training import Corpus, measure_models, open_corpus, train_model
 from allyouneed.lab.rates import RateCurve, RateRule, sweep
-from allyouneed.lab.sizes import FAR, Match, Sized, matched, sizes_text, words_text
-from allyouneed.lab.speed import CONTEXTS, machine
 from allyouneed.lab.statistics import ConfidenceInterval, difference, interval, verdict
 from allyouneed.lab.store import Result, ResultStore
-from allyouneed.lab.training import Corpus, measure_models, open_corpus, train_model
 from allyouneed.nn.models.sight import blind_pool
 
 LEAST_SEEDS, LEAST_STEPS = 3, 100
@@ -35,7 +35,7 @@ RESERVE = 1.15  # the plan's allowance for what it does not know
 
 
 @dataclass(frozen=True)
-class Settings:
+class ComparisonSettings:
     """How to compare. None: as the device and the budget allow."""
 
     match: Match = "parameters"
@@ -49,7 +49,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparisonPlan:
     """What is run. `left_out`: models and why; `seconds`: what it is expected to take."""
 
     steps: dict[str, int]
@@ -96,10 +96,10 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ModelComparison:
     """Everything that a report says."""
 
-    settings: Settings
+    settings: ComparisonSettings
     corpus: Corpus
     contenders: list[Contender]
     standings: list[Standing]
@@ -151,10 +151,10 @@ def fitted(corpus: Corpus, models: Mapping[str, Mapping[str, Any]]) -> tuple[dic
 def compare(
     models: Mapping[str, Mapping[str, Any]],
     folder: Path,
-    settings: Settings,
+    settings: ComparisonSettings,
     report: Callable[[str], None] = lambda text: None,
     count: Callable[[int, int], None] = lambda done, total: None,
-) -> Comparison:
+) -> ModelComparison:
     """Compare models on the data of the recipe in this folder; what has run before is not run again. `count`: finished
     runs of those that are known to be needed."""
     if settings.seeds < LEAST_SEEDS:
@@ -220,7 +220,7 @@ def compare(
         model.runs.append(result)
         if result["diverged"]:
             model.warnings.append(f"seed {seed} diverged ({result['diverged']}) and is not in its mean")
-    return Comparison(settings, corpus, contenders, standings(contenders), left_out, measured["machine"])
+    return ModelComparison(settings, corpus, contenders, standings(contenders), left_out, measured["machine"])
 
 
 def _choosing_loss(result: Result) -> float | None:
@@ -263,10 +263,10 @@ def _stored_plan(
     store: ResultStore,
     sized: Sequence[Sized],
     costs: Mapping[str, Mapping[str, Any]],
-    settings: Settings,
+    settings: ComparisonSettings,
     corpus: Corpus,
     speeds: Mapping[str, Any],
-) -> Plan:
+) -> ComparisonPlan:
     """The plan is made once and kept: a comparison that is resumed, even on a slower day, stays the same."""
     asked = {
         "kind": "plan", "match": settings.match, "seeds": settings.seeds, "steps": settings.steps,
@@ -279,12 +279,15 @@ def _stored_plan(
         return {"steps": found.steps, "left_out": found.left_out, "seconds": found.seconds}
 
     (found,) = store.run([asked], made)
-    return Plan(**found)
+    return ComparisonPlan(**found)
 
 
 def plan(
-    names: Sequence[str], costs: Mapping[str, Mapping[str, Any]], settings: Settings, usual_steps: int = STEPS["cpu"]
-) -> Plan:
+    names: Sequence[str],
+    costs: Mapping[str, Mapping[str, Any]],
+    settings: ComparisonSettings,
+    usual_steps: int = STEPS["cpu"],
+) -> ComparisonPlan:
     """How many steps fit into the budget. Fewer steps come first; where fewer would teach nothing, models are left out,
     the slowest first, but never the first that was named."""
     runs = len(settings.rule.rates) + 1 + settings.seeds - 1  # one extension of the grid is expected
@@ -310,7 +313,7 @@ def plan(
             steps = min(usual_steps, int((settings.budget - fixed) / max(slope, 1e-9)))
         found = steps_of(kept, max(1, steps))
         if settings.budget is None or (steps >= LEAST_STEPS and seconds_of(found) <= settings.budget * 1.01):
-            return Plan(found, left_out, seconds_of(found))
+            return ComparisonPlan(found, left_out, seconds_of(found))
         if len(kept) == 2:
             needed = seconds_of(steps_of(kept, settings.steps or LEAST_STEPS))
             raise UserError(

@@ -64,16 +64,16 @@ def compare(
     All read the same tokens in the same order. Sizes are solved for, learning rates found by one rule, differences
     judged by intervals over seeds and examples. Run the same command again to resume; what has run is not run again.
     """
-    from allyouneed.lab.compare import Settings
-    from allyouneed.lab.compare import compare as run
+    from allyouneed.lab.comparison.compare import ComparisonSettings
+    from allyouneed.lab.comparison.compare import compare as run
+    from allyouneed.lab.comparison.report import summary, write_report
+    from allyouneed.lab.comparison.sizes import MATCHES
     from allyouneed.lab.rates import RateRule
-    from allyouneed.lab.report import summary, write_report
-    from allyouneed.lab.sizes import MATCHES
 
     if match not in MATCHES:
         raise UserError(f"--match {match}: expected {', '.join(MATCHES)}")
     found, recipes = _contenders(models)
-    settings = Settings(
+    settings = ComparisonSettings(
         match=match,
         seeds=seeds,
         steps=steps,

@@ -41,7 +41,7 @@ def machine() -> str:
     return f"{name or 'CPU'}, {threads} thread{'s' if threads > 1 else ''}, torch {torch.__version__}"
 
 
-class Decoding:
+class DecodingRow:
     """A model without a source that has read `context` tokens, and decodes one row."""
 
     def __init__(self, model: Any, context: int) -> None:
@@ -113,13 +113,13 @@ def decoding_speeds(models: Sequence[Any], contexts: Sequence[int] = CONTEXTS) -
     """Tokens per second by context of each model, or why there are none."""
     found: list[dict[str, Any]] = [{} for _ in models]
     for context in contexts:
-        running: dict[int, Decoding] = {}
+        running: dict[int, DecodingRow] = {}
         for number, model in enumerate(models):
             if (reason := _cannot_decode(model, context)) is not None:
                 found[number][str(context)] = reason
                 continue
             try:
-                running[number] = Decoding(model.eval(), context)
+                running[number] = DecodingRow(model.eval(), context)
                 running[number].turn(2)
             except (TypeError, NotImplementedError, RuntimeError, AttributeError) as error:  # a part of the user's
                 found[number][str(context)] = f"not measured: {' '.join(str(error).split())[:200]}"

@@ -2,7 +2,7 @@ import pytest
 
 from allyouneed.config import parse, preset_names, preset_tree
 from allyouneed.errors import UserError
-from allyouneed.lab.sizes import MATCHES, cost_of, matched, scaled, sizes_text, words_text
+from allyouneed.lab.comparison.sizes import MATCHES, cost_of, matched, scaled, sizes_text, words_text
 from allyouneed.nn.models.base import Model
 
 VARIED = ("llama-7b", "mamba-130m", "rwkv-4-169m", "retnet-1.3b", "yoco-3b", "reformer", "s4")
