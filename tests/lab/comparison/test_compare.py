@@ -105,14 +105,21 @@ def test_diverged_runs_are_not_averaged_in_and_a_model_of_them_has_no_standing()
     assert found[1].behind.seeds == 2, "compared on the seeds that both finished"
 
 
-def test_of_models_that_cannot_be_told_apart_the_clearly_faster_one_is_recommended():
-    tied = [3.0, 3.1, 3.2], [3.05, 3.0, 3.3]
-    slow, fast = contender("slow", tied[0]), contender("fast", tied[1], decoding=150.0)
+def test_of_models_that_are_as_good_the_clearly_faster_one_is_recommended():
+    same = [3.0, 3.01, 3.02], [3.005, 3.0, 3.03]
+    slow, fast = contender("slow", same[0]), contender("fast", same[1], decoding=150.0)
     assert compared(slow, fast).recommended == "fast"
-    near = contender("fast", tied[1], decoding=105.0)
+    near = contender("fast", same[1], decoding=105.0)
     assert compared(slow, near).recommended == "slow", "a lead of 5% is none"
-    worse = contender("fast", [4.0, 4.1, 4.2], decoding=900.0)
+    worse = contender("fast", [4.0, 4.01, 4.02], decoding=900.0)
     assert compared(slow, worse).recommended == "slow", "speed does not buy a worse loss"
+
+
+def test_a_wide_interval_is_not_taken_for_equality():
+    best, wild = contender("best", [3.0, 3.01, 3.02]), contender("wild", [2.5, 3.1, 3.9], decoding=900.0)
+    found = compared(best, wild)
+    assert [one.verdict for one in found.standings] == ["best", "inconclusive"]
+    assert found.recommended == "best" and "may be as good, or clearly worse" in summary(found)
 
 
 def test_every_guard_is_on_the_page_and_in_the_summary():

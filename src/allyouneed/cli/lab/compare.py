@@ -217,7 +217,6 @@ def write_recipe(output: Path, data: Sequence[Path], task: str | None, changes: 
         raise UserError("give your data with --data FILE, or name a recipe, whose data is used")
     if output.is_file():
         raise UserError(f"{output}: is a file; name a folder")
-    output.mkdir(parents=True, exist_ok=True)
     kept, new = output / RECIPE, output / f".{RECIPE}"
     if len(data) == 1 and data[0].suffix in (".yaml", ".yml"):
         source = load_recipe(data[0], changes)
@@ -231,6 +230,7 @@ def write_recipe(output: Path, data: Sequence[Path], task: str | None, changes: 
     text = yaml.safe_dump(tree | {"output": "train"}, sort_keys=False, allow_unicode=True, default_flow_style=None)
     if kept.exists() and kept.read_text(encoding="utf-8") != text:
         raise UserError(f"{output}: holds a comparison on other data or settings of it; name another --output")
+    output.mkdir(parents=True, exist_ok=True)
     write_text(kept, text)
     return load_recipe(kept)
 

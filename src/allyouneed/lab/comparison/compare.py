@@ -30,6 +30,7 @@ STEPS = {"cpu": 600, "cuda": 3000}  # without a budget
 SIZES = {"cpu": (128, 4), "cuda": (512, 8)}  # width and blocks
 DROPOUT = (2.0, 0.1)  # passes over the data from which on there is dropout, and how much
 STARTING = 2.0  # seconds of a run beside its updates
+EQUAL = 0.02  # of the loss: a difference that does not matter
 FASTER = 1.1  # a lead that counts where quality does not decide
 RESERVE = 1.15  # the plan's allowance for what it does not know
 
@@ -116,12 +117,19 @@ class ModelComparison:
 
     @property
     def recommended(self) -> str | None:
-        """The best; of models that cannot be told from it, one that is clearly faster (`faster`)."""
+        """The best; of models that are as good (`equals`), one that is clearly faster (`faster`)."""
         if not self.standings:
             return None
         best = self.standings[0].name
-        found = max(self.tied, key=lambda one: self.pace(one.name)).name
+        found = max([best, *self.equals], key=self.pace)
         return found if self.faster(found, best) else best
+
+    @property
+    def equals(self) -> list[str]:
+        """Models that cannot be told from the best, and whose interval leaves no room for a loss that matters. A wide
+        interval is no sign of equality."""
+        room = EQUAL * abs(self.standings[0].loss.mean)
+        return [one.name for one in self.tied if one.behind is not None and one.behind.high <= room]
 
     def pace(self, name: str) -> tuple[float, float]:
         """Decoded tokens per second after the longest context that is known, 0 if it cannot; trained ones."""

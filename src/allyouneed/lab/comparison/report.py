@@ -91,7 +91,18 @@ def _pace_reason(found: ModelComparison, chosen: Standing, others: Sequence[str]
     name, rival = chosen.name, max(others, key=found.pace)
     (mine, trained), (theirs, other) = found.pace(name), found.pace(rival)
     context = f"{CONTEXTS[-1]:,}"
-    if not found.faster(name, rival):
+    if name == found.standings[0].name:
+        wide = [one for one in others if one not in found.equals]
+        if wide:
+            listed, seeds = ", ".join(wide), found.settings.seeds
+            return [
+                Bilingual(
+                    f"It is taken for its lowest loss. {listed} may be as good, or clearly worse: {seeds} seeds leave "
+                    f"both open. More seeds (--seeds {2 * seeds}) or steps would tell.",
+                    f"因此取损失最低者。{listed} 也许同样好，也许明显更差，{seeds} 个种子不足以判断；"
+                    f"增加种子（--seeds {2 * seeds}）或步数可以分辨。",
+                )
+            ]
         return [
             Bilingual(
                 "None of them is clearly faster, so the lowest loss decides.",
@@ -208,12 +219,14 @@ def _results(found: ModelComparison) -> str:
 
 def _costs(found: ModelComparison) -> str:
     facts = {one.name: sized_facts(one, found.corpus.recipe.max_tokens) for one in found.contenders}
-    decodes = any(fact["state"] for fact in facts.values())
+    keeps = any(fact["state"] for fact in facts.values())
+    decodes = any(isinstance(one, float) for model in found.contenders for one in model.costs["decoding"].values())
     energy = any(one.costs.get("joules") for one in found.contenders)
     heads = [Bilingual("model", "模型"), Bilingual("parameters", "参数量"), Bilingual("FLOPs/token", "FLOPs/词元")]
     heads += [Bilingual("training, tokens/s", "训练，词元/秒"), Bilingual("memory of an update", "一次更新的内存")]
     if decodes:
         heads += [Bilingual(f"decoding at {_k(n)}, tokens/s", f"{_k(n)} 处解码，词元/秒") for n in CONTEXTS]
+    if keeps:
         heads += [Bilingual(f"state at {_k(n)}", f"{_k(n)} 处状态") for n in CONTEXTS]
     heads += [Bilingual("J/token", "焦耳/词元")] if energy else []
     rows = []
@@ -223,6 +236,7 @@ def _costs(found: ModelComparison) -> str:
         row += [same(f"{costs['training']:,.0f}"), _amount(costs["memory"])]
         if decodes:
             row += [_speed(costs["decoding"].get(str(n))) for n in CONTEXTS]
+        if keeps:
             row += [_amount(fact["state"].get(str(n))) for n in CONTEXTS]
         row += [same(f"{costs['joules']:.2e}" if costs.get("joules") else "–")] if energy else []
         rows.append(row)

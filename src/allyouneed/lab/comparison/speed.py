@@ -6,6 +6,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -139,33 +140,39 @@ def _cannot_decode(model: Any, context: int) -> str | None:
     return None
 
 
-class Peak:
-    """Bytes that a piece of work takes at most, beyond what was held before; None where the system does not tell."""
+class UpdateMemory:
+    """Bytes that an update takes: the peak on a GPU; on a CPU, whose allocator tells no peak, weights, gradients and
+    moments (four numbers a weight), and what is kept for the backward pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: Any) -> None:
+        self.weights = {weight.untyped_storage().data_ptr(): weight.nbytes for weight in model.parameters()}
+        self.kept: dict[int, int] = {}
         self.cuda = torch.cuda.is_available()
+
+    def __enter__(self) -> UpdateMemory:
         if self.cuda:
             torch.cuda.reset_peak_memory_stats()
-            self.before = float(torch.cuda.memory_allocated())
+            self.before = torch.cuda.memory_allocated()
+            self.hooks: Any = nullcontext()  # an update may be captured, which takes no hooks
         else:
-            self.before = self._reset()
+            self.hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
+        self.hooks.__enter__()
+        return self
 
-    def _reset(self) -> float:
-        try:
-            Path("/proc/self/clear_refs").write_text("5")
-        except OSError:
-            return -1.0
-        return _own("VmRSS")
+    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self.weights:
+            self.kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
 
-    def bytes(self) -> float | None:
+    def __exit__(self, *error: Any) -> None:
+        self.hooks.__exit__(*error)
+
+    @property
+    def bytes(self) -> float:
         if self.cuda:
-            return float(torch.cuda.max_memory_allocated()) - self.before
-        return None if self.before < 0 else max(0.0, _own("VmHWM") - self.before)
-
-
-def _own(key: str) -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next((1024 * float(line.split()[1]) for line in lines if line.startswith(key)), -1.0)
+            return float(torch.cuda.max_memory_allocated() - self.before + 4 * sum(self.weights.values()))
+        return float(4 * sum(self.weights.values()) + sum(self.kept.values()))
 
 
 class Energy:

@@ -16,7 +16,7 @@ from rich.console import Console
 from allyouneed.config import parse, tree_of
 from allyouneed.data.batches.packing import PaddedBatches
 from allyouneed.data.batches.store import InputHashes
-from allyouneed.lab.comparison.speed import Energy, Peak, decoding_speeds, machine
+from allyouneed.lab.comparison.speed import Energy, UpdateMemory, decoding_speeds, machine
 from allyouneed.lab.store import Experiment, Result, finite, versions
 from allyouneed.nn.batch import Batch
 from allyouneed.nn.models.base import Model
@@ -189,10 +189,14 @@ def measure_models(experiment: Experiment, folder: str) -> Result:
         for turn in range(WARM + TURNS):
             update = next(updates)
             for one, figures in zip(models, found, strict=True):
-                peak, energy, began = Peak(), Energy(), time.perf_counter()
+                if turn == 0:  # hooks cost time, so this one is not timed
+                    with UpdateMemory(one.model) as memory:
+                        fetch_results([one.update(update)])
+                    figures["memory"] = memory.bytes
+                    continue
+                energy, began = Energy(), time.perf_counter()
                 fetch_results([one.update(update)])
                 if turn < WARM:
-                    figures["memory"] = max(figures.get("memory") or 0.0, peak.bytes() or 0.0) or None
                     continue
                 figures["seconds"].append(time.perf_counter() - began)
                 figures["joules"].append((energy.joules(), update.tokens))
