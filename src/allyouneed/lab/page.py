@@ -10,7 +10,8 @@ from allyouneed.training.reporting.page import TEMPLATE
 
 RULES = """
 html.en [lang=zh], html.zh [lang=en] { display: none } li { margin: .25rem 0 }
-td { white-space: nowrap } th, th.number { vertical-align: bottom; white-space: normal } .wide { margin: 0 0 1.4rem }
+td { white-space: nowrap } th, th.number { vertical-align: bottom; white-space: normal; overflow-wrap: normal }
+.wide { margin: 0 0 1.4rem }
 """
 SWITCH = """
 const page = document.documentElement, choose = word => { page.className = page.lang = word; };

@@ -13,10 +13,9 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-import yaml
 
 from allyouneed.cli import main
-from allyouneed.config import preset_tree
+from allyouneed.config import preset_tree, tree_of
 from allyouneed.errors import UserError
 from allyouneed.lab.comparison import compare as lab
 from allyouneed.lab.comparison.compare import ComparisonSettings, Contender, ModelComparison, compare, plan, standings
@@ -24,6 +23,7 @@ from allyouneed.lab.comparison.report import page, recommendation, summary, writ
 from allyouneed.lab.comparison.sizes import Sized
 from allyouneed.lab.rates import RateCurve, RateRule
 from allyouneed.lab.store import ResultStore
+from allyouneed.training import load_recipe
 from waiting import until
 
 COSTS = {name: {"update": seconds, "validation": 1.0} for name, seconds in (("a", 0.1), ("b", 0.3), ("c", 0.2))}
@@ -173,8 +173,9 @@ def test_models_are_compared_on_ones_own_text(finished):
     html = written.decode()
     assert "gpt2" in html and "rwkv-4-169m" in html and "建议选用" in html and "<svg" in html
     assert "http://" not in html.replace("http://www.w3.org/2000/svg", "") and "https://" not in html
-    solved = yaml.safe_load((folder / "models" / "rwkv-4-169m.yaml").read_text())
-    assert solved["kind"] == "decoder"
+    changes = [f"model={folder / 'models' / 'rwkv-4-169m.yaml'}", "schedule={kind: cosine, peak: 0.01}"]
+    recipe = load_recipe(folder / "recipe.yaml", changes)  # the command on the page
+    assert tree_of(recipe.model_for(None))["decoder"][0]["mixer"]["kind"] == "rwkv"
 
 
 def test_a_comparison_that_has_run_is_not_run_again(finished, monkeypatch):

@@ -220,14 +220,13 @@ def write_recipe(output: Path, data: Sequence[Path], task: str | None, changes: 
     kept, new = output / RECIPE, output / f".{RECIPE}"
     if len(data) == 1 and data[0].suffix in (".yaml", ".yml"):
         source = load_recipe(data[0], changes)
-        tree = tree_of(source) | {"model": source.model_tree(), "set": []}
-        tree.pop("start", None)
     else:
         propose(data, task, new, force=True, console=Console(quiet=True))
         source = load_recipe(new, changes)
         new.unlink()
-        tree = tree_of(source)
-    text = yaml.safe_dump(tree | {"output": "train"}, sort_keys=False, allow_unicode=True, default_flow_style=None)
+    tree = tree_of(source) | {"model": source.model_tree(), "set": [], "output": "train"}
+    tree.pop("start")  # models that are compared are new
+    text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, default_flow_style=None)
     if kept.exists() and kept.read_text(encoding="utf-8") != text:
         raise UserError(f"{output}: holds a comparison on other data or settings of it; name another --output")
     output.mkdir(parents=True, exist_ok=True)
