@@ -75,13 +75,13 @@ def contender(name, losses, best=1e-3, decoding=100.0, training=10.0, warnings=(
     return Contender(Sized(name, tree, 1.0), 100, curve, runs, costs, list(warnings))
 
 
-def compared(*contenders, left_out=None):
+def compared(*contenders, left_out=None, labels=()):
     task = SimpleNamespace(
         has_perplexity=True, loss_unit="tokens", file_type=SimpleNamespace(examples="documents"), kind="causal-lm"
     )
     data = SimpleNamespace(train=[SimpleNamespace(files=lambda: [Path("a.txt")])])
     recipe = SimpleNamespace(task=task, max_tokens=64, data=data, task_kind="causal-lm")
-    corpus = SimpleNamespace(recipe=recipe, prepared=SimpleNamespace(examples=12))
+    corpus = SimpleNamespace(recipe=recipe, prepared=SimpleNamespace(examples=12, labels=labels))
     return ModelComparison(
         ComparisonSettings(), corpus, list(contenders), standings(contenders), left_out or {}, "a machine"
     )
@@ -120,6 +120,12 @@ def test_a_wide_interval_is_not_taken_for_equality():
     found = compared(best, wild)
     assert [one.verdict for one in found.standings] == ["best", "inconclusive"]
     assert found.recommended == "best" and "may be as good, or clearly worse" in summary(found)
+
+
+def test_models_that_only_guess_are_not_recommended():
+    found = compared(contender("a", [0.69, 0.7, 0.68]), contender("b", [0.7, 0.71, 0.69]), labels=("yes", "no"))
+    assert found.recommended is None and "better than guessing" in recommendation(found)[0].en
+    assert page(found, "allyouneed compare a b")
 
 
 def test_every_guard_is_on_the_page_and_in_the_summary():

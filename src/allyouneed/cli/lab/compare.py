@@ -6,7 +6,8 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -84,7 +85,8 @@ def compare(
         rule=RateRule(_rates(rates)),
     )
     write_recipe(output, data or recipes[:1], task, changes or ())
-    compared = run(found, output, settings, lambda text: show_notes([text]), counter())
+    with resumable():
+        compared = run(found, output, settings, lambda text: show_notes([text]), counter())
     page = write_report(compared, output, _command("compare"))
     print(summary(compared))
     print(f"\nthe report is in {page}")
@@ -131,18 +133,19 @@ def scaling(
     found, recipes = _contenders([model], least=1)
     write_recipe(output, data or recipes, task, changes or ())
     ((name, tree),) = found.items()
-    ladder = climb(
-        name,
-        tree,
-        output,
-        widths_of(width, sizes),
-        [steps * 2**n for n in range(lengths)],
-        blocks,
-        budgets,
-        processes,
-        RateRule(_rates(rates)),
-        counter(),
-    )
+    with resumable():
+        ladder = climb(
+            name,
+            tree,
+            output,
+            widths_of(width, sizes),
+            [steps * 2**n for n in range(lengths)],
+            blocks,
+            budgets,
+            processes,
+            RateRule(_rates(rates)),
+            counter(),
+        )
     write_text(output / "scaling.html", page(ladder, _command("scaling")))
     print(text(ladder))
     print(f"\nthe report is in {output / 'scaling.html'}")
@@ -161,6 +164,16 @@ def _budgets(text: str) -> tuple[float, ...]:
     if not found or not all(0 < one < 1e40 for one in found):
         raise UserError(f"--compute {text}: expected numbers of FLOPs, separated by commas: 1e15,1e16")
     return found
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Says after Ctrl-C that nothing finished is lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        show_notes(["stopped; finished runs are kept, run the same command again to resume"])
+        raise
 
 
 def counter() -> Callable[[int, int], None]:

@@ -7,6 +7,7 @@ or has its best rate at the edge of what was tried, is said, and never averaged 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -118,11 +119,17 @@ class ModelComparison:
     @property
     def recommended(self) -> str | None:
         """The best; of models that are as good (`equals`), one that is clearly faster (`faster`)."""
-        if not self.standings:
+        if not self.standings or self.guesses:
             return None
         best = self.standings[0].name
         found = max([best, *self.equals], key=self.pace)
         return found if self.faster(found, best) else best
+
+    @property
+    def guesses(self) -> bool:
+        """Whether even the best is no better than a guess between the labels."""
+        labels = len(self.corpus.prepared.labels)
+        return labels > 1 and bool(self.standings) and self.standings[0].loss.high >= math.log(labels)
 
     @property
     def equals(self) -> list[str]:

@@ -41,6 +41,13 @@ VERDICTS = {
 
 def recommendation(found: ModelComparison) -> list[Bilingual]:
     """What to take, and why; the first is the recommendation itself."""
+    if found.guesses:
+        return [
+            Bilingual(
+                "Nothing can be recommended yet: no model is better than guessing. Train longer (--steps).",
+                "暂时无法给出建议：没有模型胜过随机猜测。请训练更久（--steps）。",
+            )
+        ]
     if not found.standings or found.recommended is None:
         return [Bilingual("Nothing can be recommended: no model finished.", "无法给出建议：没有模型训练成功。")]
     best, name = found.standings[0], found.recommended
