@@ -1,6 +1,6 @@
 """Compare an imported or exported model with the original in transformers on the same inputs.
 
-Bilingual run in float32, whatever their storage dtype, one after the other, so that only one is in memory.
+Both run in float32, whatever their storage dtype, one after the other, so that only one is in memory.
 """
 
 from __future__ import annotations
