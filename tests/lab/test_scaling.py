@@ -4,7 +4,7 @@ import pytest
 from allyouneed import model_config
 from allyouneed.errors import UserError
 from allyouneed.lab.flops import counted_by_torch, training_lines
-from allyouneed.lab.scaling import ScalingLaw, fit, undetermined, widths_of
+from allyouneed.lab.scaling import Ladder, Rung, ScalingLaw, budget_rows, fit, page, text, undetermined, widths_of
 
 TRUE = ScalingLaw(400.0, 400.0, 1.7, 0.34, 0.28)
 SIZES, TOKENS = np.geomspace(1e5, 3e6, 5), np.geomspace(1e6, 3e7, 4)
@@ -37,7 +37,12 @@ def test_intervals_of_the_best_size_cover_the_true_one():
 
 def test_runs_that_do_not_determine_the_law_are_said_to_be_inconclusive():
     assert not undetermined(fit(points(0.001), resamples=40))
-    assert any("inconclusive" in line for line in undetermined(fit(points(0.1, seed=1), resamples=40)))
+    wild = fit(points(0.1, seed=1), resamples=40)
+    assert any("inconclusive" in line for line in undetermined(wild))
+    for found, rows in ((fit(points(0.001), resamples=40), 1), (wild, 0)):
+        ladder = Ladder("a", [Rung(10**5, 10**6, 3.0, 1e12, "width 8", 1e-3)], found, undetermined(found), (1e12,))
+        assert len(budget_rows(ladder)) == rows
+        assert ("Inconclusive" in page(ladder, "allyouneed scaling <a>")) == (not rows) == ("1e+12" not in text(ladder))
 
 
 def test_too_few_runs_are_refused():

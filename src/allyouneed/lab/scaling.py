@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from allyouneed.errors import UserError
 from allyouneed.lab.comparison.compare import fitted
 from allyouneed.lab.comparison.sizes import scaled, sizes_text
 from allyouneed.lab.comparison.training import open_corpus, train_model
-from allyouneed.lab.page import Bilingual, bullets, document, figures, heading, same, table
+from allyouneed.lab.page import Bilingual, bullets, document, figures, heading, paragraph, same, table
 from allyouneed.lab.rates import RateRule, sweep
 from allyouneed.lab.statistics import student
 from allyouneed.lab.store import Result, ResultStore
@@ -202,7 +203,7 @@ def undetermined(found: ScalingFit) -> list[str]:
         low, high = found.interval(lambda law, key=key: getattr(law, key))  # type: ignore[misc]
         if high - low > getattr(found.law, key):
             lines.append(
-                f"inconclusive: {name} is between {low:.2g} and {high:.2g}, so sizes for a budget are guesses; take "
+                f"inconclusive: {name} is between {low:.2g} and {high:.2g}, so no size is given for a budget; take "
                 "more --sizes and --lengths, and longer runs (--steps)"
             )
     return lines
@@ -220,9 +221,10 @@ def widths_of(least: int, count: int) -> tuple[int, ...]:
 
 
 def budget_rows(found: Ladder) -> list[dict[str, Any]]:
-    """For each budget, the size with the lowest loss, its tokens and its loss, with intervals."""
+    """For each budget, the size with the lowest loss, its tokens and its loss, with intervals; none where the runs do
+    not determine the law."""
     rows = []
-    for flops in found.budgets:
+    for flops in () if undetermined(found.fit) else found.budgets:
         size = found.fit.law.best_size(flops)
         low, high = found.fit.interval(lambda law, flops=flops: law.best_size(flops))  # type: ignore[misc]
         loss = found.fit.law.loss(size, flops / (6 * size))
@@ -328,6 +330,13 @@ def page(found: Ladder, command: str) -> str:
                     same(""),
                 ],
                 rows,
+            )
+            if rows
+            else paragraph(
+                Bilingual(
+                    "Inconclusive: these runs do not determine the law, so no size is given (see below).",
+                    "无法确定：这些训练不足以确定规律，因此不给出规模（原因见下）。",
+                )
             ),
             figures(
                 [
@@ -361,6 +370,6 @@ def page(found: Ladder, command: str) -> str:
             ),
             bullets([same(one) for one in found.warnings]) if found.warnings else "",
             heading(Bilingual("Command", "命令")),
-            f"<pre>{command}</pre>",
+            f"<pre>{escape(command)}</pre>",
         ],
     )
