@@ -142,6 +142,7 @@ MODULES = {
     "generation": ("translate", "generate", "chat"),
     "text.rewriting": ("seq2seq", "summarise", "correct"),
     "text.answer": ("answer",),
+    "index": ("search",),
     "media": ("transcribe", "classify-image", "match-image", "caption"),
 }  # others: analysis
 for _name in commands():
