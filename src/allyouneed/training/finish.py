@@ -120,15 +120,19 @@ def finish(trainer: Trainer, last: Checkpoint | None, run: RunFolder, recipe_tex
         fields = _card_fields(trainer, run, recipe_text, weights, scores) | {"baselines": stated}
         return model_card(fields, recipe_text)
 
+    def save(text: str) -> None:
+        folder = trainer.folder(text)
+        replace(folder, model=recipe.task.finished(folder.model)).save(run.model)
+
     single = trainer.checkpoints.best(state) or last
     weights = _load_first_choice(trainer, single)
-    trainer.folder(card(weights, {})).save(run.model)
+    save(card(weights, {}))
     scores: Scores = {}
     if prepared.valid is not None:
         before = weights
         weights, scores["valid"] = _compare_with_average(trainer, single, weights)
         if weights != before:
-            trainer.folder(card(weights, scores)).save(run.model)
+            save(card(weights, scores))
     if prepared.test_examples:
         scores["test"] = _score_test_set(trainer)
     for split, row in scores.items():

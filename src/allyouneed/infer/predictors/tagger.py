@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from allyouneed.data.batches.encoding import add_spaces, encode_words
 from allyouneed.data.files.labels import Tagged
 from allyouneed.data.tokenizers.base import EAST_ASIAN_CHARACTER
@@ -62,19 +64,23 @@ class Tagger(Predictor):
 
         def answer(batch: list[int]) -> list[list[int]]:
             given = self.to_rows([rows[n] for n in batch])
-            best: list[list[int]] = self.model.logits(Batch(given)).argmax(-1).tolist()
-            return best
+            return self.best(self.model.logits(Batch(given)))
 
-        found: list[list[str]] = [[] for _ in sentences]
+        found, labels = [list[str]() for _ in sentences], self.labels
         for (number, part), tags in zip(
             parts, run_in_batches(self.model, [len(r) for r, _ in rows], answer), strict=True
         ):
             position = len(self.tokenizer.template.before)
             last = position + sum(map(len, part)) - 1
             for word in part:
-                found[number].append(self.folder.labels[tags[max(0, min(position, last))]])
+                found[number].append(labels[tags[max(0, min(position, last))]])
                 position += len(word)
         return [TaggedSentence(words, tags) for words, tags in zip(words_of, found, strict=True)]
+
+    def best(self, scores: Tensor) -> list[list[int]]:
+        """The number of the tag of each token, from its scores (…, labels)."""
+        found: list[list[int]] = scores.argmax(-1).tolist()
+        return found
 
     def _words(self, sentence: Any) -> list[str]:
         if isinstance(sentence, str):

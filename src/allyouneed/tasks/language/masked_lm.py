@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
@@ -110,9 +110,13 @@ class MaskedItems(StoredItems):
             starts = self.pieces.tokens(self.store["starts"], number) if "starts" in self.store.columns else None
             rng = generator(self.seed, epoch, number)
             chosen = choose_masked(len(ids), starts, self.share, rng)
-            inputs += [affixes[0], apply_mask(ids, chosen, self.mask, self.replacements, rng), affixes[1]]
+            inputs += [affixes[0], self.masked(ids, chosen, rng), affixes[1]]
             labels += [ignored[0], np.where(chosen, ids, IGNORE), ignored[1]]
         return FlatBatch((FlatSide(np.concatenate(inputs)),), np.concatenate(labels))
+
+    def masked(self, ids: Ints, chosen: NDArray[np.bool_], rng: np.random.Generator) -> Ints:
+        """The tokens with the chosen ones hidden."""
+        return apply_mask(ids, chosen, self.mask, self.replacements, rng)
 
     def show(self, number: int) -> dict[str, str]:
         return {"text": self.tokenizer.decode(self.pieces.tokens(self.store["text"], number).tolist())}

@@ -13,7 +13,7 @@ from allyouneed.data.batches.store import Store
 from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.errors import UserError
 from allyouneed.nn.batch import IGNORE
-from allyouneed.tasks.language.masked_lm import MaskedItems, apply_mask, choose_masked
+from allyouneed.tasks.language.masked_lm import MaskedItems, choose_masked
 
 
 class MaskedPairItems(MaskedItems):
@@ -41,8 +41,8 @@ class MaskedPairItems(MaskedItems):
         self._drawn: tuple[int, Ints] | None = None
 
     def drawn(self, epoch: int) -> Ints:
-        """(items, 3): where each piece is cut, the piece of B, and how many tokens B has; of swapped texts, B's piece is
-        −1."""
+        """(items, 3): where each piece is cut, the piece of B, and how many tokens B has; where both are swapped,
+        −1 for the piece."""
         known = self._drawn  # batches are made in another thread than lengths are asked for
         if known is None or known[0] != epoch:
             known = self._drawn = epoch, self._draw(generator(self.seed, epoch, len(self)))
@@ -80,7 +80,7 @@ class MaskedPairItems(MaskedItems):
                 starts = self._joined(column, number, cut, second, size)
             first = size if second < 0 else cut  # tokens of A
             chosen = choose_masked(len(ids), starts, self.share, rng)
-            masked = apply_mask(ids, chosen, self.mask, self.replacements, rng).tolist()
+            masked = self.masked(ids, chosen, rng).tolist()
             row, kinds = self.tokenizer.frame(masked[:first], masked[first:])
             wanted = np.full(len(row), IGNORE, np.int64)
             wanted[begin : begin + first] = np.where(chosen, ids, IGNORE)[:first]
