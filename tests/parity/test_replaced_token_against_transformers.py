@@ -1,5 +1,5 @@
-"""Replaced-token detection: losses and gradients of Hugging Face's ElectraForMaskedLM and ElectraForPreTraining with shared
-embeddings, with packed rows here and padded ones there."""
+"""Replaced-token detection: losses and gradients of Hugging Face's ElectraForMaskedLM and ElectraForPreTraining that
+share embeddings, with packed rows here and padded ones there."""
 
 import pytest
 import torch

@@ -18,7 +18,7 @@ from allyouneed.data.files.labels import LabelledFiles, classes
 from allyouneed.data.files.readers import Files
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.errors import UserError
-from allyouneed.nn.batch import IGNORE
+from allyouneed.nn.batch import IGNORE, count_labels
 from allyouneed.nn.context import TokenLayout
 from allyouneed.tasks.task import Loss, Task, class_loss, set_label_count
 
@@ -77,8 +77,8 @@ class Classification(Task):
         if self.several:
             logits, real = model.head(hidden, layout).float(), labels != IGNORE
             each = nn.functional.binary_cross_entropy_with_logits(logits, labels.where(real, 0), reduction="none")
-            total = each.where(real, 0).sum()
-            return Loss(total, total.detach(), real.sum())
+            total = each.where(real, 0).mean(-1).sum()
+            return Loss(total, total.detach(), count_labels(labels))
         return class_loss(model.head(hidden, layout), labels, self.smoothing)
 
 

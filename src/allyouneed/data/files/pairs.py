@@ -30,7 +30,7 @@ Tag = Annotated[str, StringConstraints(pattern=r"^[^\W\d_][\w-]*$")]
 class Pair(NamedTuple):
     """Two sentences and their origin; `to`: target language, for multilingual models; `weight`: how many times an epoch
     reads the pair; `bpe_dropout` and `segmentation`: of a random segmentation, its rate and number. `context`: the
-    pairs (source, target) before it in its document, nearest last."""
+    pairs (source, target) before it in its document, nearest last. `others`: further right targets."""
 
     source: str
     target: str
@@ -42,6 +42,7 @@ class Pair(NamedTuple):
     bpe_dropout: float | None = None
     segmentation: int = 0
     context: tuple[tuple[str, str], ...] = ()
+    others: tuple[str, ...] = ()
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -66,8 +67,9 @@ class PairFiles(TableFiles):
     """Instead of `path`: files of sources, aligned line by line with `target`."""
     target: Paths | None = None
     """The targets of `source`."""
-    columns: tuple[Column, Column] | None = None
-    """Columns of source and target, by index from 0 or by name; default: by `keys`, or the only two."""
+    columns: Annotated[tuple[Column, ...], Field(min_length=2)] | None = None
+    """Columns of source and target, by index from 0 or by name; default: by `keys`, or the only two. Further ones are
+    of other right targets, for scoring (`correction`)."""
     keys: tuple[str, str] = ("source", "target")
     """The same names for JSON, and for a header without `columns`."""
     from_: Tag | None = Field(default=None, alias="from")
@@ -143,7 +145,9 @@ class PairFiles(TableFiles):
                 )
             return
         for file, number, found in read_rows(self.sources(), self.layout, report, str(self.document)):
-            yield Pair(found[0], found[1], str(file), number, *besides), "".join(found[2:])
+            last = 2 if self.columns is None else len(self.columns)
+            others, document = tuple(filter(None, found[2:last])), "".join(found[last:])
+            yield Pair(found[0], found[1], str(file), number, *besides, others=others), document
 
     @property
     def layout(self) -> Layout:

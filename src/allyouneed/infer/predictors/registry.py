@@ -50,7 +50,7 @@ TASKS = {
     "classification": TaskEntry(f"{__package__}.classifier", "Classifier", ("classify",)),
     "question-answering": TaskEntry(f"{__package__}.question_answerer", "QuestionAnswerer", ("answer",)),
     "tagging": TaskEntry(f"{__package__}.tagger", "Tagger", ("tag",)),
-    "replaced-token": TaskEntry(f"{__package__}.discriminator", "Discriminator", ("tag",), pretrained=True),
+    "replaced-token": TaskEntry(f"{__package__}.tagger", "Discriminator", ("tag",), pretrained=True),
     "similarity": TaskEntry(f"{__package__}.embedder", "Embedder", ("embed", "similarity", "search")),
     "contrastive": TaskEntry(f"{__package__}.embedder", "Embedder", ("embed", "similarity", "search")),
     "reranking": TaskEntry(f"{__package__}.reranker", "Reranker", ("rerank",)),

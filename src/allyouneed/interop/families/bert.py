@@ -87,8 +87,11 @@ def read_inner(config: ConfigReader, line: Line) -> Any:
     return inner
 
 
-def read_pair(config: ConfigReader, line: Line) -> bool:
-    return (config.get("architectures") or [""])[0].endswith("ForPreTraining")
+def read_pair(config: ConfigReader, line: Line) -> int | None:
+    """The classes of sentence pairs; ALBERT's have the number of its labels."""
+    if not (config.get("architectures") or [""])[0].endswith("ForPreTraining"):
+        return None
+    return len(config.get("id2label") or "01") if line.argument == "Albert" else 2
 
 
 def write_pair(ours: ModelTree, line: Line) -> Any:

@@ -53,7 +53,7 @@ class MaskedLM(Task):
         found = super().head(model, labels)
         if self.pairs is None:
             return found
-        return (dict(found) if isinstance(found, dict) else {"kind": "vocabulary"}) | {"pair": True}
+        return (dict(found) if isinstance(found, dict) else {"kind": "vocabulary"}) | {"pair": 2}
 
     def specials(self) -> tuple[str, ...]:
         return (MASK,)
