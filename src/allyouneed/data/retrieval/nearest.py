@@ -22,7 +22,7 @@ def nearest(
     """(queries, top) scores and numbers of vectors, the best first; of equal ones, that with the smaller number."""
     count, top = len(vectors), min(top, len(vectors))
     best = np.full((len(queries), top), -np.inf, np.float32)
-    numbers = np.zeros((len(queries), top), np.int64)
+    numbers = np.full((len(queries), top), count, np.int64)  # of none yet
     for first in range(0, len(queries), QUERIES):
         some = queries[first : first + QUERIES].float()
         masks = None if hide is None else np.stack([hide(first + row) for row in range(len(some))])

@@ -87,7 +87,7 @@ def test_an_interrupted_index_keeps_what_it_had_finished(
 def test_another_model_is_refused_and_says_why(embedder: Any, trained: Trained, tmp_path: Path) -> None:
     embedder.index(TEXTS, tmp_path / "index")
     other = ayn.load(trained("similarity")[0] / "model")
-    with pytest.raises(UserError, match="is not the model that embedded the texts.*cannot be compared"):
+    with pytest.raises(UserError, match=r"is not the model that embedded the texts.*cannot be compared"):
         other.index(["more"], tmp_path / "index")
     other.save(tmp_path / "index")
     with pytest.raises(UserError, match="has no index"):  # saving a model replaces the folder
