@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from allyouneed.apps.typed import AnyPredictor
     from allyouneed.data.tokenizers.base import Tokenizer
     from allyouneed.infer.predictors.base import EvaluationResult, Predictor
+    from allyouneed.infer.predictors.captioner import Captioner as Captioner
     from allyouneed.infer.predictors.classifier import Classifier as Classifier
     from allyouneed.infer.predictors.click_predictor import ClickPredictor as ClickPredictor
     from allyouneed.infer.predictors.embedder import Embedder as Embedder
@@ -168,6 +169,10 @@ def load(
 def load(
     folder: Folderlike, device: str = "cpu", *, task: Literal["image-text"], dtype: str | None = None
 ) -> ImageMatcher: ...
+@overload
+def load(
+    folder: Folderlike, device: str = "cpu", *, task: Literal["captioning"], dtype: str | None = None
+) -> Captioner: ...
 @overload
 def load(
     folder: Folderlike | None = None, device: str = "cpu", task: str | None = None, dtype: str | None = None

@@ -119,6 +119,8 @@ def theirs(folder: Folder, out: Path, texts: tuple[str, ...]) -> Tensor:
         start = model.config.decoder_start_token_id
         given["decoder_input_ids"] = torch.tensor([[start, *target.encode(TEXTS[1])]])
     result = model.eval()(**given)
+    if "start_logits" in result:
+        return torch.stack([result.start_logits, result.end_logits], -1)
     found: Tensor = result.logits if "logits" in result else result.last_hidden_state
     return found
 

@@ -163,9 +163,9 @@ class Batch(Tensors):
 
 
 def count_labels(labels: Tensor) -> Tensor:
-    """How many labels there are: numbers above `IGNORE`, or rows of a number for each class."""
+    """How many labels there are: numbers above `IGNORE`, or rows with a number for each class."""
     if labels.ndim == 2 and labels.is_floating_point():
-        return (labels.sum(-1) >= 0).sum()
+        return (labels != IGNORE).any(-1).sum()
     return (labels > IGNORE).sum()
 
 

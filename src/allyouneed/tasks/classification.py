@@ -31,6 +31,7 @@ class Classification(Task):
     kinds: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
     heads: ClassVar[tuple[str, ...]] = ("classes",)
     has_perplexity: ClassVar[bool] = False
+    loss_unit: ClassVar[str] = "texts"
     metrics: ClassVar[dict[str, bool]] = {"accuracy": True, "macro-f1": True, "micro-f1": True, "loss": False}
     kind: Literal["classification"] = "classification"
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -46,10 +47,6 @@ class Classification(Task):
         if self.several and self.smoothing:
             raise ValueError("smoothing: only where a text has one label; remove it, or several")
         return self
-
-    @property
-    def loss_unit(self) -> str:  # type: ignore[override]
-        return "labels" if self.several else "texts"
 
     def entry_defaults(self) -> dict[str, Any]:
         return {"between": "|"} if self.several else {}

@@ -187,6 +187,7 @@ def class_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Loss:
     flat, wanted = logits.float().flatten(0, -2), labels.flatten()
     if labels.is_floating_point():
         wanted = labels.flatten(0, -2)
+        wanted = wanted.where(wanted != IGNORE, 0)
     total = nn.functional.cross_entropy(flat, wanted, ignore_index=IGNORE, label_smoothing=smoothing, reduction="sum")
     plain = total
     if smoothing:

@@ -76,7 +76,7 @@ class Recipe(Config):
     schedule: Schedule = Paper()
     """Learning rate by step."""
     steps: PositiveInt | None = None
-    """Updates to train; default: 100,000 (the paper's base model), with ppo 100 rounds."""
+    """Updates to train; default: 100,000 (the paper's base model), but at most 50 epochs; with ppo 100 rounds."""
     epochs: PositiveInt | None = None
     """Passes over the data, instead of `steps`."""
     accumulate: PositiveInt = 1
