@@ -151,7 +151,7 @@ def count_edits(source: str, found: str, wanted: Sequence[TextEdit]) -> tuple[in
         if (i, j) not in table:
             continue
         right, cost, steps = table[i, j]
-        following = [(end, (1, 0), (True, i, j, *end)) for end in arcs.get((i, j), ()) if end != (i, j)]
+        following: list[Any] = [(end, (1, 0), (True, i, j, *end)) for end in arcs.get((i, j), ()) if end != (i, j)]
         for n, m in ((i + 1, j + 1), (i + 1, j), (i, j + 1)):
             if n <= len(one) and m <= len(other):
                 same = (n, m) == (i + 1, j + 1) and one[i] == other[j]

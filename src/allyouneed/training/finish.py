@@ -28,7 +28,7 @@ from allyouneed.training.loop import Trainer
 from allyouneed.training.planning.memory import format_bytes, memory_in_use
 from allyouneed.training.prepare import RunFolder
 from allyouneed.training.recipe.recipe import Recipe
-from allyouneed.training.reporting.page import PAGE, RunFacts, write_page
+from allyouneed.training.reporting.page import CURVES, PAGE, RunFacts, write_page
 from allyouneed.training.reporting.progress import clock
 from allyouneed.training.validate import LOSS_METRICS, is_better, validation_loss
 
@@ -77,7 +77,11 @@ def model_card(fields: dict[str, Any], recipe_text: str) -> str:
         f"- trained on: {fields['examples']}, {fields['tokens']} in {fields['steps']:,} steps "
         f"({fields['epochs']} epochs begun), on {fields['machine']}",
         f"- weights: {fields['weights']}",
-        *([f"- report of the run: [{PAGE}](../{PAGE})"] if fields.get("baselines") is not None else []),
+        *(
+            [f"- report of the run: [{PAGE}](../{PAGE}), curves: [{CURVES}](../{CURVES})"]
+            if fields.get("baselines") is not None
+            else []
+        ),
         "",
         "## Scores",
         "",

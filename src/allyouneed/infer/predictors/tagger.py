@@ -178,7 +178,7 @@ class Discriminator(Tagger):
         found = run_in_batches(self.model, [len(row) for row, _ in rows], answer)
         scores, wanted = torch.cat(found).numpy(), np.concatenate(replaced)
         right = (scores > 0) == wanted
-        figures = {"auc": auc(scores, wanted), "accuracy": 100 * float(right.mean())}
+        figures = {"auc": auc(scores.tolist(), wanted.tolist()), "accuracy": 100 * float(right.mean())}
         text = f"AUC      {figures['auc']:.3f}\naccuracy {figures['accuracy']:5.1f} %  of {len(wanted):,} tokens"
         samples = [
             {"text": self.tokenizer.decode(texts[n].tolist()), "found": self._shown(texts[n], found[n].numpy() > 0)}
