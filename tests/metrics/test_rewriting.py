@@ -142,6 +142,7 @@ def test_the_reference_that_suits_best_counts() -> None:
         ("the cat sat", "a cat sat", "a big cat sat", (0, 1)),
         ("a b c d", "a c d e", "a c d", (1, 2)),
         ("b", "b", "b", (0, 0)),
+        ("b", "a a b", "a b", (1, 2)),  # what is wanted once is right once
         ("", "a", "a", (1, 1)),
         ("a", "", "", (1, 1)),
     ],

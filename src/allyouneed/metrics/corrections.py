@@ -137,26 +137,31 @@ def count_edits(source: str, found: str, wanted: Sequence[TextEdit]) -> tuple[in
     one, other = [token[0] for token in ours], [token[0] for token in theirs]
     there, back = _distances(one, other), _distances(one[::-1], other[::-1])[::-1, ::-1]
     best = there + back == there[-1, -1]  # places that a least-edit alignment passes
-    arcs: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for edit in wanted:
+    arcs: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+    for number, edit in enumerate(wanted, 1):
         begin = sum(token.end() <= edit.begin for token in ours)
         end = max(begin, sum(token.start() < edit.end for token in ours))
         after = TOKEN.findall(edit.after)
         for j in range(len(other) - len(after) + 1):
             if other[j : j + len(after)] == after:
-                arcs.setdefault((begin, j), []).append((end, j + len(after)))
+                arcs.setdefault((begin, j), []).append((end, j + len(after), number))
     # by place: wanted edits to there (most), steps that change something (fewest), and the steps of that alignment
     table: dict[tuple[int, int], tuple[int, int, tuple[Any, ...]]] = {(0, 0): (0, 0, ())}
     for i, j in zip(*(axis.tolist() for axis in np.nonzero(best)), strict=True):
         if (i, j) not in table:
             continue
         right, cost, steps = table[i, j]
-        following: list[Any] = [(end, (1, 0), (True, i, j, *end)) for end in arcs.get((i, j), ()) if end != (i, j)]
+        used = {step[0] for step in steps}  # an insertion may be there twice
+        following: list[Any] = [
+            ((n, m), (1, 0), (number, i, j, n, m))
+            for n, m, number in arcs.get((i, j), ())
+            if (n, m) != (i, j) and number not in used
+        ]
         for n, m in ((i + 1, j + 1), (i + 1, j), (i, j + 1)):
             if n <= len(one) and m <= len(other):
                 same = (n, m) == (i + 1, j + 1) and one[i] == other[j]
                 if there[n, m] == there[i, j] + (not same):
-                    following.append(((n, m), (0, int(not same)), (False, i, j, n, m) if not same else ()))
+                    following.append(((n, m), (0, int(not same)), (0, i, j, n, m) if not same else ()))
         for place, (more, price), step in following:
             if best[place]:
                 made = right + more, cost + price, (*steps, step) if step else steps
