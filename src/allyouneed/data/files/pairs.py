@@ -67,7 +67,7 @@ class PairFiles(TableFiles):
     """Instead of `path`: files of sources, aligned line by line with `target`."""
     target: Paths | None = None
     """The targets of `source`."""
-    columns: Annotated[tuple[Column, ...], Field(min_length=2)] | None = None
+    columns: tuple[Column, ...] | None = None
     """Columns of source and target, by index from 0 or by name; default: by `keys`, or the only two. Further ones are
     of other right targets, for scoring (`correction`)."""
     keys: tuple[str, str] = ("source", "target")
@@ -97,6 +97,8 @@ class PairFiles(TableFiles):
         together, apart = self.path is not None, (self.source is not None, self.target is not None)
         if together == any(apart) or any(apart) != all(apart):
             raise ValueError("give either 'path' (pairs in one file) or both 'source' and 'target' (aligned files)")
+        if self.columns is not None and len(self.columns) < 2:
+            raise ValueError("'columns' names one column; name those of source and target")
         if self.segmentations is not None and self.bpe_dropout is None:
             raise ValueError("'segmentations' counts random segmentations; set 'bpe_dropout' as well, or remove it")
         if not together:
