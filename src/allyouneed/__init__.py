@@ -142,7 +142,9 @@ def load(
     folder: Folderlike, device: str = "cpu", *, task: Literal["question-answering"], dtype: str | None = None
 ) -> QuestionAnswerer: ...
 @overload
-def load(folder: Folderlike, device: str = "cpu", *, task: Literal["tagging"], dtype: str | None = None) -> Tagger: ...
+def load(
+    folder: Folderlike, device: str = "cpu", *, task: Literal["tagging", "replaced-token"], dtype: str | None = None
+) -> Tagger: ...
 @overload
 def load(
     folder: Folderlike, device: str = "cpu", *, task: Literal["similarity", "contrastive"], dtype: str | None = None

@@ -226,7 +226,18 @@ RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "prefix-lm text": ("txt", {"task": {"kind": "prefix-lm", "reads": "text"}, "model": PREFIX}, {}),
     "masked-lm": ("txt", {"task": "masked-lm", "model": ENCODER}, {}),
     "masked-lm words": ("txt", {"task": {"kind": "masked-lm", "whole_word": True}, "model": ENCODER}, {}),
+    "masked-lm next sentence": (
+        "txt",
+        {"task": {"kind": "masked-lm", "pairs": "next-sentence"}, "model": LANGUAGES},
+        {},
+    ),
+    "masked-lm order": (
+        "txt",
+        {"task": {"kind": "masked-lm", "pairs": "sentence-order", "whole_word": True}, "model": LANGUAGES},
+        {},
+    ),
     "translation-lm": ("pairs.tsv", {"task": "translation-lm", "model": LANGUAGES}, {}),
+    "replaced-token": ("txt", {"task": "replaced-token", "model": ENCODER}, {}),
     "permutation-lm": ("txt", {"task": "permutation-lm", "model": PERMUTED}, {}),
     "span-corruption": ("txt", {"task": {"kind": "span-corruption", "sentinels": 8}, "model": BOTH}, {}),
     "denoising": ("txt", {"task": "denoising", "model": BOTH}, {}),

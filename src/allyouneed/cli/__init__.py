@@ -78,11 +78,14 @@ def init(
         str | None, option("--start", metavar="FOLDER", help="fine-tune this model instead of a new one")
     ] = None,
     force: Annotated[bool, option("--force", help="overwrite an existing recipe")] = False,
+    table: Annotated[
+        str | None, option("--table", metavar="NAME", help="the sheet or table, if there are several")
+    ] = None,
 ) -> None:
     """Look at data, say what is in it, and write a recipe that trains on it."""
     from allyouneed.apps.propose import propose
 
-    propose(files, task, output, start, force)
+    propose(files, task, output, start, force, table=table)
 
 
 def describe(
@@ -154,6 +157,7 @@ MODULES = {
     "generation": ("translate", "generate", "chat"),
     "text.rewriting": ("seq2seq", "summarise", "correct"),
     "text.answer": ("answer",),
+    "index": ("search",),
     "media": ("transcribe", "classify-image", "match-image", "caption"),
 }  # others: analysis
 for _name in commands():

@@ -163,10 +163,10 @@ class Batch(Tensors):
 
 
 def count_labels(labels: Tensor) -> Tensor:
-    """How many labels there are: numbers other than `IGNORE`, or rows with a number for each class."""
+    """How many labels there are: numbers above `IGNORE`, or rows with a number for each class."""
     if labels.ndim == 2 and labels.is_floating_point():
         return (labels != IGNORE).any(-1).sum()
-    return (labels != IGNORE).sum()
+    return (labels > IGNORE).sum()
 
 
 def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:

@@ -110,6 +110,10 @@ class Task(Part, slot="task", default="translation"):
         """Keys of its files that default to what it needs."""
         return {}
 
+    def finished(self, model: nn.Module) -> nn.Module:
+        """What remains of the model after training."""
+        return model
+
     def folder_files(self) -> dict[str, bytes]:
         """Small files that a model trained for it needs besides its weights and tokenizer, by name."""
         return {}

@@ -19,12 +19,14 @@ def propose(
     output: Path = Path("recipe.yaml"),
     start: str | None = None,
     force: bool = False,
+    table: str | None = None,
     console: Console | None = None,
 ) -> Path:
     """Write a recipe for these files and return its path. `task`: instead of the likeliest; `start`: a model folder to
-    fine-tune instead of a new model; `force`: overwrite an existing recipe."""
+    fine-tune instead of a new model; `force`: overwrite an existing recipe; `table`: of spreadsheets and databases that
+    have several."""
     console = console or Console(highlight=False)
-    facts = look_at(files)
+    facts = look_at(files, table)
     show_facts(console, facts)
     chosen = choose(facts, task)
     written = write_recipe(facts, chosen, output, start, force)

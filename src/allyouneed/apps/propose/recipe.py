@@ -16,6 +16,7 @@ from allyouneed.data.files.formats.read import CELLS
 from allyouneed.data.files.lines import inner_suffix
 from allyouneed.errors import UserError
 from allyouneed.files import write_text
+from allyouneed.infer.predictors.registry import TASKS
 from allyouneed.models import resolve
 from allyouneed.training import load_recipe
 from allyouneed.training.planning.data_size import Plan, plan
@@ -30,14 +31,6 @@ PRESETS: dict[str, tuple[str, tuple[str, ...]]] = {
     "encoder": ("bert-base", ("width=128", *(change.format("encoder") for change in STACK))),
     "decoder": ("gpt2", ("width=128", *(change.format("decoder") for change in STACK))),
     "encoder-decoder": ("transformer-tiny", ()),
-}
-TRY = {  # the command that uses a model of this task
-    "translation": "translate",
-    "classification": "classify",
-    "tagging": "tag",
-    "similarity": "embed",
-    "causal-lm": "generate",
-    "chat": "chat",
 }
 
 
@@ -76,9 +69,8 @@ def write_recipe(facts: DataFacts, choice: Choice, output: Path, start: str | No
         else:
             output.write_bytes(before)
         raise
-    command = TRY.get(choice.task)
     model = Path("runs") / output.stem / "model"
-    used = f"allyouneed {command} --model {model} …" if command else f"allyouneed evaluate FILE --model {model}"
+    used = f"allyouneed {TASKS[choice.task].commands[0]} --model {model} …"
     return Written(output, text, sizes, tuple(notes), used)
 
 
@@ -173,6 +165,7 @@ def _entries(files: list[FileFacts], choice: Choice, output: Path) -> Iterator[d
         usual = inner_suffix(one.file) in (".csv", *CELLS)
         header = None if one.header is None or one.header == usual else one.header
         read_as = {"encoding": one.file.encoding, "separator": one.file.separator, "header": header}
+        read_as |= {"table": one.file.table}
         read_as |= {"quotes": one.quotes}
         yield entry | choice.entry | {key: v for key, v in read_as.items() if v is not None and key in known}
 

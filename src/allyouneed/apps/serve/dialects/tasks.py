@@ -18,7 +18,7 @@ from allyouneed.apps.serve.dialects.translation import service
 from allyouneed.apps.serve.dialects.translation.fields import choice, one_text
 from allyouneed.apps.serve.dialects.translation.terms import read_glossary
 from allyouneed.apps.serve.errors import ApiError, over_limit
-from allyouneed.apps.serve.inputs import count_tokens, embed
+from allyouneed.apps.serve.inputs import count_tokens, embed, relevance
 from allyouneed.apps.serve.responses import json_response
 from allyouneed.apps.serve.settings import Limits
 from allyouneed.apps.serve.strict import Count, RequestBody, Text
@@ -32,6 +32,7 @@ Task = Literal[
     "fill-mask",
     "tagging",
     "similarity",
+    "search",
     "click",
     "preference",
     "image-classification",
@@ -47,6 +48,7 @@ Pair = Annotated[list[Text], Field(min_length=2, max_length=2)]
 Row = dict[Text, Any]
 MOST_VALUES = 10_000  # of a row
 MOST_CANDIDATES = 1000
+FOUND, RERANKED = 10, 50  # texts of a search, and those that a second model ranks
 TRANSLATION = ("source_lang", "target_lang", "format", "glossary", "glossary_id")
 REWRITERS = {  # the method of each task, and what it does, for errors
     "seq2seq": ("seq2seq_full", "rewrite texts"),
@@ -58,12 +60,14 @@ REWRITERS = {  # the method of each task, and what it does, for errors
 class TaskRequest(RequestBody):
     """`inputs`: texts; pairs of texts (similarity, classification), of prompts and answers (preference), of a question
     and a text (question-answering); images in base64 (image-…, captioning); rows of a log (click). `top`: results per
-    input. `labels`: the texts to choose from (image-text). The others: of translation."""
+    input. `labels`: the texts to choose from (image-text). `rerank`: the model that ranks what was found anew (search).
+    The others: of translation."""
 
     model: Text | None = None
     inputs: Annotated[list[Text | Pair | Row], Field(min_length=1)]
     top: Annotated[Count, Field(le=MOST_CANDIDATES)] | None = None
     labels: list[Text] | None = None
+    rerank: Text | None = None
     source_lang: Text | None = None
     target_lang: Text | None = None
     format: Annotated[
@@ -103,6 +107,8 @@ async def run_task(task: Task, body: TaskRequest, request: Request) -> Response:
         raise over_limit("inputs", len(body.inputs), limits.texts, "inputs")
     if body.labels is not None and task != "image-text":
         raise ApiError(f"labels: only for image-text, not for {task}", param="labels")
+    if body.rerank is not None and task != "search":
+        raise ApiError(f"rerank: only for search, not for {task}", param="rerank")
     if task == "translation":
         return await _translate(request, body, limits)
     if given := [name for name in TRANSLATION if getattr(body, name) is not None]:
@@ -114,6 +120,9 @@ async def run_task(task: Task, body: TaskRequest, request: Request) -> Response:
             results = await _fill_spans(model, body, limits, request.state.client)
         else:
             results = await RUNNERS[task](model, body, limits)
+        if body.rerank is not None:
+            async with state.registry.use(body.rerank) as reranker:
+                results = await _ranked_anew(reranker, body, results)
         return json_response({"model": model.name, "task": task, "results": results})
 
 
@@ -236,6 +245,26 @@ async def _similarity(model: ServedModel, body: TaskRequest, limits: Limits) -> 
     return [float(cosine_similarity(a, b, dim=0)) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
 
 
+async def _search(model: ServedModel, body: TaskRequest, limits: Limits) -> list[Any]:
+    """`top` texts of the index in the model's folder, the best first; with `rerank`, the candidates for it."""
+    predictor, queries = model.offering("search", "search texts"), body.texts()
+    top = body.top or FOUND
+    top = top if body.rerank is None else max(top, RERANKED)
+    await count_tokens(predictor, queries, limits, "inputs", least=1)
+    found = await model.compute(("search", top), queries, lambda some: predictor.search(some, top))
+    return [[asdict(one) for one in own] for own in found]
+
+
+async def _ranked_anew(reranker: ServedModel, body: TaskRequest, results: list[Any]) -> list[Any]:
+    for query, found in zip(body.texts(), results, strict=True):
+        scores = await relevance(reranker, query, [one["text"] for one in found])
+        for one, score in zip(found, scores, strict=True):
+            one["score"] = score
+        found.sort(key=lambda one: -one["score"])
+        del found[body.top or FOUND :]
+    return results
+
+
 async def _score(model: ServedModel, body: TaskRequest, limits: Limits) -> list[Any]:
     """Rewards in the order of the pairs; only differences between answers to one prompt mean something."""
     predictor, pairs = model.offering("score", "score answers"), body.pairs()
@@ -316,6 +345,7 @@ RUNNERS = {
     "fill-mask": _fill_mask,
     "tagging": _tag,
     "similarity": _similarity,
+    "search": _search,
     "question-answering": _answer,
     "click": _predict_click,
     "preference": _score,
