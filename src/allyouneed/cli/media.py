@@ -1,11 +1,11 @@
-"""Commands for sound and images: transcribe, classify-image, match-image, caption."""
+"""Commands for sound and images: transcribe, classify-audio, classify-image, match-image, caption."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from allyouneed.cli.loading import predictor_with
 from allyouneed.cli.options import (
@@ -22,12 +22,15 @@ from allyouneed.cli.options import (
 from allyouneed.cli.text.shards import files_below
 from allyouneed.cli.text.streams import read_lines
 from allyouneed.cli.text.text_input import file_arguments
-from allyouneed.cli.text_commands import Paired, one_line, paired, ranked_lines, run
+from allyouneed.cli.text_commands import Paired, TextCommand, one_line, paired, ranked_lines, run
 from allyouneed.errors import UserError
 from allyouneed.errors.extras import is_installed, missing, require
 
 SOUND_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".m4a", ".opus", ".aiff")  # of the files of a folder
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
+SoundsArgument = Annotated[
+    list[str] | None, argument("SOUND", "sound files, or a folder or list of them; default: standard input")
+]
 ImagesArgument = Annotated[
     list[str] | None, argument("IMAGE", "image files, or a folder or list of them; default: standard input")
 ]
@@ -48,9 +51,7 @@ def _check_formats(sounds: list[str] | None, input_: Path | None) -> None:
 
 
 def transcribe(
-    sounds: Annotated[
-        list[str] | None, argument("SOUND", "sound files, or a folder or list of them; default: standard input")
-    ] = None,
+    sounds: SoundsArgument = None,
     *,
     model: ModelOption,
     language: Annotated[str | None, option(metavar="LANGUAGE", help="the spoken language; default: detected")] = None,
@@ -84,6 +85,35 @@ def transcribe(
     run(command, sounds, files, as_json, SOUND_SUFFIXES)
 
 
+def classify_audio(
+    sounds: SoundsArgument = None,
+    *,
+    model: ModelOption,
+    top: TopOption = None,
+    as_json: JsonOption = False,
+    compute: ComputeOptions,
+    files: PathFileOptions,
+) -> None:
+    """Classify sounds."""
+    sounds, files = file_arguments(sounds, files, paths=True)
+    _check_formats(sounds, files.input_)
+    classifier = predictor_with(model, compute, "classify_audio_full", "classify sounds")
+    command = _classes("sound", lambda paths: classifier.classify_audio_full(paths, top=top or 5), top)
+    run(command, sounds, files, as_json, SOUND_SUFFIXES)
+
+
+def _classes(noun: str, find: Callable[[list[Any]], Sequence[Any]], top: int | None) -> TextCommand[Paired]:
+    return paired(
+        "classifying",
+        find,
+        lambda one: ranked_lines(
+            top is not None, [(s, label) for label, s in list(one.found.scores.items())[: top or 1]]
+        ),
+        lambda one: {noun: one.given, "label": one.found.label, "scores": one.found.scores},
+        chunk=64,
+    )
+
+
 def classify_image(
     images: ImagesArgument = None,
     *,
@@ -97,15 +127,7 @@ def classify_image(
     require("image", "an image file")
     images, files = file_arguments(images, files, paths=True)
     classifier = predictor_with(model, compute, "classify_image_full", "classify images")
-    command = paired(
-        "classifying",
-        lambda paths: classifier.classify_image_full(paths, top=top or 5),
-        lambda one: ranked_lines(
-            top is not None, [(s, label) for label, s in list(one.found.scores.items())[: top or 1]]
-        ),
-        lambda one: {"image": one.given, "label": one.found.label, "scores": one.found.scores},
-        chunk=64,
-    )
+    command = _classes("image", lambda paths: classifier.classify_image_full(paths, top=top or 5), top)
     run(command, images, files, as_json, IMAGE_SUFFIXES)
 
 

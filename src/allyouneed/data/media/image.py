@@ -8,7 +8,7 @@ from __future__ import annotations
 from io import BytesIO
 from math import ceil
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -28,6 +28,8 @@ WHITE = (255, 255, 255, 255)
 class Pixels(Config):
     """Resize, crop, then (pixel · scale − mean) / std per channel."""
 
+    medium: ClassVar[str] = "image"
+    dtype: ClassVar[str] = "<u1"
     size: Side | tuple[Side, Side] | None = None
     """Length of the shorter side, or [height, width], which may change the aspect ratio; default: unchanged."""
     filter: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"] = "bilinear"
@@ -65,6 +67,14 @@ class Pixels(Config):
         if self.crop is not None:
             values = _center_crop(values, *self.crop)
         return np.ascontiguousarray(values)
+
+    def stored(self, image: Any) -> NDArray[np.uint8]:
+        """The image as it is stored: (height, width, channels)."""
+        return self.resized(image)
+
+    def restored(self, stored: NDArray[np.uint8]) -> Any:
+        """What is stored, as it is given."""
+        return stored
 
     def scaled(self, values: NDArray[Any]) -> Tensor:
         """(…, height, width, channels) -> (…, channels, height, width)"""

@@ -226,6 +226,15 @@ def read_image_classifier(predictor: Any, given: Any, target: Any = None, **opti
     return read_labels(reading, predictor.labels, "classes") if predictor.labels else replace(reading, output="vector")
 
 
+@reads("AudioClassifier")
+def read_audio_classifier(predictor: Any, given: Any, target: Any = None, **options: Any) -> Reading:
+    reader = predictor.reader
+    features = reader.features(reader.read(given))
+    signal = Signal(features[None].to(predictor.device, next(predictor.model.parameters()).dtype))
+    tokens, media = frame_media(features, predictor.model.config.embed.positions_of(features.shape[-1]))
+    return read_labels(Reading(Batch(signal), {"encoder": tokens}, media={"encoder": media}), predictor.labels, "classes")
+
+
 @reads("Captioner")
 def read_captioner(predictor: Any, given: Any, target: Any = None, **options: Any) -> Reading:
     """An image and its text, which is `target`, or decoded."""
