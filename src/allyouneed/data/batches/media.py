@@ -80,8 +80,11 @@ class DescribedEncoding(TextEncoding):
 
     most: ClassVar[int] = 256
 
-    def __init__(self, reader: Any, tokenizer: Tokenizer, max_tokens: int | None, special_count: int | None = None) -> None:
-        super().__init__({"text": tokenizer}, max_tokens, special_count or tokenizer.template.count())
+    def __init__(
+        self, reader: Any, tokenizer: Tokenizer, max_tokens: int | None, special_count: int | None = None
+    ) -> None:
+        count = tokenizer.template.count() if special_count is None else special_count
+        super().__init__({"text": tokenizer}, max_tokens, count)
         self.reader, self.name = reader, f"Captioned{reader.medium.capitalize()}"
         self.columns[reader.medium] = reader.dtype
         self.spec |= {reader.medium: tree_of(reader)}

@@ -12,15 +12,10 @@ import numpy as np
 from pydantic import Field
 
 from allyouneed.data.files.lines import DataFile, inner_suffix, raw_lines
-from allyouneed.data.files.media import (
-    DescribedMedium,
-    LabelledMedium,
-    MediaFiles,
-    Source,
-    Stored,
-)
+from allyouneed.data.files.media import DescribedMedium, LabelledMedium, MediaFiles, Source, Stored
 from allyouneed.data.files.readers import JSON_SUFFIXES, Report
 from allyouneed.data.files.tables import Layout, read_objects
+from allyouneed.data.media.speech import split_marks
 from allyouneed.errors import UserError
 
 SOUND_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".m4a", ".opus", ".aiff")
@@ -36,7 +31,11 @@ class LabelledSound(LabelledMedium):
 
 
 class TranscribedSound(DescribedMedium):
-    """A sound with its transcript."""
+    """A sound with its transcript, which may have times: `<|0.00|> good morning<|1.20|>`."""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return (split_marks(self.value)[0],)
 
 
 class SoundFiles(MediaFiles):

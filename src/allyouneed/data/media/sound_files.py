@@ -67,6 +67,8 @@ def read_samples(sound: Any, longest: float | None = None) -> Tensor:
         return read_sound(sound, longest=longest)
     values, rate = sound if isinstance(sound, tuple) and len(sound) == 2 else (sound, RATE)
     if isinstance(values, np.ndarray):
+        if sound is not values and values.dtype.kind == "i":  # samples of a file, with their rate
+            values = values.astype(np.float32) / -float(np.iinfo(values.dtype).min)
         values = torch.from_numpy(np.ascontiguousarray(values))
     if not isinstance(values, Tensor) or values.dim() != 1 or not isinstance(rate, int):
         got = (

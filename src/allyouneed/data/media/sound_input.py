@@ -31,13 +31,13 @@ class SoundInput(Config):
     """Mel channels of a frame; null: a waveform."""
     seconds: Annotated[float, Field(gt=0, le=3600)] = 30.0
     """The longest sound."""
+    step: Annotated[int, Field(gt=0)] = 2 * HOP
+    """Samples of a position of the encoder; set from the model."""
     padded: bool = False
     """Whether every sound is padded with silence to `seconds`."""
 
     def read(self, sound: Any) -> Tensor:
         """(time,) samples at 16 kHz of a path, the bytes of a file, mono samples, or (samples, rate)."""
-        if isinstance(sound, tuple) and isinstance(sound[0], np.ndarray) and sound[0].dtype.kind == "i":
-            sound = sound[0].astype(np.float32) / -float(np.iinfo(sound[0].dtype).min), sound[1]
         samples = read_samples(sound, self.seconds)
         if len(samples) < SHORTEST:
             raise UserError(f"{len(samples) / RATE:.3f} s of sound: too short")

@@ -108,4 +108,4 @@ def predictor(folder: Folder) -> Predictor:
     except UserError as error:
         raise UserError(f"{folder.path}: {error}") from None
     parse(Decoding, folder.decoding, f"{folder.path}: decoding")
-    return TASKS[task].predictor_class(folder)
+    return TASKS[task].predictor_class.of(folder)

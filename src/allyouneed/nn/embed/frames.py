@@ -44,6 +44,11 @@ class FrameEmbed(Embed):
     def limit(self) -> int | None:
         return self.positions.limit
 
+    @property
+    def step(self) -> int:
+        """Frames of a position."""
+        return STRIDE
+
     def positions_of(self, time: Any) -> Any:
         """Positions of so many frames: a number, or a tensor of them."""
         return (time + STRIDE - 1) // STRIDE

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator
 
 from allyouneed.config import parse, tree_of
 from allyouneed.data.batches.media import StoredMedia, StoredSounds
 from allyouneed.data.media.augment_sound import SoundAugment, SpecAugment
+from allyouneed.data.media.sound import HOP
 from allyouneed.data.media.sound_input import SoundInput
-from allyouneed.nn.embed.tokens import Embed
 from allyouneed.tasks.media import MediaTask
 
 SoundAugments = Annotated[
@@ -30,13 +30,13 @@ class SoundTask(MediaTask):
     augment: SoundAugments = ()
     """Random changes of training sounds: speed, shift, gain, noise, spec-augment."""
 
-    def input_for(self, embed: Embed) -> SoundInput | None:
+    def input_for(self, embed: Any) -> SoundInput | None:
         if embed.medium != "audio":
             return None
-        mels = getattr(embed, "mels", None)
+        mels: int | None = getattr(embed, "mels", None)
         if mels is None and any(isinstance(one, SpecAugment) for one in self.augment):
             raise ValueError("task.augment: spec-augment masks log-mel frames, and this model reads samples")
         given = {} if self.sound is None else tree_of(self.sound, full=False)
         if given.get("mels", mels) != mels:
             raise ValueError(f"task.sound.mels: {given['mels']}, the model reads {mels or 'samples'}")
-        return parse(SoundInput, given | {"mels": mels}, "task.sound")
+        return parse(SoundInput, given | {"mels": mels, "step": embed.step * (HOP if mels else 1)}, "task.sound")
