@@ -59,7 +59,8 @@ class SoundInput(Config):
             seconds = self.seconds if self.padded else max(len(samples) // HOP, 2) * HOP / RATE
             return log_mel(samples, self.mels, seconds)
         centred = samples - samples.mean()
-        return (centred / (centred.square().mean() + QUIET).sqrt())[None]
+        values = centred / (centred.square().mean() + QUIET).sqrt()
+        return torch.nn.functional.pad(values, (0, max(0, WINDOW - len(samples))))[None]
 
     @staticmethod
     def signal(features: Sequence[Tensor]) -> Signal:
