@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +25,7 @@ from allyouneed.cli.text.shards import files_below
 from allyouneed.cli.text.streams import read_lines
 from allyouneed.cli.text.text_input import file_arguments
 from allyouneed.cli.text_commands import Paired, TextCommand, one_line, paired, ranked_lines, run
-from allyouneed.errors import UserError
+from allyouneed.errors import UserError, printable
 from allyouneed.errors.extras import is_installed, missing, require
 
 SOUND_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".m4a", ".opus", ".aiff")  # of the files of a folder
@@ -57,14 +59,22 @@ def transcribe(
     language: Annotated[str | None, option(metavar="LANGUAGE", help="the spoken language; default: detected")] = None,
     to_english: Annotated[bool, option("--to-english", help="translate into English")] = False,
     timestamps: Annotated[bool, option("--timestamps", help="print start and end of each segment")] = False,
+    rate: Annotated[int, option(min=1, metavar="N", show_default=True, help="samples per second of `-`")] = 16_000,
     as_json: JsonOption = False,
     compute: ComputeOptions,
     files: PathFileOptions,
     beam: BeamOption = None,
 ) -> None:
-    """Transcribe sound files of any length, one line each."""
+    """Transcribe sound files of any length, one line each.
+
+    `-` reads a sound from standard input, a WAV file or 16-bit mono samples, and prints each line at a pause:
+    `arecord -f S16_LE -r 16000 | allyouneed transcribe --model MODEL -`.
+    """
     given = {"language": language, "task": "translate" if to_english else None, "timestamps": timestamps or None}
     options = {name: value for name, value in (given | {"beam": beam}).items() if value is not None}
+    if sounds == ["-"]:
+        _transcribe_stream(predictor_with(model, compute, "transcribe_full", "transcribe sound"), rate, options, as_json)
+        return
     sounds, files = file_arguments(sounds, files, paths=True)
     _check_formats(sounds, files.input_)
     transcriber = predictor_with(model, compute, "transcribe_full", "transcribe sound")
@@ -83,6 +93,19 @@ def transcribe(
         chunk=4,
     )
     run(command, sounds, files, as_json, SOUND_SUFFIXES)
+
+
+def _transcribe_stream(model: Any, rate: int, options: dict[str, Any], as_json: bool) -> None:
+    """Each segment on a line as soon as it is known."""
+    from allyouneed.infer.speech.stream import read_pieces
+
+    if sys.stdin.isatty():
+        raise UserError("standard input is a terminal; pipe sound into it: arecord -f S16_LE -r 16000 | …")
+    pieces, rate = read_pieces(sys.stdin.buffer, rate)
+    timed = options.pop("timestamps", False)
+    for one in model.stream(pieces, rate, **options):
+        plain = (f"{one.start:.2f}\t{one.end:.2f}\t" if timed else "") + one_line(one.text.strip())
+        print(json.dumps(asdict(one), ensure_ascii=False) if as_json else printable(plain), flush=True)
 
 
 def classify_audio(

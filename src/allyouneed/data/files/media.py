@@ -53,6 +53,13 @@ class LabelledMedium(NamedTuple):
         return str(self.content) if isinstance(self.content, Path) else f"{self.file}, {self.noun} {self.line}"
 
     @property
+    def place(self) -> str:
+        """Its folder and file, or its file and row."""
+        if isinstance(self.content, Path):
+            return f"{self.content.parent.name}/{self.content.name}"
+        return f"{Path(self.file).name}:{self.line}"
+
+    @property
     def label(self) -> str:
         return self.value
 

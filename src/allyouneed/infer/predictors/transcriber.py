@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -145,6 +145,18 @@ class Transcriber(Predictor):
                     on_progress(begin + sum(min(1.0, t.at / t.total) for t in tracks), len(sounds))
             found += [self.transcript(track) for track in tracks]
         return found
+
+    @property
+    def seconds(self) -> float:
+        """The longest sound that is read at once."""
+        return self.speech.seconds
+
+    def stream(self, pieces: Iterable[Any], rate: int = RATE, **options: Any) -> Iterator[Segment]:
+        """The segments of a sound that comes in pieces, mono samples at `rate` between -1 and 1, each as soon as a
+        pause follows. `options`: see `transcribe_full`."""
+        from allyouneed.infer.speech.stream import stream
+
+        return stream(self, pieces, rate, **options)
 
     def options(self, changes: dict[str, Any]) -> TranscriptionOptions:
         """Decoding options, with these changes."""

@@ -37,6 +37,10 @@ class CtcTranscriber(Transcriber):
         return sound_input(self.folder)
 
     @property
+    def seconds(self) -> float:
+        return self.reader.seconds
+
+    @property
     def hop(self) -> int:
         """Samples of a frame of what the model reads."""
         return 1 if self.reader.mels is None else HOP
