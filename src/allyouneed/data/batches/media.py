@@ -118,7 +118,7 @@ class StoredMedia:
 
     @property
     def lengths(self) -> NDArray[np.integer]:
-        """The time of each; images have none."""
+        """Positions of each; of images, which have equally many, one."""
         return np.ones(len(self.store), np.int64)
 
     def plain(self) -> Self:
@@ -168,7 +168,7 @@ class StoredSounds(StoredMedia):
 
     @property
     def lengths(self) -> NDArray[np.integer]:
-        return self.store["sound"].lengths
+        return np.maximum(1, self.store["sound"].lengths // self.reader.step)
 
     def __getitem__(self, number: int) -> Tensor:
         """(time,) samples."""
