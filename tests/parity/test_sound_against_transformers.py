@@ -100,7 +100,9 @@ def test_wav2vec2_has_the_logits_the_ctc_loss_and_the_gradients_of_transformers(
     for name, parameter in ours.named_parameters():
         if (there := name_there(name)) != ["pos"]:  # theirs is in two parts
             gradient = torch.cat([named[other].grad for other in there])
-            torch.testing.assert_close(parameter.grad, gradient, atol=2e-5, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(
+                parameter.grad, gradient, atol=2e-5, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
+            )
 
 
 @pytest.mark.parametrize("kind", ["waveform", "frames"])

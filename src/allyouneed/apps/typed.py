@@ -18,7 +18,6 @@ from allyouneed.infer.predictors.rewriting.fill_spans import SpanFiller
 from allyouneed.infer.predictors.rewriting.summariser import Summariser
 from allyouneed.infer.predictors.tagger import Tagger
 from allyouneed.infer.predictors.transcriber import Transcriber
-
 from allyouneed.infer.speech.audio_classifier import AudioClassifier
 
 

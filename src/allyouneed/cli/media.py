@@ -73,7 +73,9 @@ def transcribe(
     given = {"language": language, "task": "translate" if to_english else None, "timestamps": timestamps or None}
     options = {name: value for name, value in (given | {"beam": beam}).items() if value is not None}
     if sounds == ["-"]:
-        _transcribe_stream(predictor_with(model, compute, "transcribe_full", "transcribe sound"), rate, options, as_json)
+        _transcribe_stream(
+            predictor_with(model, compute, "transcribe_full", "transcribe sound"), rate, options, as_json
+        )
         return
     sounds, files = file_arguments(sounds, files, paths=True)
     _check_formats(sounds, files.input_)

@@ -101,7 +101,10 @@ def test_arrays_need_a_rate_and_labels_may_have_names(recordings, tmp_path):
 def test_segments_become_a_transcript_with_times(recordings, tmp_path):
     path = write_wav(tmp_path / "a.wav", recordings[0][0]).with_suffix(".jsonl")
     rows = [
-        {"audio": "a.wav", "segments": [{"start": 0, "end": 0.5, "text": "low"}, {"start": 0.5, "end": 1, "text": "a"}]},
+        {
+            "audio": "a.wav",
+            "segments": [{"start": 0, "end": 0.5, "text": "low"}, {"start": 0.5, "end": 1, "text": "a"}],
+        },
         {"audio": "a.wav", "segments": [{"start": 0}]},
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -112,7 +115,7 @@ def test_segments_become_a_transcript_with_times(recordings, tmp_path):
 
 
 def header(rate=8000, channels=1, size=400, kind=1, bits=16):
-    form = struct.pack("<HHIIHH", kind, channels, rate, rate * 2, 2, bits)
+    form = struct.pack("<HHIIHH", kind, channels, rate, 0, 2, bits)
     return b"RIFF\xff\xff\xff\xffWAVEfmt " + struct.pack("<I", 16) + form + b"data" + struct.pack("<I", size)
 
 

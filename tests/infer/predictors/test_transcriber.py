@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-
 from types import SimpleNamespace
 
 import pytest
@@ -254,7 +253,9 @@ def test_it_is_scored_by_word_error_rate(tmp_path):
     with wave.open(str(path), "wb") as file:
         file.setnchannels(1), file.setsampwidth(2), file.setframerate(RATE)
         file.writeframes((noise(1) * 20000).short().numpy().tobytes())
-    judged = listener([said("hello brave world")]).judge([TranscribedSound(path, "Hello, world!", "a.tsv", 1, "sound")], show=1)
+    judged = listener([said("hello brave world")]).judge(
+        [TranscribedSound(path, "Hello, world!", "a.tsv", 1, "sound")], show=1
+    )
     assert judged.figures["wer"] == 50.0 and judged.samples[0]["found"] == "hello brave world"
 
 

@@ -253,4 +253,7 @@ class CaptionedItems(StoredItems):
         return self.media.signal([self.media.augmented(epoch, number)[0] for number in members.tolist()])
 
     def show(self, number: int) -> dict[str, str]:
-        return {self.media.reader.medium: f"row {number}", "text": self.tokenizer.decode(self.store["text"][number].tolist())}
+        return {
+            self.media.reader.medium: f"row {number}",
+            "text": self.tokenizer.decode(self.store["text"][number].tolist()),
+        }

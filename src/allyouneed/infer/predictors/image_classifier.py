@@ -134,13 +134,21 @@ def for_readable(
     for start in range(0, len(examples), MediaEncoding.most):
         some = examples[start : start + MediaEncoding.most]
         read = zip(some, read_all(reader, some), strict=True)
-        found = [(one, one._replace(content=reader.restored(values))) for one, values in read if not isinstance(values, Dropped)]
+        found = [
+            (one, one._replace(content=reader.restored(values)))
+            for one, values in read
+            if not isinstance(values, Dropped)
+        ]
         wrong += [one.name for one in some if not any(one is other for other, _ in found)]
         kept += [one for one, _ in found]
         answers += answer([one for _, one in found])
     if not kept:
         raise UserError(f"none of the {len(examples):,} {reader.medium}s can be read")
-    return kept, answers, [f"{len(wrong):,} unreadable {reader.medium}s left out: {', '.join(wrong[:3])}"] if wrong else []
+    return (
+        kept,
+        answers,
+        [f"{len(wrong):,} unreadable {reader.medium}s left out: {', '.join(wrong[:3])}"] if wrong else [],
+    )
 
 
 def pixels_of(folder: Folder) -> Pixels:

@@ -54,7 +54,9 @@ TASKS = {
     "contrastive": TaskEntry(f"{__package__}.embedder", "Embedder", ("embed", "similarity")),
     "reranking": TaskEntry(f"{__package__}.reranker", "Reranker", ("rerank",)),
     "transcription": TaskEntry(f"{__package__}.transcriber", "Transcriber", ("transcribe",)),
-    "audio-classification": TaskEntry("allyouneed.infer.speech.audio_classifier", "AudioClassifier", ("classify-audio",)),
+    "audio-classification": TaskEntry(
+        "allyouneed.infer.speech.audio_classifier", "AudioClassifier", ("classify-audio",)
+    ),
     "click": TaskEntry(f"{__package__}.click_predictor", "ClickPredictor", ("predict-click",)),
     "image-classification": TaskEntry(f"{__package__}.image_classifier", "ImageClassifier", ("classify-image",)),
     "captioning": TaskEntry(f"{__package__}.captioner", "Captioner", ("caption",)),

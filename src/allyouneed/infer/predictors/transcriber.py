@@ -387,7 +387,9 @@ class Transcriber(Predictor):
         """Sounds with transcripts; those that cannot be read are left out and noted."""
         changes = {} if decoding is None else self.judged_with(decoding)
         examples, found, notes = for_readable(
-            examples, SoundInput(seconds=LONGEST), lambda some: self.transcribe([one.content for one in some], **changes)
+            examples,
+            SoundInput(seconds=LONGEST),
+            lambda some: self.transcribe([one.content for one in some], **changes),
         )
         expected = [split_marks(example.value)[0] for example in examples]
         figures = {"wer": word_error_rate(found, expected), "cer": character_error_rate(found, expected)}

@@ -59,9 +59,7 @@ def _ready(held: Tensor, rate: int, longest: float) -> int | None:
     return (half + int(loudness[half:].argmin()) + 1) * size
 
 
-def _segments(
-    model: Transcriber, samples: Tensor, rate: int, begin: int, options: dict[str, Any]
-) -> Iterator[Segment]:
+def _segments(model: Transcriber, samples: Tensor, rate: int, begin: int, options: dict[str, Any]) -> Iterator[Segment]:
     if not len(samples) or float(samples.abs().max()) < SILENT:
         return
     (found,) = model.transcribe_full([(samples, rate)], **options)

@@ -45,7 +45,9 @@ class TimestampRules:
         opens, ended = last & before, last & ~before  # text must follow, or a segment has just ended
         earliest = torch.where(is_time, tokens, first - 1).amax(1)  # the last timestamp
         earliest = torch.where(ended, earliest, earliest + 1)  # the next segment may start there; no segment is empty
-        forbidden = (opens[:, None] & times) | (ended[:, None] & self.speech.is_text(ids)) | (times & (ids < earliest[:, None]))
+        forbidden = (
+            (opens[:, None] & times) | (ended[:, None] & self.speech.is_text(ids)) | (times & (ids < earliest[:, None]))
+        )
         logits = logits.masked_fill(forbidden, -torch.inf)
         # if all timestamps together are more likely than any text token, only timestamps remain
         time_log_prob, text = logits[:, first:].logsumexp(-1), logits[:, :first].amax(-1)

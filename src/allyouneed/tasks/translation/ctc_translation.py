@@ -63,9 +63,7 @@ def ctc_objective(head: Any, hidden: Tensor, layout: TokenLayout, labels: Tensor
     real = labels != IGNORE
     inputs = torch.full((batch,), time, device=labels.device) if layout.real is None else layout.real.sum(1)
     lengths = real.sum(1)
-    total = ctc_loss(
-        log_probs, labels.clamp(min=0), inputs, lengths, blank=BLANK, reduction="sum", zero_infinity=True
-    )
+    total = ctc_loss(log_probs, labels.clamp(min=0), inputs, lengths, blank=BLANK, reduction="sum", zero_infinity=True)
     return Loss(total, total.detach(), real.sum())
 
 

@@ -387,7 +387,12 @@ def about(predictor: Any) -> Document:
     """What the form of the page needs to know of a model."""
     task = str(predictor.folder.task["kind"])
     generates = isinstance(predictor, GeneratingPredictor)
-    reads = {"transcription": "sound", "audio-classification": "sound", "image-classification": "image", "image-text": "image and texts"}
+    reads = {
+        "transcription": "sound",
+        "audio-classification": "sound",
+        "image-classification": "image",
+        "image-text": "image and texts",
+    }
     found: Document = {"task": task, "reads": reads.get(task, "text"), "generates": generates}
     if translates(task):
         known = predictor.routes.detector

@@ -62,7 +62,8 @@ FORMATS = ("text", "html", "md", "srt", "vtt", "po", "xml")
 class TaskRequest(RequestBody):
     """`inputs`: texts; pairs of texts (similarity, classification), of prompts and answers (preference), of a question
     and a text (question-answering); images (image-…, captioning) and sound files (transcription, audio-…) in base64;
-    rows of a log (click). `top`: results per input. `labels`: the texts to choose from (image-text). The others: of translation."""
+    rows of a log (click). `top`: results per input. `labels`: the texts to choose from (image-text). The others: of
+    translation."""
 
     model: Text | None = None
     inputs: Annotated[list[Text | Pair | Row], Field(min_length=1)]
