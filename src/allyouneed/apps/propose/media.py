@@ -34,7 +34,7 @@ MOST_LABELS = 0.25  # different values among all: more are texts
 HELD_OUT = 0.1
 
 
-class Kind(NamedTuple):
+class MediaKind(NamedTuple):
     """What a medium is read as, with labels and with texts, and what learns it."""
 
     suffixes: tuple[str, ...]
@@ -46,7 +46,7 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "sound": Kind(
+    "sound": MediaKind(
         SOUND_SUFFIXES,
         (SoundFiles, TranscribedSounds),
         ("audio-classification", "transcription"),
@@ -54,7 +54,7 @@ KINDS = {
         ("classify-audio", "transcribe"),
         "[speed, noise, spec-augment]",
     ),
-    "image": Kind(
+    "image": MediaKind(
         IMAGE_SUFFIXES,
         (ImageFiles, CaptionedImages),
         ("image-classification", "captioning"),
@@ -77,7 +77,7 @@ class MediaFacts:
     report: Report = field(default_factory=Report)
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> MediaKind:
         return KINDS[self.noun]
 
 
