@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from allyouneed.infer.predictors.rewriting.summariser import Summariser as Summariser
     from allyouneed.infer.predictors.tagger import Tagger as Tagger
     from allyouneed.infer.predictors.transcriber import Transcriber as Transcriber
+    from allyouneed.infer.speech.audio_classifier import AudioClassifier as AudioClassifier
     from allyouneed.interop.save import TokenizerLike
     from allyouneed.nn.models.base import Model, ModelModule
     from allyouneed.training import Recipe, Result
@@ -165,6 +166,10 @@ def load(
 def load(
     folder: Folderlike, device: str = "cpu", *, task: Literal["image-classification"], dtype: str | None = None
 ) -> ImageClassifier: ...
+@overload
+def load(
+    folder: Folderlike, device: str = "cpu", *, task: Literal["audio-classification"], dtype: str | None = None
+) -> AudioClassifier: ...
 @overload
 def load(
     folder: Folderlike, device: str = "cpu", *, task: Literal["image-text"], dtype: str | None = None

@@ -36,15 +36,14 @@ FALLS = {
 }
 FALLS |= {"question-answering": 0.6, "permutation-lm": 0.6, "translation-lm": 0.6}
 FALLS |= {"reranking": 0.95}  # which words mean the same takes longer than this
-# uses of models that come from elsewhere; nothing is trained for them here
-BROUGHT = {"transcription"}
+
 # it draws its own data in a loop of its own, and leaves a chat model behind: tests/training/test_ppo.py
 OWN_LOOP = {"ppo"}
 
 
 def test_every_task_is_tried_and_has_a_use() -> None:
     tried = {run.split()[0] for run in RUNS}
-    assert tried == set(Task.registry) - OWN_LOOP == set(TASKS) - BROUGHT
+    assert tried == set(Task.registry) - OWN_LOOP == set(TASKS)
 
 
 @pytest.mark.parametrize("run", RUNS)

@@ -158,7 +158,7 @@ MODULES = {
     "text.rewriting": ("seq2seq", "summarise", "correct"),
     "text.answer": ("answer",),
     "index": ("search",),
-    "media": ("transcribe", "classify-image", "match-image", "caption"),
+    "media": ("transcribe", "classify-audio", "classify-image", "match-image", "caption"),
 }  # others: analysis
 for _name in commands():
     _declare(_name, next((m for m, names in MODULES.items() if _name in names), "analysis"), USE, recorded=True)

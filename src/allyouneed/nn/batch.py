@@ -94,9 +94,11 @@ class Rows(Tensors):
 
 @dataclass(frozen=True)
 class Signal(Tensors):
-    """Image or audio input: pixels (batch, channels, height, width) or log-mel frames (batch, mels, time)."""
+    """Image or audio input: pixels (batch, channels, height, width), log-mel frames (batch, mels, time) or samples
+    (batch, 1, time). `lengths` (batch,): the time of each sound, which is padded with zeros; default: all of it."""
 
     values: Tensor
+    lengths: Tensor | None = None
 
 
 @dataclass(frozen=True)

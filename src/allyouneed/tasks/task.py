@@ -70,6 +70,10 @@ class Task(Part, slot="task", default="translation"):
     compares_batch: ClassVar[bool] = False  # the loss of an example depends on the others of its batch
     fills_rows: ClassVar[bool] = False  # an example may be as long as a row of the batch, by default
 
+    def reads_of(self, kind: str) -> Mapping[str, str]:
+        """What the embeddings of a model of this kind read, by slot, where it is not text."""
+        return self.reads
+
     @property
     def file_type(self) -> type[Files]:
         return self.files

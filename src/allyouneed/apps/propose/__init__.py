@@ -9,6 +9,7 @@ from rich.console import Console
 
 from allyouneed.apps.propose.choice import choose
 from allyouneed.apps.propose.facts import look_at
+from allyouneed.apps.propose.media import look_at_media, propose_media
 from allyouneed.apps.propose.recipe import write_recipe
 from allyouneed.apps.propose.tables import show_facts, show_recipe
 
@@ -26,6 +27,8 @@ def propose(
     fine-tune instead of a new model; `force`: overwrite an existing recipe; `table`: of spreadsheets and databases that
     have several."""
     console = console or Console(highlight=False)
+    if (found := look_at_media(files)) is not None:
+        return propose_media(found, task, output, start, force, console)
     facts = look_at(files, table)
     show_facts(console, facts)
     chosen = choose(facts, task)

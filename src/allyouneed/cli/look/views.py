@@ -89,7 +89,7 @@ def _words(document: Document) -> list[tuple[int, list[int], list[int]]]:
 def input_fields(predictor: Any, text: str) -> dict[str, Any]:
     """The input as a view takes it."""
     images = ("image-classification", "image-text", "captioning")
-    kind = dict.fromkeys(images, "image") | {"transcription": "sound"}
+    kind = dict.fromkeys(images, "image") | dict.fromkeys(("transcription", "audio-classification"), "sound")
     name = kind.get(str(predictor.folder.task["kind"]))
     if name is None:
         return {"text": text}

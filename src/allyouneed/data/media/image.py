@@ -10,7 +10,7 @@ import warnings
 from io import BytesIO
 from math import ceil, inf
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -32,6 +32,8 @@ FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM", "AV
 class Pixels(Config):
     """Resize, crop, then (pixel · scale − mean) / std per channel."""
 
+    medium: ClassVar[str] = "image"
+    dtype: ClassVar[str] = "<u1"
     size: Side | tuple[Side, Side] | None = None
     """Length of the shorter side, or [height, width], which may change the aspect ratio; default: unchanged."""
     filter: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"] = "bilinear"
@@ -69,6 +71,14 @@ class Pixels(Config):
         if self.crop is not None:
             values = _center_crop(values, *self.crop)
         return np.ascontiguousarray(values)
+
+    def stored(self, image: Any) -> NDArray[np.uint8]:
+        """The image as it is stored: (height, width, channels)."""
+        return self.resized(image)
+
+    def restored(self, stored: NDArray[np.uint8]) -> Any:
+        """What is stored, as it is given."""
+        return stored
 
     def scaled(self, values: NDArray[Any]) -> Tensor:
         """(…, height, width, channels) -> (…, channels, height, width)"""

@@ -80,7 +80,7 @@ class Captioner(Predictor):
         examples, found, notes = for_readable(
             examples,
             pixels_of(self.folder),
-            lambda some: [full.text for full in self.caption_full([one.image for one in some], decoding=decoding)],
+            lambda some: [full.text for full in self.caption_full([one.content for one in some], decoding=decoding)],
         )
         expected = [example.value for example in examples]
         scores = evaluate(found, expected, None, resamples=resamples)

@@ -55,6 +55,9 @@ TASKS = {
     "contrastive": TaskEntry(f"{__package__}.embedder", "Embedder", ("embed", "similarity", "search")),
     "reranking": TaskEntry(f"{__package__}.reranker", "Reranker", ("rerank",)),
     "transcription": TaskEntry(f"{__package__}.transcriber", "Transcriber", ("transcribe",)),
+    "audio-classification": TaskEntry(
+        "allyouneed.infer.speech.audio_classifier", "AudioClassifier", ("classify-audio",)
+    ),
     "click": TaskEntry(f"{__package__}.click_predictor", "ClickPredictor", ("predict-click",)),
     "image-classification": TaskEntry(f"{__package__}.image_classifier", "ImageClassifier", ("classify-image",)),
     "captioning": TaskEntry(f"{__package__}.captioner", "Captioner", ("caption",)),
@@ -108,4 +111,4 @@ def predictor(folder: Folder) -> Predictor:
     except UserError as error:
         raise UserError(f"{folder.path}: {error}") from None
     parse(Decoding, folder.decoding, f"{folder.path}: decoding")
-    return TASKS[task].predictor_class(folder)
+    return TASKS[task].predictor_class.of(folder)

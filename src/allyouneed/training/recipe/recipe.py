@@ -256,7 +256,8 @@ class Recipe(Config):
             raise ConfigError(
                 [f"kind: {needs if kind == 'retro' else f'{kind} does not use retrieval; retro does'}"], "model"
             )
-        texts = ("limit",) if "source_embed" in self.task.reads else ("limit", "source_limit")
+        reads = self.task.reads_of(kind)
+        texts = () if "embed" in reads else ("limit",) if "source_embed" in reads else ("limit", "source_limit")
         limits = [limit for name in texts if (limit := getattr(model, name, None)) is not None]
         if limits and self.task.has_texts and self.max_tokens * self.task.copies > min(limits):
             positions = min(limits)

@@ -22,6 +22,7 @@ from allyouneed.apps.serve.inputs import count_tokens, embed, relevance
 from allyouneed.apps.serve.responses import json_response
 from allyouneed.apps.serve.settings import Limits
 from allyouneed.apps.serve.strict import Count, RequestBody, Text
+from allyouneed.errors import UserError
 
 if TYPE_CHECKING:
     from allyouneed.apps.serve.engine.served_model import ServedModel
@@ -38,6 +39,8 @@ Task = Literal[
     "image-classification",
     "image-text",
     "captioning",
+    "audio-classification",
+    "transcription",
     "question-answering",
     "translation",
     "seq2seq",
@@ -59,9 +62,9 @@ REWRITERS = {  # the method of each task, and what it does, for errors
 
 class TaskRequest(RequestBody):
     """`inputs`: texts; pairs of texts (similarity, classification), of prompts and answers (preference), of a question
-    and a text (question-answering); images in base64 (image-…, captioning); rows of a log (click). `top`: results per
-    input. `labels`: the texts to choose from (image-text). `rerank`: the model that ranks what was found anew (search).
-    The others: of translation."""
+    and a text (question-answering); images (image-…, captioning) and sound files (transcription, audio-…) in base64;
+    rows of a log (click). `top`: results per input. `labels`: the texts to choose from (image-text). `rerank`: the
+    model that ranks what was found anew (search). The others: of translation."""
 
     model: Text | None = None
     inputs: Annotated[list[Text | Pair | Row], Field(min_length=1)]
@@ -312,19 +315,57 @@ async def _match_image(model: ServedModel, body: TaskRequest, limits: Limits) ->
     return [{"label": one.text, "scores": one.scores, "cosines": one.cosines} for one in found]
 
 
+async def _classify_audio(model: ServedModel, body: TaskRequest, limits: Limits) -> list[Any]:
+    predictor = model.offering("classify_audio_full", "classify sounds")
+    sounds, top = await _sounds(body, limits), body.top or 5
+    found = await model.compute(
+        ("classify-audio", top), sounds, lambda some: predictor.classify_audio_full(some, top=top)
+    )
+    return [{"label": one.label, "scores": one.scores} for one in found]
+
+
+async def _transcribe(model: ServedModel, body: TaskRequest, limits: Limits) -> list[Any]:
+    predictor = model.offering("transcribe_full", "transcribe speech")
+    if body.top is not None:
+        raise ApiError("top: a sound has one transcript; remove it", param="top")
+    found = await model.compute("transcription", await _sounds(body, limits), predictor.transcribe_full)
+    return [
+        {"text": one.text, "segments": [asdict(segment) for segment in one.segments], "notes": one.notes}
+        for one in found
+    ]
+
+
+async def _sounds(body: TaskRequest, limits: Limits) -> list[Any]:
+    """Samples at 16 kHz of sound files in base64."""
+    from allyouneed.data.media.sound_files import read_sound
+
+    def read(text: str) -> Any:
+        try:
+            return read_sound(_content(text, "a sound", "inputs"), longest=limits.upload_seconds)
+        except UserError as error:
+            raise ApiError(f"inputs: {error}", param="inputs") from None
+
+    texts = body.texts()
+    return await asyncio.to_thread(lambda: [read(text) for text in texts])
+
+
 async def _images(body: TaskRequest, limits: Limits) -> list[Any]:
     texts = body.texts()
     return await asyncio.to_thread(lambda: [read_image(text, limits) for text in texts])
 
 
-def read_image(text: str, limits: Limits, param: str = "inputs") -> Any:
-    """An image from base64, or from a data: URL. Other URLs and paths are not opened."""
+def _content(text: str, what: str, param: str) -> bytes:
     if text.startswith("data:"):
         text = text.partition(",")[2]
     try:
-        raw = base64.b64decode(text, validate=True)
+        return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise ApiError(f"{param}: an image must be base64 (URLs and paths are not opened)", param=param) from None
+        raise ApiError(f"{param}: {what} must be base64 (URLs and paths are not opened)", param=param) from None
+
+
+def read_image(text: str, limits: Limits, param: str = "inputs") -> Any:
+    """An image from base64, or from a data: URL. Other URLs and paths are not opened."""
+    raw = _content(text, "an image", param)
     try:
         from PIL import Image
     except ImportError:
@@ -352,4 +393,6 @@ RUNNERS = {
     "image-classification": _classify_image,
     "image-text": _match_image,
     "captioning": _caption,
+    "audio-classification": _classify_audio,
+    "transcription": _transcribe,
 }
