@@ -30,7 +30,7 @@ PAUSE = 0.6  # seconds between two segments
 class CtcTranscriber(Transcriber):
     """Transcribes speech with an encoder that was trained by CTC."""
 
-    languages: list[str] = []  # type: ignore[assignment]  # noqa: RUF012
+    languages: list[str] = []  # noqa: RUF012
 
     @property
     def reader(self) -> SoundInput:

@@ -177,9 +177,11 @@ class TimedEncoding(DescribedEncoding):
             assert self.timed is not None
             ids: list[int] = []
             for part in parts:
-                time = isinstance(part, float)
-                (tokenizer,) = self.tokenizers.values()
-                ids += [self.timed.first_time + round(part / TICK)] if time else tokenizer.encode(part.strip())
+                if isinstance(part, float):
+                    ids.append(self.timed.first_time + round(part / TICK))
+                else:
+                    (tokenizer,) = self.tokenizers.values()
+                    ids += tokenizer.encode(part.strip())
             if max(part for part in parts if isinstance(part, float)) > self.timed.seconds:
                 yield Dropped("times beyond the window", f"the model reads {self.timed.seconds:g} s: {example.value}")
             else:

@@ -22,7 +22,7 @@ from allyouneed.runtime.process import inference
 
 if TYPE_CHECKING:
     from allyouneed.apps.serve.engine.served_model import ServedModel
-    from allyouneed.infer.predictors.transcriber import Track, Transcript
+    from allyouneed.infer.speech.tracks import Track, Transcript
 
 router = APIRouter(tags=["OpenAI"])
 FORMATS = ("json", "text", "srt", "vtt", "verbose_json")
