@@ -26,7 +26,7 @@ from allyouneed.nn.ops.attention import decode
 from allyouneed.runtime.cuda import kernels, mixer_kernels, state_space_kernels
 from allyouneed.runtime.cuda.decode_step import DecodeStep
 from allyouneed.runtime.cuda.static_cache import StaticStates
-from bench.family_speed.sizes import TINY, variants
+from allyouneed.lab.mixer_sizes import TINY, variants
 
 
 class Launches(NamedTuple):

@@ -21,7 +21,7 @@ sys.path.append(str(Path(__file__).parents[2]))  # for bench.*
 
 from allyouneed.infer.engine import Engine
 from bench.family_speed.gpu import Bench, decode, reported, time_steps
-from bench.family_speed.sizes import Sizes, variants
+from allyouneed.lab.mixer_sizes import Sizes, variants
 
 
 def profile_steps(bench: Bench, name: str, rows: int, most: int) -> None:

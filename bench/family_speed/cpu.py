@@ -43,7 +43,7 @@ from allyouneed.nn.states.recurrent import Recurrent
 from allyouneed.nn.states.window import WindowKVCache
 from allyouneed.runtime.cpu.executor import CpuExecutor, cpu_executor
 from bench.family_speed.page import Curves, curve_table, fill, markdown, picture, plot, share, short, unequal, weights
-from bench.family_speed.sizes import BOUNDED, CPU, TINY, UNEQUAL, Sizes, middle, mixers, settings
+from allyouneed.lab.mixer_sizes import BOUNDED, CPU, TINY, UNEQUAL, Sizes, middle, mixers, settings
 from bench.family_speed.train_cpu import Trained
 
 STEPS = 24  # of a turn

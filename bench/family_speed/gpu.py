@@ -53,7 +53,7 @@ from allyouneed.nn.models.base import Model
 from allyouneed.nn.sublayer import Mixer
 from allyouneed.runtime.report import cuda_choice
 from bench.family_speed.page import long_table, peer_table, short, table, write_gpu
-from bench.family_speed.sizes import (
+from allyouneed.lab.mixer_sizes import (
     BOUNDED,
     CONSTANT,
     OTHERS,

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from bench.family_speed.sizes import STATED, UNEQUAL, Sizes, ratios, settings
+from allyouneed.lab.mixer_sizes import STATED, UNEQUAL, Sizes, ratios, settings
 
 AIM = 0.7
 Curves = dict[str, dict[int, float]]  # by name and length

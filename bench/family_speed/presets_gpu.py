@@ -33,7 +33,7 @@ from allyouneed.nn.models.base import Model
 from allyouneed.runtime.report import cuda_choice
 from bench.family_speed.gpu import Bench, copy_speed, declared, reported, time_steps
 from bench.family_speed.page import fill, markdown
-from bench.family_speed.sizes import TINY, Sizes
+from allyouneed.lab.mixer_sizes import TINY, Sizes
 
 KINDS = ("decoder", "decoder-decoder", "encoder-decoder")
 OTHERS = {"mask-predict"}  # writes all tokens at once

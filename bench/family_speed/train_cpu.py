@@ -19,7 +19,7 @@ from allyouneed.config import parse
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.base import Model
 from allyouneed.tasks.language.causal_lm import CausalLM
-from bench.family_speed.sizes import CPU, variants
+from allyouneed.lab.mixer_sizes import CPU, variants
 
 SIZES = replace(CPU, vocab=2000, segment=64)
 ROWS, TIME = 4, 256

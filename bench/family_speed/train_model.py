@@ -23,7 +23,7 @@ from allyouneed.training.cuda.capture import CapturedUpdates
 from allyouneed.training.optim.optimiser import Adam
 from allyouneed.training.prefetch import DataPosition, Update
 from allyouneed.training.step import fetch_results
-from bench.family_speed.sizes import TINY, Sizes, latent_sizes, mixers, tree, variants
+from allyouneed.lab.mixer_sizes import TINY, Sizes, latent_sizes, mixers, tree, variants
 
 TOKENS = 16384  # of a batch, at least
 DOCUMENTS = (64, 512)  # lengths in packed rows

@@ -73,7 +73,7 @@ from allyouneed.runtime.program import Unsupported
 from allyouneed.runtime.rules import Rules
 from bench.family_speed import train_cpu
 from bench.family_speed.page import fill, markdown
-from bench.family_speed.sizes import CPU, TINY, Sizes, mixers, settings, tree
+from allyouneed.lab.mixer_sizes import CPU, TINY, Sizes, mixers, settings, tree
 
 assert decode_step  # registers all rules
 LEAST = 1.1  # gain of a path that stays

@@ -36,7 +36,7 @@ from allyouneed.nn.patterns.core import Causal, Pattern
 from allyouneed.nn.states.paged import BlockPool
 from allyouneed.training.backend import Backend
 from bench.family_speed import train_model
-from bench.family_speed.sizes import Sizes
+from allyouneed.lab.mixer_sizes import Sizes
 from bench.family_speed.without import Found, Job, Turn, build, fusions, gpt2, models, off, variants, within
 
 Prepared = dict[str, dict[str, Turn]]  # by size and path

@@ -1,4 +1,4 @@
-"""bench/family_speed/sizes.py: mixers that are compared have as many weights as attention, or their row says why
+"""lab/mixer_sizes.py: mixers that are compared have as many weights as attention, or their row says why
 not."""
 
 import itertools

@@ -1,5 +1,5 @@
-"""The models of cpu.py, gpu.py and the training benchmarks: one skeleton, and every mixer with about as
-many weights as attention has, four times the square of the width.
+"""Models of equal size for benchmarks and probes: one skeleton, and every mixer with about as many weights
+as attention has, four times the square of the width.
 
 `mixers` chooses sizes by each mixer's own keys; hidden sizes are rounded up to a multiple of a head. `UNEQUAL` names
 mixers whose keys do not allow it, and why: their rows say so. Both ratios of weights, of the mixer and of the whole
