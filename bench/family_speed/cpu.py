@@ -31,16 +31,10 @@ sys.path.append(str(Path(__file__).parents[2]))  # for bench.*
 
 from allyouneed.config import parse
 from allyouneed.kernels.cpu import build as native
+from allyouneed.lab.speed import pretend
 from allyouneed.nn.batch import Rows
-from allyouneed.nn.mixers.attention.infini import CompressiveMemory
-from allyouneed.nn.mixers.attention.lsh import HashedKeyValues
-from allyouneed.nn.mixers.convolution import RecentTokens
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.precision import quantize
-from allyouneed.nn.states.kv_cache import KVCache
-from allyouneed.nn.states.nested import NestedStates
-from allyouneed.nn.states.recurrent import Recurrent
-from allyouneed.nn.states.window import WindowKVCache
 from allyouneed.runtime.cpu.executor import CpuExecutor, cpu_executor
 from bench.family_speed.page import Curves, curve_table, fill, markdown, picture, plot, share, short, unequal, weights
 from allyouneed.lab.mixer_sizes import BOUNDED, CPU, TINY, UNEQUAL, Sizes, middle, mixers, settings
@@ -112,44 +106,6 @@ class Decoding:
             return "torch"
         calls = self.executor.decoder.calls
         return f"{len(calls)} calls" if calls else "native"
-
-
-def pretend(state: Any, context: int) -> None:
-    """Make the state look as if the rows had read `context` tokens: its caches are filled with random numbers."""
-    if isinstance(state, NestedStates):
-        for part in state.parts.values():
-            pretend(part, context)
-    elif isinstance(state, WindowKVCache):
-        state.lengths = torch.full_like(state.lengths, context)
-        state.written, state.end = state.lengths, min(context, state.first + state.ring)
-        state.keys, state.values = noise(state.keys, state.end + 1), noise(state.values, state.end + 1)
-    elif isinstance(state, KVCache):
-        state.end = context
-        state.drop_spare()
-        state.keys, state.values = noise(state.keys, context), noise(state.values, context)
-        if isinstance(state, HashedKeyValues):
-            most = int(state.buckets.max()) + 1
-            state.buckets = torch.randint(0, most, (*state.keys.shape[:3], state.buckets.shape[3])).to(state.buckets)
-    elif isinstance(state, CompressiveMemory):
-        state.lengths = torch.full_like(state.lengths, context)
-        state.since = state.lengths // state.module.segment * state.module.segment
-        state.end = min(context, state.kept)
-        state.keys, state.values = torch.randn_like(state.keys), torch.randn_like(state.values)
-    elif isinstance(state, Recurrent):
-        state.since = context - (state.lengths - state.since)
-        state.lengths = torch.full_like(state.lengths, context)
-    elif isinstance(state, RecentTokens):
-        state.lengths = torch.full_like(state.lengths, context)
-        state.oldest = state.lengths - state.size
-    else:
-        raise TypeError(f"{type(state).__name__} has no length to pretend")
-
-
-def noise(cache: torch.Tensor, slots: int) -> torch.Tensor:
-    """A cache like this one with `slots` slots. Random numbers repeat, because drawing them takes longer than steps."""
-    rows, heads, _, width = cache.shape
-    some = torch.randn(rows, heads, min(slots, 1024), width)
-    return some.repeat(1, 1, -(-slots // some.shape[2]), 1)[:, :, :slots].contiguous()
 
 
 def measure(running: list[Decoding], rounds: int, steps: int, clock: Clock) -> list[tuple[float, str]]:
