@@ -39,8 +39,8 @@ from allyouneed.infer.engine import Engine
 from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.interop.load import load
 from allyouneed.kernels import preload
-from allyouneed.nn.models.base import Model
 from allyouneed.lab.mixer_sizes import TINY, Sizes, variants
+from allyouneed.nn.models.base import Model
 
 JOBS = ("attention:1", "retention:1", "attention:64", "gru:1")
 LENGTHS = (50, 100, 37, 70, 39, 200, 150)  # of prompts; the first calls have 24 tokens

@@ -20,8 +20,8 @@ from torch.profiler import ProfilerActivity, profile
 sys.path.append(str(Path(__file__).parents[2]))  # for bench.*
 
 from allyouneed.infer.engine import Engine
-from bench.family_speed.gpu import Bench, decode, reported, time_steps
 from allyouneed.lab.mixer_sizes import Sizes, variants
+from bench.family_speed.gpu import Bench, decode, reported, time_steps
 
 
 def profile_steps(bench: Bench, name: str, rows: int, most: int) -> None:

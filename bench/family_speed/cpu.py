@@ -31,13 +31,13 @@ sys.path.append(str(Path(__file__).parents[2]))  # for bench.*
 
 from allyouneed.config import parse
 from allyouneed.kernels.cpu import build as native
+from allyouneed.lab.mixer_sizes import BOUNDED, CPU, TINY, UNEQUAL, Sizes, middle, mixers, settings
 from allyouneed.lab.speed import pretend
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.precision import quantize
 from allyouneed.runtime.cpu.executor import CpuExecutor, cpu_executor
 from bench.family_speed.page import Curves, curve_table, fill, markdown, picture, plot, share, short, unequal, weights
-from allyouneed.lab.mixer_sizes import BOUNDED, CPU, TINY, UNEQUAL, Sizes, middle, mixers, settings
 from bench.family_speed.train_cpu import Trained
 
 STEPS = 24  # of a turn

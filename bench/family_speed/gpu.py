@@ -48,11 +48,6 @@ from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.request import Request
-from allyouneed.nn.linear.ternary import pack_model
-from allyouneed.nn.models.base import Model
-from allyouneed.nn.sublayer import Mixer
-from allyouneed.runtime.report import cuda_choice
-from bench.family_speed.page import long_table, peer_table, short, table, write_gpu
 from allyouneed.lab.mixer_sizes import (
     BOUNDED,
     CONSTANT,
@@ -66,6 +61,11 @@ from allyouneed.lab.mixer_sizes import (
     ratios,
     variants,
 )
+from allyouneed.nn.linear.ternary import pack_model
+from allyouneed.nn.models.base import Model
+from allyouneed.nn.sublayer import Mixer
+from allyouneed.runtime.report import cuda_choice
+from bench.family_speed.page import long_table, peer_table, short, table, write_gpu
 
 FIRST = (
     "attention",

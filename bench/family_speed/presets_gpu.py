@@ -28,12 +28,12 @@ from allyouneed.infer.decoding.base import RequestState
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.request import Request
+from allyouneed.lab.mixer_sizes import TINY, Sizes
 from allyouneed.nn.linear.ternary import pack_model
 from allyouneed.nn.models.base import Model
 from allyouneed.runtime.report import cuda_choice
 from bench.family_speed.gpu import Bench, copy_speed, declared, reported, time_steps
 from bench.family_speed.page import fill, markdown
-from allyouneed.lab.mixer_sizes import TINY, Sizes
 
 KINDS = ("decoder", "decoder-decoder", "encoder-decoder")
 OTHERS = {"mask-predict"}  # writes all tokens at once

@@ -40,9 +40,9 @@ import torch
 sys.path.append(str(Path(__file__).parents[2]))  # for bench.*
 
 from allyouneed.config import parse
+from allyouneed.lab.mixer_sizes import TINY, Sizes
 from allyouneed.nn.models.base import Model
 from bench.family_speed.page import short, write_training
-from allyouneed.lab.mixer_sizes import TINY, Sizes
 from bench.family_speed.train_model import DOCUMENTS, LINEAR, MORE, ORDER, TOKENS, batch_tokens, child, models
 
 FIXED, EACH = 3.0, 8.0  # GiB of a process: weights, optimiser and context; activations of 16,384 tokens

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from allyouneed.config import parse
+from allyouneed.lab.mixer_sizes import TINY, Sizes, latent_sizes, mixers, tree, variants
 from allyouneed.nn.batch import IGNORE, Batch, Rows
 from allyouneed.nn.models.base import Model
 from allyouneed.tasks.language.causal_lm import CausalLM
@@ -23,7 +24,6 @@ from allyouneed.training.cuda.capture import CapturedUpdates
 from allyouneed.training.optim.optimiser import Adam
 from allyouneed.training.prefetch import DataPosition, Update
 from allyouneed.training.step import fetch_results
-from allyouneed.lab.mixer_sizes import TINY, Sizes, latent_sizes, mixers, tree, variants
 
 TOKENS = 16384  # of a batch, at least
 DOCUMENTS = (64, 512)  # lengths in packed rows

@@ -56,6 +56,7 @@ from allyouneed.config import parse
 from allyouneed.infer.decoding.topk import greedy_tokens
 from allyouneed.kernels.cpu import build as native
 from allyouneed.kernels.cpu import selective_scan
+from allyouneed.lab.mixer_sizes import CPU, TINY, Sizes, mixers, settings, tree
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.linear.ternary import pack_model
@@ -73,7 +74,6 @@ from allyouneed.runtime.program import Unsupported
 from allyouneed.runtime.rules import Rules
 from bench.family_speed import train_cpu
 from bench.family_speed.page import fill, markdown
-from allyouneed.lab.mixer_sizes import CPU, TINY, Sizes, mixers, settings, tree
 
 assert decode_step  # registers all rules
 LEAST = 1.1  # gain of a path that stays

@@ -28,6 +28,7 @@ from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
+from allyouneed.lab.mixer_sizes import Sizes
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.ops.attention import select
@@ -36,7 +37,6 @@ from allyouneed.nn.patterns.core import Causal, Pattern
 from allyouneed.nn.states.paged import BlockPool
 from allyouneed.training.backend import Backend
 from bench.family_speed import train_model
-from allyouneed.lab.mixer_sizes import Sizes
 from bench.family_speed.without import Found, Job, Turn, build, fusions, gpt2, models, off, variants, within
 
 Prepared = dict[str, dict[str, Turn]]  # by size and path

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 import allyouneed as ayn
-from allyouneed.nn.models.base import Model
 
 FFN = {"kind": "ffn", "hidden": 256}
 

@@ -29,6 +29,7 @@ class ProbeTask:
     trained: tuple[int, int]  # the shortest and the longest
     longer: int
     make: Callable[[Generator, int, int], tuple[Tensor, Tensor]]
+    convolved: bool = True  # a short convolution before each mixer, as its source or Based has it
 
 
 def names() -> list[str]:

@@ -16,6 +16,7 @@ from allyouneed.training.optim.schedule import Cosine
 
 Sample = Callable[[Generator, int], tuple[Tensor, Tensor]]  # (dice, rows) -> tokens and labels (rows, time)
 ENOUGH, EVERY = 0.995, 50  # accuracy at which training stops, and how often it is looked at
+CHECKED = 64  # rows that are looked at
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,6 @@ class Fit:
     clip: float | None = 1.0
     seed: int = 0
     device: str = "cpu"
-    stops: bool = True  # once it is accurate enough
 
 
 @dataclass
@@ -42,8 +42,8 @@ class Trained:
     diverged: bool = False
 
 
-def fit(net: nn.Module, sample: Sample, how: Fit) -> Trained:
-    """Train on fresh examples: AdamW, linear warm-up, then a cosine to zero."""
+def fit(net: nn.Module, sample: Sample, how: Fit, check: Sample | None = None) -> Trained:
+    """Train on fresh examples: AdamW, linear warm-up, then a cosine to zero; until it is accurate on `check`."""
     model: Any = net.to(how.device).train()
     dice, found = torch.Generator().manual_seed(1000 + how.seed), Trained()
     optimiser = Adam(weight_decay=how.weight_decay, eps=1e-8).build(model)
@@ -64,8 +64,9 @@ def fit(net: nn.Module, sample: Sample, how: Fit) -> Trained:
             if not math.isfinite(value) or not math.isfinite(norm.item()):
                 found.diverged = True
                 break
-            if how.stops and (logits.argmax(-1) == wanted).float().mean() >= ENOUGH:
+            if check is not None and score(model, check, CHECKED, seed=step)[1] >= ENOUGH:
                 break
+            model.train()
     return found
 
 
@@ -79,7 +80,9 @@ def answers(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
 def score(net: nn.Module, sample: Sample, rows: int = 256, seed: int = 0) -> tuple[float, float]:
     """Mean loss, and accuracy of the labels of fresh examples, which training has not seen."""
     model: Any = net.eval()
-    tokens, labels = (side.to(next(net.parameters()).device) for side in sample(torch.Generator().manual_seed(seed), rows))
+    tokens, labels = (
+        side.to(next(net.parameters()).device) for side in sample(torch.Generator().manual_seed(seed), rows)
+    )
     logits, wanted = answers(model, tokens, labels).float(), labels[labels != IGNORE]
     accuracy = (logits.argmax(-1) == wanted).float().mean()
     return float(nn.functional.cross_entropy(logits, wanted)), float(accuracy)

@@ -13,7 +13,9 @@ def measure(run: Run) -> Outcome:
         return float(layer.channel.cost(tree).parameters * layer.repeat / layer.cost(tree, 1).parameters)
 
     figures = [
-        Figure((f"{name}: FFN's share of a block", f"{name}：前馈网络占一个块的比例"), (share(name, stack),), 0.65, 0.68)
+        Figure(
+            (f"{name}: FFN's share of a block", f"{name}：前馈网络占一个块的比例"), (share(name, stack),), 0.65, 0.68
+        )
         for name, stack in PRESETS.items()
     ]
     return Outcome(tuple(figures))

@@ -24,9 +24,22 @@ def measure(run: Run) -> Outcome:
     found = {norm: [leaks(norm, seed) for seed in run.seeds] for norm in ("batch", "layer")}
     return Outcome(
         (
-            Figure(("BatchNorm: a text changes with its neighbours", "BatchNorm：文本随同批其他文本改变"), tuple(a for a, _ in found["batch"]), low=1e-3),
-            Figure(("BatchNorm: earlier tokens see later ones", "BatchNorm：前面的词元看到后面的"), tuple(b for _, b in found["batch"]), low=1e-3),
-            Figure(("LayerNorm: both", "LayerNorm：两者"), (max(max(pair) for pair in found["layer"]),), high=1e-5, control=True),
+            Figure(
+                ("BatchNorm: a text changes with its neighbours", "BatchNorm：文本随同批其他文本改变"),
+                tuple(a for a, _ in found["batch"]),
+                low=1e-3,
+            ),
+            Figure(
+                ("BatchNorm: earlier tokens see later ones", "BatchNorm：前面的词元看到后面的"),
+                tuple(b for _, b in found["batch"]),
+                low=1e-3,
+            ),
+            Figure(
+                ("LayerNorm: both", "LayerNorm：两者"),
+                (max(max(pair) for pair in found["layer"]),),
+                high=1e-5,
+                control=True,
+            ),
         )
     )
 

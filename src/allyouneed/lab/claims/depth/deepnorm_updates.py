@@ -24,10 +24,15 @@ def update(wiring: str, init: str, layers: int, seed: int, norms: bool = False) 
 
 
 def measure(run: Run) -> Outcome:
-    depths, names = run.pick((6, 12, 25, 50, 100), (2, 4)), {"DeepNorm": ("deepnorm", "deepnorm"), "Post-LN": ("post-norm", "xavier")}
+    depths, names = (
+        run.pick((6, 12, 25, 50, 100), (2, 4)),
+        {"DeepNorm": ("deepnorm", "deepnorm"), "Post-LN": ("post-norm", "xavier")},
+    )
     found = {k: [{float(n): update(*v, n, seed) for n in depths} for seed in run.seeds] for k, v in names.items()}
     curves = {k: {n: sum(one[n] for one in runs) / len(runs) for n in map(float, depths)} for k, runs in found.items()}
-    last = tuple(update("deepnorm", "deepnorm", depths[-1], s, True) / found["DeepNorm"][s][float(depths[-1])] for s in run.seeds)
+    last = tuple(
+        update("deepnorm", "deepnorm", depths[-1], s, True) / found["DeepNorm"][s][float(depths[-1])] for s in run.seeds
+    )
     growth = {k: tuple(one[float(depths[-1])] / one[float(depths[0])] for one in runs) for k, runs in found.items()}
     return Outcome(
         (

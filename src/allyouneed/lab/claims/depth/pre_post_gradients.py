@@ -28,8 +28,15 @@ def measure(run: Run) -> Outcome:
     curves = {w: {n: sum(one[n] for one in runs) / len(runs) for n in map(float, depths)} for w, runs in found.items()}
     return Outcome(
         (
-            Figure(("Post-LN, exponent of depth", "Post-LN 随深度的指数"), tuple(map(slope, found["post-norm"])), -0.15, 0.15),
-            Figure(("Pre-LN, exponent of depth", "Pre-LN 随深度的指数"), tuple(map(slope, found["pre-norm"])), -0.6, -0.4),
+            Figure(
+                ("Post-LN, exponent of depth", "Post-LN 随深度的指数"),
+                tuple(map(slope, found["post-norm"])),
+                -0.15,
+                0.15,
+            ),
+            Figure(
+                ("Pre-LN, exponent of depth", "Pre-LN 随深度的指数"), tuple(map(slope, found["pre-norm"])), -0.6, -0.4
+            ),
         ),
         curves,
         ("layers", "gradient of the last FFN at initialisation"),

@@ -12,7 +12,10 @@ def likeness(wiring: str, layers: int, seed: int) -> dict[float, float]:
     """Cosine of what consecutive blocks read, by block."""
     model = built(decoder(layers=layers, width=64, wiring=wiring), seed).eval()
     seen: list[torch.Tensor] = []
-    hooks = [b.sublayers["mixer"].register_forward_pre_hook(lambda _, args: seen.append(args[0])) for b in model.decoder.blocks]
+    hooks = [
+        b.sublayers["mixer"].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+        for b in model.decoder.blocks
+    ]
     model(Batch(Rows(torch.randint(0, 64, (8, 32), generator=torch.Generator().manual_seed(seed)))))
     for hook in hooks:
         hook.remove()

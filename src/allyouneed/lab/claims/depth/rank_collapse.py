@@ -23,7 +23,11 @@ def measure(run: Run) -> Outcome:
             ends.setdefault(name, []).append(found[float(layers)])
     return Outcome(
         (
-            Figure(("attention alone, distance from rank one", "仅注意力：与秩一的距离"), tuple(ends["attention alone"]), high=0.01),
+            Figure(
+                ("attention alone, distance from rank one", "仅注意力：与秩一的距离"),
+                tuple(ends["attention alone"]),
+                high=0.01,
+            ),
             Figure(("with skip connections", "加残差连接"), tuple(ends["with skips"]), low=0.3),
         ),
         curves,
@@ -40,9 +44,7 @@ def spread(keys: dict[str, object], layers: int, seed: int) -> dict[float, float
     for block in model.encoder.blocks:
         block.register_forward_hook(lambda _, __, y: outputs.append(y))
     model(Batch(Rows(torch.randint(0, 64, (4, 32), generator=torch.Generator().manual_seed(seed)))))
-    return {
-        float(n): float((x - x.mean(1, keepdim=True)).norm() / x.norm()) for n, x in enumerate(outputs, 1)
-    }
+    return {float(n): float((x - x.mean(1, keepdim=True)).norm() / x.norm()) for n, x in enumerate(outputs, 1)}
 
 
 CLAIM = Claim(

@@ -13,7 +13,12 @@ def measure(run: Run) -> Outcome:
         (
             Figure(("ALBERT-base, millions", "ALBERT-base，百万参数"), (sizes["albert"],), 11.0, 12.5),
             Figure(("BERT-base, millions", "BERT-base，百万参数"), (sizes["bert"],), 107, 111),
-            Figure(("parameters of the blocks, BERT over ALBERT", "块参数：BERT/ALBERT"), (block["bert"] / block["albert"],), 11.9, 12.1),
+            Figure(
+                ("parameters of the blocks, BERT over ALBERT", "块参数：BERT/ALBERT"),
+                (block["bert"] / block["albert"],),
+                11.9,
+                12.1,
+            ),
             Figure(("FLOPs, ALBERT over BERT", "FLOPs：ALBERT/BERT"), (flops,)),
         )
     )

@@ -37,8 +37,14 @@ def measure(run: Run) -> Outcome:
     rises = sum(bound[float(d + 1)] > bound[float(d)] for d in range(256)) / 256
     return Outcome(
         (
-            Figure(("change of q·k when both move by 1,000", "两者同移 1,000 位时 q·k 的变化"), (max(gaps),), high=1e-3),
-            Figure(("bound, growth between windows of 32, largest", "上界在 32 宽窗口间的最大增长"), (max(growth),), high=1.0),
+            Figure(
+                ("change of q·k when both move by 1,000", "两者同移 1,000 位时 q·k 的变化"), (max(gaps),), high=1e-3
+            ),
+            Figure(
+                ("bound, growth between windows of 32, largest", "上界在 32 宽窗口间的最大增长"),
+                (max(growth),),
+                high=1.0,
+            ),
             Figure(("share of steps at which the bound rises", "上界上升的步数比例"), (rises,)),
         ),
         {"bound": bound},

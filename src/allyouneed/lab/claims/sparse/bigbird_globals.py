@@ -40,6 +40,9 @@ CLAIM = Claim(
         "globals carry the theory.",
         "随机、局部加 O(1) 个全局词元构成线性注意力，任意两词元路径很短；理论依赖全局词元。",
     ),
-    ("Reachability with and without each part, and attended pairs by length.", "逐一去掉各部分计算可达性，并统计注意力对数随长度的变化。"),
+    (
+        "Reachability with and without each part, and attended pairs by length.",
+        "逐一去掉各部分计算可达性，并统计注意力对数随长度的变化。",
+    ),
     measure,
 )

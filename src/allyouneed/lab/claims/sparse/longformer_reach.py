@@ -27,7 +27,10 @@ CLAIM = Claim(
         "A window of w scales as O(n·w); l layers have a receptive field of l × w.",
         "窗口 w 的代价为 O(n·w)；l 层的感受野为 l × w。",
     ),
-    ("Attended pairs by length, and layers until any two of 257 tokens are connected.", "注意力对数随长度的变化，以及 257 个词元两两相连所需层数。"),
+    (
+        "Attended pairs by length, and layers until any two of 257 tokens are connected.",
+        "注意力对数随长度的变化，以及 257 个词元两两相连所需层数。",
+    ),
     measure,
     checked=True,
 )

@@ -35,7 +35,12 @@ def measure(run: Run) -> Outcome:
     return Outcome(
         (
             Figure(("exponent of n in the FLOPs of attention", "注意力 FLOPs 随 n 的指数"), (slope(flops),), 0.9, 1.1),
-            Figure(("layers more between two tokens, a doubling", "长度每翻倍，任意两词元间增加的层数"), (growth / doublings,), 0.0, 2.0),
+            Figure(
+                ("layers more between two tokens, a doubling", "长度每翻倍，任意两词元间增加的层数"),
+                (growth / doublings,),
+                0.0,
+                2.0,
+            ),
         ),
         {"layers between any two tokens": reach},
         ("tokens", "layers"),

@@ -9,7 +9,9 @@ from allyouneed.nn.patterns.core import Pattern
 def hops(pattern: str, length: int) -> int:
     """Layers until every query has seen every key it may see at all in some number of them; −1: never."""
     mask = Pattern.from_text(pattern).mask(length, length)
-    return hops_of(mask, torch.ones(length, length, dtype=torch.bool).tril() if Pattern.from_text(pattern).causal else None)
+    return hops_of(
+        mask, torch.ones(length, length, dtype=torch.bool).tril() if Pattern.from_text(pattern).causal else None
+    )
 
 
 def hops_of(mask: torch.Tensor, wanted: torch.Tensor | None = None) -> int:
@@ -31,9 +33,16 @@ def measure(run: Run) -> Outcome:
     keys = Pattern.from_text(f"causal & (window({side}) | strided({side}))").mean_keys(side * side)
     return Outcome(
         (
-            Figure(("strided: layers between any two tokens", "跨步：任意两词元间的层数"), tuple(strided.values()), 2, 2),
+            Figure(
+                ("strided: layers between any two tokens", "跨步：任意两词元间的层数"), tuple(strided.values()), 2, 2
+            ),
             Figure(("fixed: layers between any two tokens", "固定：任意两词元间的层数"), tuple(fixed.values()), 2, 2),
-            Figure(("strided: keys of a token over √n, n = 16,384", "跨步：每词元的键数/√n，n = 16,384"), (keys / side,), 1.0, 2.0),
+            Figure(
+                ("strided: keys of a token over √n, n = 16,384", "跨步：每词元的键数/√n，n = 16,384"),
+                (keys / side,),
+                1.0,
+                2.0,
+            ),
         ),
         {"strided": strided, "fixed": fixed},
         ("tokens", "layers"),

@@ -34,4 +34,5 @@ TASK = ProbeTask(
     (2, 8),
     16,
     make,
+    convolved=False,
 )

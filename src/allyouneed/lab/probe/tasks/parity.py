@@ -16,7 +16,8 @@ TASK = ProbeTask(
     "Grazzi et al. 2024, Unlocking State-Tracking in Linear RNNs, 4",
     2,
     1 / 2,
-    (2, 16),
-    64,
+    (2, 12),
+    48,
     make,
+    convolved=False,
 )
