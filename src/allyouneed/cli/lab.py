@@ -1,11 +1,12 @@
-"""Commands that measure architectures: probe."""
+"""Commands that measure architectures and test what papers say: probe, claims."""
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from allyouneed.cli.compare import counter
 from allyouneed.cli.messages import show_notes
@@ -98,3 +99,65 @@ def _rates(text: str) -> tuple[float, ...]:
     if not found or found[0] <= 0:
         raise UserError(f"--rates {text}: expected numbers above 0, separated by commas: 0.001,0.0032,0.01")
     return found
+
+
+def claims(
+    given: Annotated[list[str] | None, argument("NAME…", "claims; default: all that this machine can run")] = None,
+    *,
+    output: Annotated[
+        Path, option("--output", "-o", metavar="FOLDER", show_default=True, help="results of all runs")
+    ] = Path("runs/claims"),
+    cpu: Annotated[bool, option("--cpu", help="only those that fit a CPU, also where there is a GPU")] = False,
+    list_: Annotated[bool, option("--list", help="list all claims and run none")] = False,
+    tiny: Annotated[bool, option("--tiny", help="rehearse at the smallest sizes; the figures say nothing")] = False,
+    write: WriteOption = None,
+    processes: ProcessesOption = 1,
+    device: DeviceOption = "auto",
+) -> None:
+    """Test what papers claim with the smallest experiments that could refute it: confirmed, refuted or inconclusive,
+    with figures and intervals. Results are kept, so that the same command resumes."""
+    from allyouneed.lab.claims import pages, run
+    from allyouneed.lab.claims.claim import Outcome, Run, find, names, verdict
+    from allyouneed.lab.store import ResultStore
+
+    chosen = given or list(names())
+    known = {name: find(name) for name in chosen}
+    if list_:
+        wide = max(map(len, chosen))
+        for name, claim in known.items():
+            print(f"{name:<{wide}}  {claim.needs if claim.measure else '–':<3}  {claim.says[0]}")
+        return
+    if write is not None and (tiny or not write.is_dir()):
+        raise UserError(f"--write {write}: " + ("--tiny only rehearses" if tiny else "no such folder; create it first"))
+    where = "cpu" if cpu else _device(device)
+    found = run.run_claims(chosen, Run(where, tiny), ResultStore(output), processes, counter())
+    for name, claim in known.items():
+        outcome = Outcome.of(found[name]["outcome"]) if name in found else None
+        print(f"{name}: {pages.VERDICTS[verdict(claim, outcome)][0]}")
+        if outcome is None:
+            reason = claim.why_not[0] if claim.measure is None else "needs a GPU; --tiny rehearses it on a CPU"
+            print(f"  {reason}")
+        for figure in () if outcome is None else outcome.figures:
+            range_ = f"   predicted: {pages.predicted(figure)}" if figure.predicts else ""
+            print(f"  {figure.name[0]}: {pages.measured(figure)}{range_}")
+    if write is not None:
+        _write_claims(write, found)
+
+
+def _write_claims(docs: Path, found: dict[str, Any]) -> None:
+    """The pages, from these results and those that were written before."""
+    from allyouneed.files import write_text
+    from allyouneed.lab.claims import pages, run
+    from allyouneed.lab.claims.claim import names
+
+    for folder in ("results", "pictures", "zh"):
+        (docs / folder).mkdir(exist_ok=True)
+    kept = docs / "results" / "claims.json"
+    before = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    results = {name: (before | found)[name] for name in names() if name in before | found}
+    write_text(kept, json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    outcomes = run.outcomes(results)
+    write_text(docs / "claims.md", pages.page(outcomes))
+    write_text(docs / "zh" / "claims.md", pages.page(outcomes, chinese=True))
+    for name, drawn in pages.pictures(outcomes).items():
+        write_text(docs / "pictures" / name, drawn)
