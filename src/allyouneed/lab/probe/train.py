@@ -15,6 +15,7 @@ from allyouneed.training.optim.optimiser import Adam, apply_update, gradient_nor
 from allyouneed.training.optim.schedule import Cosine
 
 Sample = Callable[[Generator, int], tuple[Tensor, Tensor]]  # (dice, rows) -> tokens and labels (rows, time)
+Loss = Callable[[Tensor, Tensor], Tensor]  # of logits and labels
 ENOUGH, EVERY = 0.995, 50  # accuracy at which training stops, and how often it is looked at
 CHECKED = 64  # rows that are looked at
 
@@ -42,7 +43,9 @@ class Trained:
     diverged: bool = False
 
 
-def fit(net: nn.Module, sample: Sample, how: Fit, check: Sample | None = None) -> Trained:
+def fit(
+    net: nn.Module, sample: Sample, how: Fit, check: Sample | None = None, loss: Loss = nn.functional.cross_entropy
+) -> Trained:
     """Train on fresh examples: AdamW, linear warm-up, then a cosine to zero; until it is accurate on `check`."""
     model: Any = net.to(how.device).train()
     dice, found = torch.Generator().manual_seed(1000 + how.seed), Trained()
@@ -54,13 +57,13 @@ def fit(net: nn.Module, sample: Sample, how: Fit, check: Sample | None = None) -
         optimiser.zero_grad(set_to_none=True)
         logits = answers(model, tokens, labels)
         wanted = labels[labels != IGNORE]
-        loss = nn.functional.cross_entropy(logits.float(), wanted)
-        loss.backward()
+        mean = loss(logits.float(), wanted)
+        mean.backward()
         norm = gradient_norm(model.parameters())
         apply_update(optimiser, schedule.rate(step, 0, how.steps), norm, how.clip, fine)
         found.steps = step
         if step % EVERY == 0 or step in (1, how.steps):
-            found.losses[float(step)] = value = loss.item()
+            found.losses[float(step)] = value = mean.item()
             if not math.isfinite(value) or not math.isfinite(norm.item()):
                 found.diverged = True
                 break
