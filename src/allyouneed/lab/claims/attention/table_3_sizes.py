@@ -36,6 +36,8 @@ def measure(run: Run) -> Outcome:
             found += 18 * 2 * 512 * 8 * (64 - changes["head_width"]) / 1e6
         name_of = (f"{name}: millions over {published}", f"{name}：百万参数/{published}")
         figures.append(Figure(name_of, (found / published,), 0.95, 1.05))
+    implied = 37000 + (ROWS["base"][1] - millions()) * 1e6 / 512  # the table's sizes fit a larger shared vocabulary
+    figures.append(Figure(("vocabulary that the size of base implies", "由 base 参数量反推的词表大小"), (implied,)))
     return Outcome(tuple(figures))
 
 
