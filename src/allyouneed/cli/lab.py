@@ -41,7 +41,7 @@ def probe(
         option(
             "--rates",
             metavar="R,R,…",
-            help="try only these learning rates; default: 0.001,0.0032,0.01, and further ones if the best is at an edge",
+            help="try only these learning rates; default: 0.001,0.0032,0.01, further ones if the best is at an edge",
         ),
     ] = None,
     processes: ProcessesOption = 1,
@@ -73,11 +73,11 @@ def probe(
         for folder in ("results", "pictures"):
             (write / folder).mkdir(exist_ok=True)
         how = (
-            f"Two layers of width {run.SIZES.width}: a short convolution (not for parity and group words), the mixer, a "
-            "gated FFN. Mixers have about as many weights as attention, where their keys allow it. At most "
-            f"{steps} updates of {size.rows} rows; {len(rule.rates)} learning rates from {min(rule.rates):g} to "
-            f"{max(rule.rates):g}, the best by the loss on fresh examples; {seeds} seed{'s' if seeds > 1 else ''}; training "
-            f"ends early at {100 * ENOUGH:.1f}%."
+            f"Two layers of width {run.SIZES.width}: a short convolution (not for parity and group words), the mixer, "
+            "a gated FFN. Mixers have about as many weights as attention, where their keys allow it. At most "
+            f"{steps} updates of {size.rows} rows, ended at {100 * ENOUGH:.1f}%; learning rates tried: "
+            f"{', '.join(f'{rate:g}' for rate in rule.rates)}, the best by the loss on fresh examples; "
+            f"{seeds} seed{'s' if seeds > 1 else ''}."
         )
         write_text(write / "results" / "probe.md", report.page(cells, landed, typed_command("probe"), how))
         write_text(write / "pictures" / "probe.svg", report.heat_map(cells))

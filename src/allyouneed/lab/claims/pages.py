@@ -31,13 +31,17 @@ WORDS = {
     "title": ("# Are the papers' claims true?", "# 论文的说法成立吗？"),
     "other": ("[中文](zh/claims.md)", "[English](../claims.md)"),
     "about": (
-        "Each claim has the smallest experiment that could refute it, and a range for every figure that was fixed before "
-        "it was run. Inside the range, with the interval over seeds, it is confirmed; outside, refuted; across a bound, "
+        "Each claim has the smallest experiment that could refute it, and a range for every figure that was fixed "
+        "before "
+        "it was run. Inside the range, with the interval over seeds, it is confirmed; outside, refuted; across a "
+        "bound, "
         "inconclusive. A figure marked “as recalled” was not checked against the paper. This page is written by "
         "`allyouneed claims --write docs`; all that fits a CPU is run by `allyouneed claims --cpu`, one claim by "
         "`allyouneed claims NAME`.",
-        "每条说法都配有可能否定它的最小实验，每个数字的预期范围在运行前就已固定。数值（连同各种子的区间）落在范围内即证实，"
-        "落在范围外即否定，跨越边界则无定论。标注“凭记忆”的数字未与论文核对。本页由 `allyouneed claims --write docs` 生成；"
+        "每条说法都配有可能否定它的最小实验，每个数字的预期范围在运行前就已固定。数值（连同各种子的区间）落在范围内即"
+        "证实，"
+        "落在范围外即否定，跨越边界则无定论。标注“凭记忆”的数字未与论文核对。本页由 `allyouneed claims --write docs` "
+        "生成；"
         "CPU 可承担的全部实验用 `allyouneed claims --cpu` 运行，单条用 `allyouneed claims 名称`。",
     ),
     "table": ("| claim | verdict | paper |", "| 说法 | 结论 | 论文 |"),

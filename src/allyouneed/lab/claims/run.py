@@ -49,7 +49,11 @@ def run_claims(
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, dict[str, Any]]:
     """What each found, as it is written to docs/results/claims.json."""
-    able = [name for name in chosen if (claim := find(name)).measure is not None and (run.tiny or claim.needs == "cpu" or run.device == "cuda")]  # fmt: skip
+    able = [
+        name
+        for name in chosen
+        if (claim := find(name)).measure is not None and (run.tiny or claim.needs == "cpu" or run.device == "cuda")
+    ]
     found = store.run([experiment(name, run) for name in able], partial(run_one), processes, report)
     where = {"source": "", "torch": torch.__version__.split("+")[0], "device": run.device}
     return {name: one | where | {"source": source(name)} for name, one in zip(able, found, strict=True)}

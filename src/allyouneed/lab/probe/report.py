@@ -1,4 +1,4 @@
-"""Results of probes: a table for the terminal, a page, and a heat map. Nothing is written if a control does not land."""
+"""Results of probes: a table for the terminal, a page, and a heat map."""
 
 from __future__ import annotations
 
@@ -66,10 +66,7 @@ def notes(cells: Cells) -> Iterator[str]:
 
 def page(cells: Cells, landed: Sequence[Control], command: str, how: str) -> str:
     _, tasks = axes(cells)
-    about = [
-        f"* **{task}**: {find(task).about[0].partition(': ')[2] or find(task).about[0]}; {_lengths(task)} ({find(task).source})"
-        for task in tasks
-    ]
+    about = [f"* **{task}**: {find(task).about[0]}; {_lengths(task)} ({find(task).source})" for task in tasks]
     edges = list(notes(cells))
     lines = [
         "# Probes: what each token mixer can learn",
@@ -80,7 +77,8 @@ def page(cells: Cells, landed: Sequence[Control], command: str, how: str) -> str
         "",
         "![A heat map of models and tasks: how far above guessing](../pictures/probe.svg)",
         "",
-        "Accuracy in % at the longest trained length / on longer examples, which training has not seen. Nothing here says "
+        "Accuracy in % at the longest trained length / on longer examples, which training has not seen. Nothing here "
+        "says "
         "what a model could learn from more steps; a low number says that it did not learn it from these.",
         "",
         table(cells),
@@ -99,7 +97,7 @@ def page(cells: Cells, landed: Sequence[Control], command: str, how: str) -> str
         "",
         f"The best rate is the lowest or highest that was tried in {len(edges)} of {len(cells)} cells"
         + (", where a better one may lie outside." if edges else "."),
-    ]  # fmt: skip
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -130,12 +128,10 @@ def heat_map(cells: Cells) -> str:
                 share = None if value is None else above_chance(value, task)
                 ink = "#fff" if share is not None and share > 0.55 else "#3d4a5a"
                 text = "–" if value is None else f"{100 * value:.0f}"
-                lines.append(
-                    f'<rect x="{x:.1f}" y="{y}" width="{(SIDE - 2) / 2:.1f}" height="{ROW - 2}" fill="{_colour(share)}"/>'
-                )
-                lines.append(
-                    f'<text x="{x + SIDE / 4 - 0.5:.1f}" y="{y + 13}" text-anchor="middle" fill="{ink}" font-size="9.5">{text}</text>'
-                )
+                box = f'x="{x:.1f}" y="{y}" width="{(SIDE - 2) / 2:.1f}" height="{ROW - 2}"'
+                lines.append(f'<rect {box} fill="{_colour(share)}"/>')
+                place = f'x="{x + SIDE / 4 - 0.5:.1f}" y="{y + 13}" text-anchor="middle" font-size="9.5"'
+                lines.append(f'<text {place} fill="{ink}">{text}</text>')
     lines.append(
         f'<text x="{LEFT}" y="{height - 12}" fill="#5f6b7a">left: the longest trained length; right: longer; '
         "accuracy in %, colour: above guessing</text>"

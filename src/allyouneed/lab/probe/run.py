@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ class ProbeSize:
     steps: int = 400
     rows: int = 32
     seeds: int = 1
-    rule: RateRule = RateRule()
+    rule: RateRule = field(default_factory=RateRule)
     device: str = "cpu"
 
 
@@ -60,7 +60,7 @@ def model_tree(name: str, convolved: bool = True) -> dict[str, Any]:
     found: dict[str, Any] = tree_of(config)
     if found["kind"] != "decoder":
         raise UserError(
-            f"{name}: a model of kind {found['kind']} cannot be probed; name a decoder, or a mixer: {', '.join(known())}"
+            f"{name}: a model of kind {found['kind']} cannot be probed; name a decoder or a mixer: {', '.join(known())}"
         )
     return found
 

@@ -35,10 +35,15 @@ def measure(run: Run) -> Outcome:
             Figure(("Linformer: exponent of n in FLOPs", "Linformer：FLOPs 随 n 的指数"), (slope(linear),), 0.95, 1.05),
             Figure(("attention: the same", "注意力：同上"), (slope(full),), 1.6, 2.0, control=True),
             Figure(("a causal Linformer is refused (1: yes)", "因果 Linformer 被拒绝（1 为是）"), (refused(causal),)),
-            Figure(("its longest text over the length it was built for", "可读的最长文本/构建时长度"), (float(limit or 0) / 2048,)),
+            Figure(
+                ("its longest text over the length it was built for", "可读的最长文本/构建时长度"),
+                (float(limit or 0) / 2048,),
+            ),
         ),
-        {"Linformer": linear, "attention": full}, ("tokens n", "FLOPs"), log=True,
-    )  # fmt: skip
+        {"Linformer": linear, "attention": full},
+        ("tokens n", "FLOPs"),
+        log=True,
+    )
 
 
 CLAIM = Claim(
@@ -48,9 +53,11 @@ CLAIM = Claim(
         "把键和值投影到固定长度 k，注意力代价降为 O(n)。",
     ),
     (
-        "Exponent of n in the FLOPs of an encoder layer, k = 256. The last two figures say what the paper does not stress: "
+        "Exponent of n in the FLOPs of an encoder layer, k = 256. The last two figures say what the paper does not "
+        "stress: "
         "a projected key mixes all tokens, so that it cannot be causal, and texts cannot be longer than in training.",
-        "编码器层 FLOPs 随 n 的指数，k = 256。末两行是论文未强调之处：投影后的键混合了所有词元，因此不能用于因果模型，也不能读更长的文本。",
+        "编码器层 FLOPs 随 n 的指数，k = 256。末两行是论文未强调之处：投影后的键混合了所有词元，因此不能用于因果模"
+        "型，也不能读更长的文本。",
     ),
     measure,
     checked=True,

@@ -47,23 +47,33 @@ def measure(run: Run) -> Outcome:
         ratios.append(first / second)
     return Outcome(
         (
-            Figure(("positive over trigonometric, small values (‖x‖ = 2)", "正特征/三角特征，核值很小时（‖x‖ = 2）"), tuple(ratios), high=0.5),
-            Figure(("normalisers ≤ 0, trigonometric", "三角特征：归一化项 ≤ 0 的比例"), (bad["trigonometric"],), low=0.01),
+            Figure(
+                ("positive over trigonometric, small values (‖x‖ = 2)", "正特征/三角特征，核值很小时（‖x‖ = 2）"),
+                tuple(ratios),
+                high=0.5,
+            ),
+            Figure(
+                ("normalisers ≤ 0, trigonometric", "三角特征：归一化项 ≤ 0 的比例"), (bad["trigonometric"],), low=0.01
+            ),
             Figure(("normalisers ≤ 0, positive", "正特征：归一化项 ≤ 0 的比例"), (bad["positive"],), 0.0, 0.0),
         ),
-        curves, ("‖x‖", "relative squared error where exp(x·y) is small"), log=True,
-    )  # fmt: skip
+        curves,
+        ("‖x‖", "relative squared error where exp(x·y) is small"),
+        log=True,
+    )
 
 
 CLAIM = Claim(
     "Choromanski et al. 2021, Rethinking Attention with Performers, lemma 2",
     (
-        "Where the kernel is small, positive features have an error near zero and trigonometric ones an arbitrarily large "
+        "Where the kernel is small, positive features have an error near zero and trigonometric ones an arbitrarily "
+        "large "
         "one, with negative normalisers.",
         "核值很小处，正特征的误差趋于零，三角特征的误差可任意大，且归一化项会变负。",
     ),
     (
-        "Relative squared error of exp(x·y) for nearly opposite x and y, 256 features, 50 draws, three seeds; normalisers "
+        "Relative squared error of exp(x·y) for nearly opposite x and y, 256 features, 50 draws, three seeds; "
+        "normalisers "
         "of four such keys.",
         "x 与 y 几乎相反时 exp(x·y) 的相对平方误差，256 个特征、50 次抽样、三个种子；并统计四个此类键的归一化项。",
     ),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
 from allyouneed.config import parse
@@ -30,17 +32,16 @@ def error(rounds: int, seed: int) -> float:
 def measure(run: Run) -> Outcome:
     rounds = (1, 2, 4, 8)
     runs = [{float(n): error(n, seed) for n in rounds} for seed in run.seeds]
-    falls = tuple(
-        float(all(one[float(a)] > one[float(b)] for a, b in zip(rounds, rounds[1:], strict=False))) for one in runs
-    )
+    falls = tuple(float(all(one[float(a)] > one[float(b)] for a, b in pairwise(rounds))) for one in runs)
     curve = {float(n): sum(one[float(n)] for one in runs) / len(runs) for n in rounds}
     return Outcome(
         (
             Figure(("error falls with every doubling (1: yes)", "每次加倍误差都下降（1 为是）"), falls, 1, 1),
             Figure(("error, 8 rounds over 1", "误差：8 轮/1 轮"), tuple(one[8.0] / one[1.0] for one in runs), high=0.7),
         ),
-        {"LSH attention": curve}, ("hash rounds", "relative error against full attention"),
-    )  # fmt: skip
+        {"LSH attention": curve},
+        ("hash rounds", "relative error against full attention"),
+    )
 
 
 CLAIM = Claim(
@@ -50,7 +51,8 @@ CLAIM = Claim(
         "哈希轮数越多，越接近全注意力。",
     ),
     (
-        "Error of the output of one layer against the same weights without hashing, 8 buckets, 128 tokens, three seeds. The "
+        "Error of the output of one layer against the same weights without hashing, 8 buckets, 128 tokens, three "
+        "seeds. The "
         "paper's figure is of accuracy after training.",
         "同一组权重下，单层输出与不用哈希时的误差，8 个桶、128 个词元、三个种子。论文的图是训练后的准确率。",
     ),

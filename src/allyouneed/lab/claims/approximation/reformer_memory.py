@@ -30,11 +30,18 @@ def measure(run: Run) -> Outcome:
     curves = {name: {float(n): stored(name, n) for n in depths} for name in ("pre-norm", "reversible")}
     return Outcome(
         (
-            Figure(("reversible: exponent of depth in what is kept", "可逆：保留量随深度的指数"), (slope(curves["reversible"]),), -0.05, 0.3),
+            Figure(
+                ("reversible: exponent of depth in what is kept", "可逆：保留量随深度的指数"),
+                (slope(curves["reversible"]),),
+                -0.05,
+                0.3,
+            ),
             Figure(("pre-norm: the same", "pre-norm：同上"), (slope(curves["pre-norm"]),), 0.8, 1.05, control=True),
         ),
-        curves, ("layers", "bytes kept for the backward pass"), log=True,
-    )  # fmt: skip
+        curves,
+        ("layers", "bytes kept for the backward pass"),
+        log=True,
+    )
 
 
 CLAIM = Claim(

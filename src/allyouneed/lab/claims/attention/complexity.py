@@ -43,7 +43,8 @@ CLAIM = Claim(
         "每层复杂度：自注意力 n²·d，循环层 n·d²，卷积层 k·n·d²，受限自注意力 r·n·d。",
     ),
     (
-        "Exponents of n and d in the FLOPs that the cost functions count (tests hold them to the built layers). The four "
+        "Exponents of n and d in the FLOPs that the cost functions count (tests hold them to the built layers). The "
+        "four "
         "projections of attention, n·d², which the table leaves out, are subtracted.",
         "用成本函数（测试保证其与实际层一致）计数 FLOPs，求 n 与 d 的指数。表中未计注意力的四个投影 n·d²，这里先减去。",
     ),

@@ -28,7 +28,8 @@ CLAIM = Claim(
         "前馈层占 Transformer 模型参数的三分之二。",
     ),
     (
-        "The share of the FFN in the parameters of a block, for presets whose hidden size is four times the width. With "
+        "The share of the FFN in the parameters of a block, for presets whose hidden size is four times the width. "
+        "With "
         "embeddings, and with other hidden sizes, it is another.",
         "在隐藏宽度为模型宽度四倍的预置模型中，前馈网络占一个块参数的比例；计入词嵌入或采用其他隐藏宽度时则不同。",
     ),

@@ -11,15 +11,29 @@ def measure(run: Run) -> Outcome:
     width, found = run.pick(256, 64), []
     for seed in run.seeds:
         trees = {h: decoder(attention(h, positions="alibi"), 4, width, 128) for h in HEADS}
-        found.append({float(h): loss_after(tree, seed, run, steps=run.pick(2000, 3), rows=run.pick(64, 2), length=256) for h, tree in trees.items()})  # fmt: skip
+        found.append(
+            {
+                float(h): loss_after(tree, seed, run, steps=run.pick(2000, 3), rows=run.pick(64, 2), length=256)
+                for h, tree in trees.items()
+            }
+        )
     curve = {float(h): sum(one[float(h)] for one in found) / len(found) for h in HEADS}
     return Outcome(
         (
-            Figure(("loss, one head minus eight", "损失：1 头减 8 头"), tuple(one[1.0] - one[8.0] for one in found), low=0.0),
-            Figure(("loss, 64 heads minus eight", "损失：64 头减 8 头"), tuple(one[64.0] - one[8.0] for one in found), low=0.0),
+            Figure(
+                ("loss, one head minus eight", "损失：1 头减 8 头"),
+                tuple(one[1.0] - one[8.0] for one in found),
+                low=0.0,
+            ),
+            Figure(
+                ("loss, 64 heads minus eight", "损失：64 头减 8 头"),
+                tuple(one[64.0] - one[8.0] for one in found),
+                low=0.0,
+            ),
         ),
-        {"loss": curve}, ("heads", "nats per character"),
-    )  # fmt: skip
+        {"loss": curve},
+        ("heads", "nats per character"),
+    )
 
 
 CLAIM = Claim(

@@ -38,7 +38,8 @@ CLAIM = Claim(
         "单层注意力在联想回忆上停留在随机水平；前面加一个短卷积即可解决。",
     ),
     (
-        "Recall of 8 pairs among 16 keys, width 64, 400 steps, three seeds. Guessing one of the values in the text gives "
+        "Recall of 8 pairs among 16 keys, width 64, 400 steps, three seeds. Guessing one of the values in the text "
+        "gives "
         "12%: at most 35%.",
         "16 个键中 8 对的回忆，宽 64，400 步，三个种子。猜测文中出现过的值可得 12%：至多 35%。",
     ),

@@ -33,15 +33,19 @@ def measure(run: Run) -> Outcome:
     }
     curves = {name: {float(n): float(path(keys, n)) for n in lengths} for name, keys in KINDS.items()}
     figures = [
-        Figure((f"{name}: path, measured over stated", f"{name}：实测路径/理论路径"),
-               tuple(found[n] / stated[name](int(n)) for n in found), 1.0, 1.0)
+        Figure(
+            (f"{name}: path, measured over stated", f"{name}：实测路径/理论路径"),
+            tuple(found[n] / stated[name](int(n)) for n in found),
+            1.0,
+            1.0,
+        )
         for name, found in curves.items()
-    ]  # fmt: skip
+    ]
     return Outcome(tuple(figures), curves, ("tokens n", "longest path"), log=True)
 
 
-def context(length: int) -> Context:
-    return Context(TokenLayout.of(Rows(torch.ones(1, length, dtype=torch.long))))
+def context(length: int, device: str = "cpu") -> Context:
+    return Context(TokenLayout.of(Rows(torch.ones(1, length, dtype=torch.long, device=device))))
 
 
 def reaches(y: Tensor, x: Tensor) -> bool:

@@ -24,12 +24,17 @@ def measure(run: Run) -> Outcome:
     return Outcome(
         (
             Figure(("deviation of q·k: exponent of d_k", "q·k 标准差随 d_k 增长的指数"), slopes, 0.47, 0.53),
-            Figure(("gradient through softmax, unscaled, widest over narrowest", "不缩放时 softmax 梯度：最宽/最窄"),
-                   (fall,), high=0.5),
+            Figure(
+                ("gradient through softmax, unscaled, widest over narrowest", "不缩放时 softmax 梯度：最宽/最窄"),
+                (fall,),
+                high=0.5,
+            ),
             Figure(("the same, scaled", "同上，缩放后"), (flat,), 0.95, 1.05),
         ),
-        gradients, ("d_k", "trace of the Jacobian of softmax"), log=True,
-    )  # fmt: skip
+        gradients,
+        ("d_k", "trace of the Jacobian of softmax"),
+        log=True,
+    )
 
 
 CLAIM = Claim(

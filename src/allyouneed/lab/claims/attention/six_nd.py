@@ -26,13 +26,18 @@ def measure(run: Run) -> Outcome:
         curves[name] = {float(n): 3 * one.decoder[0].cost(one, n).flops / (6 * stack) for n in lengths}
     return Outcome(
         (
-            Figure((f"counted FLOPs over 6ND, {length} tokens", f"实测 FLOPs/6ND，{length} 个词元"), (short,), 0.9, 1.15),
+            Figure(
+                (f"counted FLOPs over 6ND, {length} tokens", f"实测 FLOPs/6ND，{length} 个词元"), (short,), 0.9, 1.15
+            ),
             Figure(("gpt2-xl, 1,024 tokens", "gpt2-xl，1,024 个词元"), (curves["gpt2-xl"][1024],), 0.9, 1.15),
-            Figure(("gpt2-xl, 65,536 tokens (outside the claim)", "gpt2-xl，65,536 个词元（不在该说法范围内）"),
-                   (curves["gpt2-xl"][65536],)),
+            Figure(
+                ("gpt2-xl, 65,536 tokens (outside the claim)", "gpt2-xl，65,536 个词元（不在该说法范围内）"),
+                (curves["gpt2-xl"][65536],),
+            ),
         ),
-        curves, ("tokens of context", "FLOPs over 6ND"),
-    )  # fmt: skip
+        curves,
+        ("tokens of context", "FLOPs over 6ND"),
+    )
 
 
 CLAIM = Claim(

@@ -36,15 +36,29 @@ def measure(run: Run) -> Outcome:
     growth = {k: tuple(one[float(depths[-1])] / one[float(depths[0])] for one in runs) for k, runs in found.items()}
     return Outcome(
         (
-            Figure(("DeepNorm: update at the deepest over the shallowest", "DeepNorm：最深/最浅的更新幅度"), growth["DeepNorm"], high=2.0),
-            Figure(("DeepNorm: exponent of depth", "DeepNorm：深度的指数"), tuple(map(slope, found["DeepNorm"])), high=0.25),
-            Figure(("Post-LN: exponent of depth", "Post-LN：深度的指数"), tuple(map(slope, found["Post-LN"])), low=0.25),
-            Figure(("DeepNorm, deepest: with the norms' weights updated too, ratio", "DeepNorm 最深：连同归一化层权重一起更新的倍数"), last),
+            Figure(
+                ("DeepNorm: update at the deepest over the shallowest", "DeepNorm：最深/最浅的更新幅度"),
+                growth["DeepNorm"],
+                high=2.0,
+            ),
+            Figure(
+                ("DeepNorm: exponent of depth", "DeepNorm：深度的指数"), tuple(map(slope, found["DeepNorm"])), high=0.25
+            ),
+            Figure(
+                ("Post-LN: exponent of depth", "Post-LN：深度的指数"), tuple(map(slope, found["Post-LN"])), low=0.25
+            ),
+            Figure(
+                (
+                    "DeepNorm, deepest: with the norms' weights updated too, ratio",
+                    "DeepNorm 最深：连同归一化层权重一起更新的倍数",
+                ),
+                last,
+            ),
         ),
         curves,
         ("layers", "relative change of the output over the step"),
         log=True,
-    )  # fmt: skip
+    )
 
 
 CLAIM = Claim(
@@ -54,9 +68,11 @@ CLAIM = Claim(
         "DeepNorm 使模型更新有与深度无关的常数上界；Post-LN 的更新随深度增大。",
     ),
     (
-        "The change of the output by one small SGD step of all linear maps at initialisation, 6 to 100 layers of width 64, three seeds: exponents "
+        "The change of the output by one small SGD step of all linear maps at initialisation, 6 to 100 layers of "
+        "width 64, three seeds: exponents "
         "of depth below and above 0.25.",
-        "初始化后对所有线性层做一小步 SGD 引起的输出变化，6 到 100 层、宽 64、三个种子：深度的指数应分别低于与高于 0.25。",
+        "初始化后对所有线性层做一小步 SGD 引起的输出变化，6 到 100 层、宽 64、三个种子：深度的指数应分别低于与高于 "
+        "0.25。",
     ),
     measure,
 )

@@ -47,14 +47,17 @@ def measure(run: Run) -> Outcome:
 CLAIM = Claim(
     "Xiong et al. 2020, On Layer Normalization in the Transformer Architecture, theorem 1",
     (
-        "At initialisation the gradient of the last FFN is O(d √ln d) in Post-LN, whatever the depth L, and O(d √(ln d / L)) "
+        "At initialisation the gradient of the last FFN is O(d √ln d) in Post-LN, whatever the depth L, and O(d √(ln "
+        "d / L)) "
         "in Pre-LN.",
         "初始化时，末层前馈网络的梯度在 Post-LN 中为 O(d √ln d)，与深度 L 无关；在 Pre-LN 中为 O(d √(ln d / L))。",
     ),
     (
-        "Norm of that gradient for the loss of single tokens, in decoders of width 64 with 6 to 48 layers and Xavier weights, eight seeds; the exponent "
+        "Norm of that gradient for the loss of single tokens, in decoders of width 64 with 6 to 48 layers and Xavier "
+        "weights, eight seeds; the exponent "
         "of L must be near 0 and near −0.5.",
-        "宽 64、6 到 48 层、Xavier 初始化的解码器，八个种子，对单个词元的损失测该梯度的范数；L 的指数应接近 0 与 −0.5。",
+        "宽 64、6 到 48 层、Xavier 初始化的解码器，八个种子，对单个词元的损失测该梯度的范数；L 的指数应接近 0 与 −"
+        "0.5。",
     ),
     measure,
     checked=True,

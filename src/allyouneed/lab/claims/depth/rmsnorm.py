@@ -48,10 +48,13 @@ CLAIM = Claim(
         "RMSNorm 保留 LayerNorm 的缩放不变性，并使不同模型的运行时间减少 7% 到 64%。",
     ),
     (
-        "Equality on centred inputs, invariance to scaling, and processor time of the norm alone with its backward pass "
-        "(torch's kernels, in turns, fastest of 20, eight rounds), 2,048 tokens of width 512. The paper timed whole models with norms "
+        "Equality on centred inputs, invariance to scaling, and processor time of the norm alone with its backward "
+        "pass "
+        "(torch's kernels, in turns, fastest of 20, eight rounds), 2,048 tokens of width 512. The paper timed whole "
+        "models with norms "
         "written in TensorFlow and Theano operations.",
-        "均值为零的输入上是否相等、缩放不变性，以及单个归一化层前向加反向的处理器时间（torch 内核，交替计时，20 次取最快，共八轮），"
+        "均值为零的输入上是否相等、缩放不变性，以及单个归一化层前向加反向的处理器时间（torch 内核，交替计时，20 次取"
+        "最快，共八轮），"
         "2,048 个词元、宽 512。论文计时的是整个模型，归一化由 TensorFlow、Theano 的算子写成。",
     ),
     measure,

@@ -4,7 +4,12 @@ from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
 from allyouneed.lab.claims.trees import config
 
 # Llama sizes of the paper: width, layers, heads, hidden
-SIZES = {"700M": (1536, 24, 24, 4096), "1.3B": (2048, 24, 32, 5460), "3B": (3200, 26, 32, 8640), "70B": (8192, 80, 64, 24576)}  # fmt: skip
+SIZES = {
+    "700M": (1536, 24, 24, 4096),
+    "1.3B": (2048, 24, 32, 5460),
+    "3B": (3200, 26, 32, 8640),
+    "70B": (8192, 80, 64, 24576),
+}
 PUBLISHED = {"700M": 2.60, "1.3B": 2.93, "3B": 3.55, "70B": 7.16}
 VOCAB, BITS = 32000, 2  # ternary weights packed in two bits
 
@@ -32,9 +37,11 @@ CLAIM = Claim(
         "BitNet b1.58 所需内存比 fp16 的 Llama 少 2.60（700M）、2.93（1.3B）、3.55（3B）和 7.16（70B）倍。",
     ),
     (
-        "Bytes of the weights at these sizes: ternary maps in two bits, embedding and head in 16. The paper measures GPU "
+        "Bytes of the weights at these sizes: ternary maps in two bits, embedding and head in 16. The paper measures "
+        "GPU "
         "memory with activations and cache, which dilute the gain: the weights must save at least as much.",
-        "按这些规模计算权重字节：三值线性层占两位，嵌入与输出层 16 位。论文测的是显存，激活与缓存会冲淡收益，因此权重的节省至少应达到该倍数。",
+        "按这些规模计算权重字节：三值线性层占两位，嵌入与输出层 16 位。论文测的是显存，激活与缓存会冲淡收益，因此权重"
+        "的节省至少应达到该倍数。",
     ),
     measure,
 )

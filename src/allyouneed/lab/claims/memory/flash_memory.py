@@ -42,11 +42,15 @@ def measure(run: Run) -> Outcome:
             Figure(("flash: exponent of n", "flash：随 n 的指数"), (slope(curves["flash"]),), 0.9, 1.1),
             Figure(("written out: exponent of n", "写出矩阵：随 n 的指数"), (slope(curves["written out"]),), 1.8, 2.05),
             Figure(("difference of the outputs", "输出之差"), (max(gaps),), high=1e-5),
-            Figure((f"memory saved at {lengths[-1]:,} tokens, times", f"{lengths[-1]:,} 个词元时节省倍数"),
-                   (curves["written out"][last] / curves["flash"][last],)),
+            Figure(
+                (f"memory saved at {lengths[-1]:,} tokens, times", f"{lengths[-1]:,} 个词元时节省倍数"),
+                (curves["written out"][last] / curves["flash"][last],),
+            ),
         ),
-        curves, ("tokens n", "bytes kept for the backward pass"), log=True,
-    )  # fmt: skip
+        curves,
+        ("tokens n", "bytes kept for the backward pass"),
+        log=True,
+    )
 
 
 CLAIM = Claim(

@@ -34,20 +34,30 @@ def measure(run: Run) -> Outcome:
     gain = {n: found["written out"][n] / found["flash"][n] for n in map(float, lengths)}
     middle = float(lengths[len(lengths) // 2])
     return Outcome(
-        (Figure((f"written out over flash at {middle:,.0f} tokens", f"{middle:,.0f} 个词元：写出矩阵/flash"), (gain[middle],), low=2.0),),
-        found, ("tokens", "seconds, forward and backward"), log=True,
-    )  # fmt: skip
+        (
+            Figure(
+                (f"written out over flash at {middle:,.0f} tokens", f"{middle:,.0f} 个词元：写出矩阵/flash"),
+                (gain[middle],),
+                low=2.0,
+            ),
+        ),
+        found,
+        ("tokens", "seconds, forward and backward"),
+        log=True,
+    )
 
 
 CLAIM = Claim(
     "Dao et al. 2022, FlashAttention, abstract",
     (
-        "3 times faster training of GPT-2 at 1k tokens and 2.4 times on 1k to 4k tokens (Long Range Arena) than standard "
+        "3 times faster training of GPT-2 at 1k tokens and 2.4 times on 1k to 4k tokens (Long Range Arena) than "
+        "standard "
         "attention.",
         "训练 GPT-2（1k 词元）比标准注意力快 3 倍，1k 到 4k 词元（Long Range Arena）快 2.4 倍。",
     ),
     (
-        "Forward and backward of one causal layer, 16 heads of 64, bf16: at least twice as fast at 2k tokens. Whole models "
+        "Forward and backward of one causal layer, 16 heads of 64, bf16: at least twice as fast at 2k tokens. Whole "
+        "models "
         "gain less.",
         "单个因果层的前向加反向，16 个宽 64 的头，bf16：2k 词元时至少快一倍。整个模型的收益较小。",
     ),

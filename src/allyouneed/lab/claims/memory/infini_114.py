@@ -15,11 +15,19 @@ def measure(run: Run) -> Outcome:
     return Outcome(
         (
             Figure(("Infini, memory in millions", "Infini 记忆，百万个数"), (infini / 1e6,), 1.55, 1.65),
-            Figure(("Memorizing Transformers, millions", "Memorizing Transformers，百万个数"), (memorizing / 1e6,), 180, 187),
+            Figure(
+                ("Memorizing Transformers, millions", "Memorizing Transformers，百万个数"),
+                (memorizing / 1e6,),
+                180,
+                187,
+            ),
             Figure(("ratio", "比值"), (memorizing / infini,), 110, 120),
-            Figure(("ratio, if Infini's segment cache counted too", "若同时计入 Infini 的段缓存"), (memorizing / (infini + segment),)),
+            Figure(
+                ("ratio, if Infini's segment cache counted too", "若同时计入 Infini 的段缓存"),
+                (memorizing / (infini + segment),),
+            ),
         )
-    )  # fmt: skip
+    )
 
 
 CLAIM = Claim(
@@ -29,7 +37,8 @@ CLAIM = Claim(
         "Infini-attention 的记忆（160 万个数）比 Memorizing Transformers（1.83 亿）小 114 倍。",
     ),
     (
-        "Numbers in the state of the preset against keys and values of 65,536 remembered tokens and of a cached segment "
+        "Numbers in the state of the preset against keys and values of 65,536 remembered tokens and of a cached "
+        "segment "
         "in every layer.",
         "预置模型状态中的数值个数，对比 65,536 个被记住词元的键值加上每层一段的缓存。",
     ),

@@ -25,11 +25,13 @@ def measure(run: Run) -> Outcome:
 CLAIM = Claim(
     "DeepSeek-AI 2024, DeepSeek-V2, 2.1.2",
     (
-        "W^UK can be absorbed into W^Q and W^UV into W^O, so that decoding computes no keys and values from the latents.",
+        "W^UK can be absorbed into W^Q and W^UV into W^O, so that decoding computes no keys and values from the "
+        "latents.",
         "W^UK 可并入 W^Q，W^UV 可并入 W^O，解码时无需由潜变量算出键和值。",
     ),
     (
-        "Token by token from cached latents (absorbed) against the whole sequence (keys and values computed), in float64.",
+        "Token by token from cached latents (absorbed) against the whole sequence (keys and values computed), in "
+        "float64.",
         "用缓存的潜变量逐词元解码（已并入），与整段计算（显式算出键值）比较，float64。",
     ),
     measure,

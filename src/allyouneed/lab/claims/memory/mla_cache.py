@@ -19,11 +19,16 @@ def measure(run: Run) -> Outcome:
     same = config(decoder(attention(128, head_width=128), 60, 5120, 100)).cost(LENGTH).state_per_token
     return Outcome(
         (
-            Figure(("less cache than 67B, % (same bits)", "比 67B 少的缓存，%（位数相同）"), (100 * (1 - ratio),), 93.2, 93.4),
+            Figure(
+                ("less cache than 67B, % (same bits)", "比 67B 少的缓存，%（位数相同）"),
+                (100 * (1 - ratio),),
+                93.2,
+                93.4,
+            ),
             Figure(("the same with 6 bits against 16, %", "同上，6 位对 16 位，%"), (100 * (1 - ratio * 6 / 16),)),
             Figure(("less than MHA of its own size, %", "比同规模多头注意力少，%"), (100 * (1 - per_token[1] / same),)),
         )
-    )  # fmt: skip
+    )
 
 
 CLAIM = Claim(
@@ -33,9 +38,11 @@ CLAIM = Claim(
         "与 DeepSeek 67B 相比，DeepSeek-V2（MLA）的 KV 缓存减少 93.3%。",
     ),
     (
-        "Cached numbers per token of both sizes, from the cost functions. The paper's deployment also quantizes the cache "
+        "Cached numbers per token of both sizes, from the cost functions. The paper's deployment also quantizes the "
+        "cache "
         "of V2 to 6 bits on average (3.2.3), which the second figure adds.",
-        "由成本函数得到两种规模每词元缓存的数值个数。论文部署时还把 V2 的缓存平均量化到 6 位（3.2.3），第二个数字计入了这一点。",
+        "由成本函数得到两种规模每词元缓存的数值个数。论文部署时还把 V2 的缓存平均量化到 6 位（3.2.3），第二个数字计入"
+        "了这一点。",
     ),
     measure,
 )

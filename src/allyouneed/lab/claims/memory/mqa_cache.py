@@ -24,14 +24,16 @@ def measure(run: Run) -> Outcome:
             Figure(("multi-head over multi-query, 8 heads", "多头/多查询，8 个头"), (ratios[1],), 7.9, 8.1),
             Figure(("multi-head over grouped-query, 2 groups", "多头/分组查询，2 组"), (ratios[2],), 3.95, 4.05),
         ),
-        {"cache of multi-head attention over it": ratios}, ("key and value heads", "ratio"),
-    )  # fmt: skip
+        {"cache of multi-head attention over it": ratios},
+        ("key and value heads", "ratio"),
+    )
 
 
 CLAIM = Claim(
     "Shazeer 2019, Fast Transformer Decoding, 3; Ainslie et al. 2023, GQA, 2.2",
     (
-        "One head of keys and values makes the cache h times smaller than multi-head attention's; g groups, h / g times.",
+        "One head of keys and values makes the cache h times smaller than multi-head attention's; g groups, h / g "
+        "times.",
         "只保留一个键值头，缓存缩小为多头注意力的 1/h；分 g 组时缩小为 g/h。",
     ),
     ("Bytes of the allocated decoding state after a prompt.", "处理提示词后实际分配的解码状态字节数。"),

@@ -15,17 +15,28 @@ def measure(run: Run) -> Outcome:
     return Outcome(
         (
             Figure(("multi-query over multi-head, longest context", "多查询/多头，最长上下文"), (gain[last],), low=1.5),
-            Figure(("the gain grows with the context: longest over shortest", "收益随上下文增长：最长/最短"), (gain[last] / gain[float(lengths[0])],), low=1.1),
-            Figure(("grouped over multi-query, longest context", "分组/多查询，最长上下文"), (found["grouped"][last] / found["multi-query"][last],), low=0.7),
+            Figure(
+                ("the gain grows with the context: longest over shortest", "收益随上下文增长：最长/最短"),
+                (gain[last] / gain[float(lengths[0])],),
+                low=1.1,
+            ),
+            Figure(
+                ("grouped over multi-query, longest context", "分组/多查询，最长上下文"),
+                (found["grouped"][last] / found["multi-query"][last],),
+                low=0.7,
+            ),
         ),
-        found, ("tokens of context", "tokens per second"), log=True,
-    )  # fmt: skip
+        found,
+        ("tokens of context", "tokens per second"),
+        log=True,
+    )
 
 
 CLAIM = Claim(
     "Shazeer 2019, Fast Transformer Decoding, table 3; Ainslie et al. 2023, GQA, table 1",
     (
-        "One head of keys and values decodes many times faster (46 → 3.8 μs per token); grouped queries are nearly as fast.",
+        "One head of keys and values decodes many times faster (46 → 3.8 μs per token); grouped queries are nearly "
+        "as fast.",
         "单个键值头使解码快许多倍（每词元 46 → 3.8 微秒）；分组查询的速度与之接近。",
     ),
     (

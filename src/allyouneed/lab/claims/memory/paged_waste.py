@@ -43,15 +43,18 @@ def measure(run: Run) -> Outcome:
 CLAIM = Claim(
     "Kwon et al. 2023, PagedAttention, 1 and figure 2",
     (
-        "Systems that reserve contiguous room use only 20.4% to 38.2% of the KV cache memory; PagedAttention wastes less "
+        "Systems that reserve contiguous room use only 20.4% to 38.2% of the KV cache memory; PagedAttention wastes "
+        "less "
         "than 4%.",
         "预留连续空间的系统仅利用 KV 缓存内存的 20.4% 至 38.2%；PagedAttention 的浪费低于 4%。",
     ),
     (
-        "A simulation: 2,000 requests of the mean lengths of the paper's two workloads, blocks of 16, slots that hold a token "
+        "A simulation: 2,000 requests of the mean lengths of the paper's two workloads, blocks of 16, slots that "
+        "hold a token "
         "over all decoding steps. Half a block per request is empty on average, so that short texts waste more than "
         "4%.",
-        "模拟：2,000 个请求，平均长度取自论文的两种负载，块大小 16，统计所有解码步中存有词元的槽位。每个请求平均空出半块，因此短文本浪费超过 4%。",
+        "模拟：2,000 个请求，平均长度取自论文的两种负载，块大小 16，统计所有解码步中存有词元的槽位。每个请求平均空出"
+        "半块，因此短文本浪费超过 4%。",
     ),
     measure,
     checked=True,

@@ -38,22 +38,34 @@ def measure(run: Run) -> Outcome:
     gain = {n: found["Transformer"][n] / found["YOCO"][n] for n in map(float, lengths)}
     return Outcome(
         (
-            Figure(("prefill, Transformer over YOCO, longest", "预填充：Transformer/YOCO，最长"), (gain[float(lengths[-1])],), low=2.0),
-            Figure(("growth of the gain, longest over shortest", "收益的增长，最长/最短"), (gain[float(lengths[-1])] / gain[float(lengths[0])],), low=1.2),
+            Figure(
+                ("prefill, Transformer over YOCO, longest", "预填充：Transformer/YOCO，最长"),
+                (gain[float(lengths[-1])],),
+                low=2.0,
+            ),
+            Figure(
+                ("growth of the gain, longest over shortest", "收益的增长，最长/最短"),
+                (gain[float(lengths[-1])] / gain[float(lengths[0])],),
+                low=1.2,
+            ),
         ),
-        found, ("tokens of the prompt", "seconds of the prefill"), log=True,
-    )  # fmt: skip
+        found,
+        ("tokens of the prompt", "seconds of the prefill"),
+        log=True,
+    )
 
 
 CLAIM = Claim(
     "Sun et al. 2024, You Only Cache Once, 4.4",
     (
-        "Prefilling 512k tokens is 30.3 times faster than with a Transformer (2.87 times at 32k) and throughput 9.6 times "
+        "Prefilling 512k tokens is 30.3 times faster than with a Transformer (2.87 times at 32k) and throughput 9.6 "
+        "times "
         "higher.",
         "512k 词元的预填充比 Transformer 快 30.3 倍（32k 时 2.87 倍），吞吐高 9.6 倍。",
     ),
     (
-        "Seconds of a prefill of 8k to 128k tokens, 1.3B parameters, bf16, fastest of three: the gain must be above 2 and "
+        "Seconds of a prefill of 8k to 128k tokens, 1.3B parameters, bf16, fastest of three: the gain must be above "
+        "2 and "
         "grow with the length.",
         "1.3B 参数、bf16，预填充 8k 到 128k 词元的秒数，三次取最快：收益须大于 2 并随长度增长。",
     ),

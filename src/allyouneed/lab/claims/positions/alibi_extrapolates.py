@@ -25,25 +25,33 @@ def measure(run: Run) -> Outcome:
     curves = {name: {n: sum(one[n] for one in found) / len(found) for n in found[0]} for name, found in runs.items()}
     return Outcome(
         (
-            Figure(("ALiBi: rise of the loss at 8 times the length", "ALiBi：8 倍长度时损失的上升"), rise["ALiBi"], high=0.05),
+            Figure(
+                ("ALiBi: rise of the loss at 8 times the length", "ALiBi：8 倍长度时损失的上升"),
+                rise["ALiBi"],
+                high=0.05,
+            ),
             Figure(("sinusoidal: the same", "正弦：同上"), rise["sinusoidal"], low=0.2),
             Figure(("rotary: the same", "旋转：同上"), rise["rotary"]),
             Figure(("no positions: the same", "无位置编码：同上"), rise["none"]),
         ),
-        curves, ("characters of context", "nats per character"),
-    )  # fmt: skip
+        curves,
+        ("characters of context", "nats per character"),
+    )
 
 
 CLAIM = Claim(
     "Press et al. 2022, Train Short, Test Long (ALiBi), 1 and figure 1",
     (
-        "A model with ALiBi keeps its perplexity on texts many times longer than in training; sinusoidal positions fail at "
+        "A model with ALiBi keeps its perplexity on texts many times longer than in training; sinusoidal positions "
+        "fail at "
         "once, rotary ones soon (1.3B: trained on 1,024, as good at 2,048 as sinusoidal trained on 2,048).",
-        "采用 ALiBi 的模型在远长于训练长度的文本上困惑度不升；正弦编码立即失效，旋转编码随后失效（13 亿参数：1,024 训练、2,048 "
+        "采用 ALiBi 的模型在远长于训练长度的文本上困惑度不升；正弦编码立即失效，旋转编码随后失效（13 亿参数：1,024 训"
+        "练、2,048 "
         "测试，与按 2,048 训练的正弦编码相当）。",
     ),
     (
-        "Characters, trained on 64, tested on 64 to 512, two layers of width 64, three seeds. ALiBi may rise by 0.05 nats, "
+        "Characters, trained on 64, tested on 64 to 512, two layers of width 64, three seeds. ALiBi may rise by 0.05 "
+        "nats, "
         "sinusoidal must by 0.2.",
         "字符模型，训练长度 64，测试 64 到 512，两层、宽 64，三个种子。ALiBi 上升不超过 0.05 nat，正弦上升至少 0.2。",
     ),

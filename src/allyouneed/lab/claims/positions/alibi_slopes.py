@@ -24,14 +24,27 @@ def measure(run: Run) -> Outcome:
     reach = {float(head + 1): float(10 / slopes[head]) for head in range(HEADS)}
     return Outcome(
         (
-            Figure(("slopes, error against 2^(−8 i / heads)", "斜率与 2^(−8i/头数) 的误差"),
-                   (float((slopes - stated).abs().max()),), high=1e-6),
-            Figure(("curvature within a head", "单个头内的弯曲"), (float((steps - slopes[:, None]).abs().max()),), high=1e-4),
-            Figure(("change when both move by 1,000", "同移 1,000 位的变化"), (float(relative.abs().max()),), high=1e-3),
-            Figure(("tokens that the farthest head sees (e^−10)", "最远的头可见词元数（e^−10）"), (reach[float(HEADS)],)),
+            Figure(
+                ("slopes, error against 2^(−8 i / heads)", "斜率与 2^(−8i/头数) 的误差"),
+                (float((slopes - stated).abs().max()),),
+                high=1e-6,
+            ),
+            Figure(
+                ("curvature within a head", "单个头内的弯曲"),
+                (float((steps - slopes[:, None]).abs().max()),),
+                high=1e-4,
+            ),
+            Figure(
+                ("change when both move by 1,000", "同移 1,000 位的变化"), (float(relative.abs().max()),), high=1e-3
+            ),
+            Figure(
+                ("tokens that the farthest head sees (e^−10)", "最远的头可见词元数（e^−10）"), (reach[float(HEADS)],)
+            ),
         ),
-        {"reach": reach}, ("head", "tokens until a weight of e^−10"), log=True,
-    )  # fmt: skip
+        {"reach": reach},
+        ("head", "tokens until a weight of e^−10"),
+        log=True,
+    )
 
 
 CLAIM = Claim(

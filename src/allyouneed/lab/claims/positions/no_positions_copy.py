@@ -21,7 +21,10 @@ def measure(run: Run) -> Outcome:
             runs.setdefault(name, []).append(found)
     longer = {name: tuple(100 * one[24.0] for one in found) for name, found in runs.items()}
     curves = {name: {n: sum(one[n] for one in found) / len(found) for n in found[0]} for name, found in runs.items()}
-    figures = [Figure((f"{name}: accuracy at twice the length, %", f"{name}：两倍长度的准确率，%"), values) for name, values in longer.items()]  # fmt: skip
+    figures = [
+        Figure((f"{name}: accuracy at twice the length, %", f"{name}：两倍长度的准确率，%"), values)
+        for name, values in longer.items()
+    ]
     lead = tuple(
         a - max(rest) for a, *rest in zip(longer["none"], *(longer[n] for n in KINDS if n != "none"), strict=True)
     )
@@ -42,7 +45,8 @@ CLAIM = Claim(
     (
         "Copying of 4 to 12 letters, tested on up to 24; two layers, each behind a short convolution, 300 steps, three "
         "seeds. The convolution is ours: it tells neighbours apart without positions.",
-        "复制 4 到 12 个字母，测试至 24 个；两层、每层前有短卷积，300 步，三个种子。短卷积为我们所加，它无需位置编码即可区分相邻词元。",
+        "复制 4 到 12 个字母，测试至 24 个；两层、每层前有短卷积，300 步，三个种子。短卷积为我们所加，它无需位置编码"
+        "即可区分相邻词元。",
     ),
     measure,
     checked=True,

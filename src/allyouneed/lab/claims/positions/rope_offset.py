@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
 from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
@@ -33,7 +35,7 @@ def measure(run: Run) -> Outcome:
         sums = torch.polar(torch.ones(WIDTH // 2), distance * angles).cumsum(0)
         bound[float(distance)] = float(sums.abs().mean())
     smooth = [sum(bound[float(d)] for d in range(start, start + 32)) / 32 for start in (0, 32, 64, 128, 224)]
-    growth = [after / before for before, after in zip(smooth, smooth[1:], strict=False)]
+    growth = [after / before for before, after in pairwise(smooth)]
     rises = sum(bound[float(d + 1)] > bound[float(d)] for d in range(256)) / 256
     return Outcome(
         (
@@ -59,9 +61,11 @@ CLAIM = Claim(
         "旋转后的查询与键的点积只取决于相对位移，其上界随距离衰减。",
     ),
     (
-        "Equal queries and keys at positions from 0 and from 1,000; the bound of 3.4.3, width 64, averaged over windows "
+        "Equal queries and keys at positions from 0 and from 1,000; the bound of 3.4.3, width 64, averaged over "
+        "windows "
         "of 32 distances (it oscillates; the last figure says how often it rises).",
-        "相同查询与键分别从位置 0 与 1,000 起；3.4.3 的上界（宽 64）按 32 个距离取平均（它会振荡，末行给出上升的比例）。",
+        "相同查询与键分别从位置 0 与 1,000 起；3.4.3 的上界（宽 64）按 32 个距离取平均（它会振荡，末行给出上升的比"
+        "例）。",
     ),
     measure,
     checked=True,

@@ -25,11 +25,14 @@ def measure(run: Run) -> Outcome:
     last = float(segments[-1])
     return Outcome(
         (
-            Figure(("recall behind one segment", "一段之内的召回"), tuple(one[1.0] for one in runs), low=0.9, control=True),
+            Figure(
+                ("recall behind one segment", "一段之内的召回"), tuple(one[1.0] for one in runs), low=0.9, control=True
+            ),
             Figure(("recall behind the most segments", "段数最多时的召回"), tuple(one[last] for one in runs), low=0.9),
         ),
-        {"accuracy": {n: sum(one[n] for one in runs) / len(runs) for n in runs[0]}}, ("segments", "accuracy"),
-    )  # fmt: skip
+        {"accuracy": {n: sum(one[n] for one in runs) / len(runs) for n in runs[0]}},
+        ("segments", "accuracy"),
+    )
 
 
 CLAIM = Claim(

@@ -39,14 +39,18 @@ def measure(run: Run) -> Outcome:
 CLAIM = Claim(
     "Grazzi et al. 2024, Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues, 4",
     (
-        "Parity is beyond Transformers and linear recurrences with positive eigenvalues (Mamba, retention) at lengths not "
+        "Parity is beyond Transformers and linear recurrences with positive eigenvalues (Mamba, retention) at "
+        "lengths not "
         "seen in training; an LSTM computes it at any length.",
-        "在训练未见的长度上，Transformer 与特征值为正的线性循环（Mamba、保留机制）都无法计算奇偶，LSTM 在任意长度上都可以。",
+        "在训练未见的长度上，Transformer 与特征值为正的线性循环（Mamba、保留机制）都无法计算奇偶，LSTM 在任意长度上都"
+        "可以。",
     ),
     (
-        "One layer of each mixer, trained on 2 to 12 bits with a label at each, tested on 48, three seeds. The first bits are "
+        "One layer of each mixer, trained on 2 to 12 bits with a label at each, tested on 48, three seeds. The first "
+        "bits are "
         "easy, so that “chance” lies above 50%: at most 75%.",
-        "每种混合层一层，训练 2 到 12 位、每位都有标签，测试 48 位，三个种子。前几位容易，因此“随机水平”高于 50%：至多 75%。",
+        "每种混合层一层，训练 2 到 12 位、每位都有标签，测试 48 位，三个种子。前几位容易，因此“随机水平”高于 50%：至"
+        "多 75%。",
     ),
     measure,
     checked=True,

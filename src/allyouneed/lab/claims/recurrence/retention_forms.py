@@ -36,7 +36,8 @@ def measure(run: Run) -> Outcome:
 CLAIM = Claim(
     "Sun et al. 2023, Retentive Network, 2.1; Dao, Gu 2024, Transformers are SSMs, 3; Gu et al. 2022, S4, 2",
     (
-        "The parallel, the chunkwise and the recurrent form of retention (and of other linear recurrences) are the same "
+        "The parallel, the chunkwise and the recurrent form of retention (and of other linear recurrences) are the "
+        "same "
         "function.",
         "保留机制（以及其他线性循环）的并行、分块与循环形式是同一个函数。",
     ),

@@ -19,25 +19,35 @@ def measure(run: Run) -> Outcome:
     fair = memory(grouped, 4 * WIDTH, ROWS) / memory(retention, 2 * WIDTH, ROWS)
     return Outcome(
         (
-            Figure(("Transformer over RetNet, 8 rows of 8k tokens", "Transformer/RetNet，8 行、8k 词元"), (curve[ROWS],), 2.7, 4.1),
-            Figure(("the same with grouped queries (8 of 32 heads)", "同上，Transformer 用分组查询（32 取 8）"), (fair,)),
+            Figure(
+                ("Transformer over RetNet, 8 rows of 8k tokens", "Transformer/RetNet，8 行、8k 词元"),
+                (curve[ROWS],),
+                2.7,
+                4.1,
+            ),
+            Figure(
+                ("the same with grouped queries (8 of 32 heads)", "同上，Transformer 用分组查询（32 取 8）"), (fair,)
+            ),
             Figure(("one row", "1 行"), (curve[1],)),
         ),
-        {"Transformer over RetNet": curve}, ("rows of 8k tokens", "weights and state, ratio"),
-    )  # fmt: skip
+        {"Transformer over RetNet": curve},
+        ("rows of 8k tokens", "weights and state, ratio"),
+    )
 
 
 CLAIM = Claim(
     "Sun et al. 2023, Retentive Network, figure 1 and 3.4",
     (
-        "At 6.7B parameters and 8k tokens, RetNet decodes with 3.4 times less GPU memory than a Transformer with a KV cache "
+        "At 6.7B parameters and 8k tokens, RetNet decodes with 3.4 times less GPU memory than a Transformer with a "
+        "KV cache "
         "(70% saved).",
         "67 亿参数、8k 词元时，RetNet 解码所需显存比带 KV 缓存的 Transformer 少 3.4 倍（节省 70%）。",
     ),
     (
         "Bytes of weights and state in bf16 from the cost functions, batch 8 (figure 6's largest; the ratio depends on "
         "it, see the curve). Grouped queries, which the paper does not compare with, take most of the gain away.",
-        "由成本函数计算 bf16 的权重与状态字节数，批大小为 8（图 6 的最大值；比值随之变化，见曲线）。论文未比较的分组查询会抵消大部分收益。",
+        "由成本函数计算 bf16 的权重与状态字节数，批大小为 8（图 6 的最大值；比值随之变化，见曲线）。论文未比较的分组"
+        "查询会抵消大部分收益。",
     ),
     measure,
 )

@@ -31,11 +31,18 @@ def measure(run: Run) -> Outcome:
     return Outcome(
         (
             Figure(("reach over N × L and the segment itself", "可达距离/(N × L 加本段)"), tuple(stated), 1.0, 1.0),
-            Figure(("without memory: reach, tokens", "无记忆：可达距离"), tuple(alone.values()), SEGMENT - 1, SEGMENT - 1),
-            Figure(("tokens computed per token, window of 3,800", "窗口 3,800 时每词元须计算的词元数"), (float(window),), low=1874),
+            Figure(
+                ("without memory: reach, tokens", "无记忆：可达距离"), tuple(alone.values()), SEGMENT - 1, SEGMENT - 1
+            ),
+            Figure(
+                ("tokens computed per token, window of 3,800", "窗口 3,800 时每词元须计算的词元数"),
+                (float(window),),
+                low=1874,
+            ),
         ),
-        {"with memory": memory, "without": alone}, ("layers N", "farthest token"),
-    )  # fmt: skip
+        {"with memory": memory, "without": alone},
+        ("layers N", "farthest token"),
+    )
 
 
 CLAIM = Claim(
@@ -46,9 +53,11 @@ CLAIM = Claim(
         "最长依赖随 N × L（层数 × 段长）增长，无循环时止于段内；评测比滑动窗口快至多 1,874 倍。",
     ),
     (
-        "Gradient of the last output with respect to all embeddings, segments of 8. The speed is not timed: at the paper's "
+        "Gradient of the last output with respect to all embeddings, segments of 8. The speed is not timed: at the "
+        "paper's "
         "window of 3,800 a sliding window computes 3,800 tokens for each one, which bounds the gain.",
-        "末位输出对所有词嵌入的梯度，段长 8。未计时：窗口 3,800 时滑动窗口每得到一个词元须计算 3,800 个，此即收益上限。",
+        "末位输出对所有词嵌入的梯度，段长 8。未计时：窗口 3,800 时滑动窗口每得到一个词元须计算 3,800 个，此即收益上"
+        "限。",
     ),
     measure,
 )

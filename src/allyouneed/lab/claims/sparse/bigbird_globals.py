@@ -23,20 +23,34 @@ def measure(run: Run) -> Outcome:
     full, longer = 512.0 * 512.0, 4096
     return Outcome(
         (
-            Figure(("BigBird: layers between any two tokens", "BigBird：任意两词元间的层数"), tuple(curves["BigBird"].values()), 2, 2),
-            Figure(("without globals, longest text", "去掉全局词元，最长文本"), (curves["local and random"][lengths[-1]],), low=3),
+            Figure(
+                ("BigBird: layers between any two tokens", "BigBird：任意两词元间的层数"),
+                tuple(curves["BigBird"].values()),
+                2,
+                2,
+            ),
+            Figure(
+                ("without globals, longest text", "去掉全局词元，最长文本"),
+                (curves["local and random"][lengths[-1]],),
+                low=3,
+            ),
             Figure(("local alone, longest text", "仅局部，最长文本"), (curves["local"][lengths[-1]],), low=3),
             Figure(("exponent of n in attended pairs", "注意力对数随 n 的指数"), (slope(keys),), 0.9, 1.1),
-            Figure(("pairs at 4,096 over full attention's at 512", "4,096 时的对数/全注意力 512 时"), (keys[longer] / full,)),
+            Figure(
+                ("pairs at 4,096 over full attention's at 512", "4,096 时的对数/全注意力 512 时"),
+                (keys[longer] / full,),
+            ),
         ),
-        curves, ("tokens", "layers between any two tokens"),
-    )  # fmt: skip
+        curves,
+        ("tokens", "layers between any two tokens"),
+    )
 
 
 CLAIM = Claim(
     "Zaheer et al. 2020, Big Bird, 2 and 3",
     (
-        "Random, local and O(1) global tokens make linear attention in which any two tokens are a short path apart; the "
+        "Random, local and O(1) global tokens make linear attention in which any two tokens are a short path apart; "
+        "the "
         "globals carry the theory.",
         "随机、局部加 O(1) 个全局词元构成线性注意力，任意两词元路径很短；理论依赖全局词元。",
     ),

@@ -22,14 +22,20 @@ def reach(mixer: Any, layers: int, length: int = 128) -> int:
 
 def measure(run: Run) -> Outcome:
     layers = run.pick((1, 2, 4, 8), (1, 2))
-    kernels = {"convolution": ({"kind": "convolution", "size": 5, "sees": "past"}, 4),
-               "dynamic convolution": ({"kind": "dynamic-convolution", "heads": 4, "size": 5, "sees": "past"}, 4)}  # fmt: skip
+    kernels = {
+        "convolution": ({"kind": "convolution", "size": 5, "sees": "past"}, 4),
+        "dynamic convolution": ({"kind": "dynamic-convolution", "heads": 4, "size": 5, "sees": "past"}, 4),
+    }
     curves = {name: {float(n): float(reach(mixer, n)) for n in layers} for name, (mixer, _) in kernels.items()}
     figures = [
-        Figure((f"{name}: reach over layers × (k − 1)", f"{name}：可达距离/(层数×(k−1))"),
-               tuple(curves[name][float(n)] / (step * n) for n in layers), 1.0, 1.0)
+        Figure(
+            (f"{name}: reach over layers × (k − 1)", f"{name}：可达距离/(层数×(k−1))"),
+            tuple(curves[name][float(n)] / (step * n) for n in layers),
+            1.0,
+            1.0,
+        )
         for name, (_, step) in kernels.items()
-    ]  # fmt: skip
+    ]
     full = reach({"kind": "attention", "heads": 2, "pattern": "causal"}, 1)
     figures.append(Figure(("attention, one layer of 128 tokens", "注意力，一层，128 个词元"), (float(full),), 127, 127))
     return Outcome(tuple(figures), curves, ("layers", "farthest token"))

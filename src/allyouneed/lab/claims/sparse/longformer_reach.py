@@ -14,11 +14,16 @@ def measure(run: Run) -> Outcome:
     return Outcome(
         (
             Figure(("exponent of n in attended pairs", "注意力对数随 n 的指数"), (slope(pairs),), 0.95, 1.05),
-            Figure(("layers to cross the text over (n − 1) / (w / 2)", "跨越全文的层数/((n−1)/(w/2))"),
-                   tuple(layers[w] / stated[w] for w in layers), 1.0, 1.0),
+            Figure(
+                ("layers to cross the text over (n − 1) / (w / 2)", "跨越全文的层数/((n−1)/(w/2))"),
+                tuple(layers[w] / stated[w] for w in layers),
+                1.0,
+                1.0,
+            ),
         ),
-        {"layers to cross 257 tokens": {2 * w: n for w, n in layers.items()}}, ("window", "layers"),
-    )  # fmt: skip
+        {"layers to cross 257 tokens": {2 * w: n for w, n in layers.items()}},
+        ("window", "layers"),
+    )
 
 
 CLAIM = Claim(

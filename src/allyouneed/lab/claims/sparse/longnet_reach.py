@@ -50,11 +50,13 @@ def measure(run: Run) -> Outcome:
 CLAIM = Claim(
     "Ding et al. 2023, LongNet, 2.2 and 3.2",
     (
-        "Dilated attention with geometric segments and dilations costs O(n) and connects any two tokens in O(log n) steps.",
+        "Dilated attention with geometric segments and dilations costs O(n) and connects any two tokens in O(log n) "
+        "steps.",
         "分段与空洞率按等比增长的空洞注意力代价为 O(n)，任意两词元在 O(log n) 步内相连。",
     ),
     (
-        "FLOPs of the cost function up to 65,536 tokens; reachability of all pairs of up to 256 tokens, segments from 16.",
+        "FLOPs of the cost function up to 65,536 tokens; reachability of all pairs of up to 256 tokens, segments "
+        "from 16.",
         "成本函数给出直到 65,536 个词元的 FLOPs；对至多 256 个词元计算所有对的可达性，分段从 16 起。",
     ),
     measure,

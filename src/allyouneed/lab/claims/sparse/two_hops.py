@@ -56,7 +56,8 @@ CLAIM = Claim(
         "两个各含 O(√n) 个键的分解注意力头，可在至多 p + 1 = 3 步（此处两步）内连接任意两个词元。",
     ),
     (
-        "Reachability of the pattern algebra's masks, all pairs of up to 576 tokens, both patterns as one; keys of a token "
+        "Reachability of the pattern algebra's masks, all pairs of up to 576 tokens, both patterns as one; keys of a "
+        "token "
         "at 16,384.",
         "由模式代数的掩码计算可达性，至多 576 个词元的所有词元对，两种子模式并用；并统计 16,384 时每词元的键数。",
     ),

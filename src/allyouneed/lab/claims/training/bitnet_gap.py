@@ -12,24 +12,39 @@ def measure(run: Run) -> Outcome:
         found = {}
         for width in widths:
             tree = decoder(width=width, layers=4, vocab=128, norm="rms", channel={"kind": "glu", "hidden": 2 * width})
-            losses = [loss_after(tree | {"linear": kind}, seed, run, steps=run.pick(2000, 3), rows=run.pick(64, 2), length=256) for kind in ("bit", "dense")]  # fmt: skip
+            losses = [
+                loss_after(
+                    tree | {"linear": kind}, seed, run, steps=run.pick(2000, 3), rows=run.pick(64, 2), length=256
+                )
+                for kind in ("bit", "dense")
+            ]
             found[float(width)] = losses[0] - losses[1]
         gaps.append(found)
     first, last = float(widths[0]), float(widths[-1])
     curve = {n: sum(one[n] for one in gaps) / len(gaps) for n in map(float, widths)}
     return Outcome(
         (
-            Figure(("gap to dense, smallest, nats", "与稠密的差距，最小模型，nat"), tuple(one[first] for one in gaps), low=0.0),
-            Figure(("gap, largest minus smallest", "差距：最大减最小"), tuple(one[last] - one[first] for one in gaps), high=0.0),
+            Figure(
+                ("gap to dense, smallest, nats", "与稠密的差距，最小模型，nat"),
+                tuple(one[first] for one in gaps),
+                low=0.0,
+            ),
+            Figure(
+                ("gap, largest minus smallest", "差距：最大减最小"),
+                tuple(one[last] - one[first] for one in gaps),
+                high=0.0,
+            ),
         ),
-        {"BitNet minus dense": curve}, ("width", "nats per character"),
-    )  # fmt: skip
+        {"BitNet minus dense": curve},
+        ("width", "nats per character"),
+    )
 
 
 CLAIM = Claim(
     "Ma et al. 2024, The Era of 1-bit LLMs, table 1",
     (
-        "The gap of BitNet b1.58 to fp16 falls with size and is gone at 3B (perplexity: 700M +0.54, 1.3B +0.04, 3B −0.13).",
+        "The gap of BitNet b1.58 to fp16 falls with size and is gone at 3B (perplexity: 700M +0.54, 1.3B +0.04, 3B "
+        "−0.13).",
         "BitNet b1.58 与 fp16 的差距随规模缩小，在 3B 时消失（困惑度：700M +0.54、1.3B +0.04、3B −0.13）。",
     ),
     (

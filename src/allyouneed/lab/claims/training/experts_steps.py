@@ -20,8 +20,9 @@ def measure(run: Run) -> Outcome:
     falls = tuple(one[last] - one[first] for one in runs)
     return Outcome(
         (Figure(("loss, most experts minus dense, nats", "损失：专家最多减稠密，nat"), falls, high=0.0),),
-        {"top-1 of experts": curve}, ("experts", "nats per character"),
-    )  # fmt: skip
+        {"top-1 of experts": curve},
+        ("experts", "nats per character"),
+    )
 
 
 CLAIM = Claim(

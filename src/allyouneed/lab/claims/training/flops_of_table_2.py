@@ -27,10 +27,12 @@ CLAIM = Claim(
         "训练代价为 3.3·10^18（base）与 2.3·10^19（big）FLOPs。",
     ),
     (
-        "The published estimate: training time × GPUs × sustained TFLOPS (footnote 5). Beside it the FLOPs that the model "
+        "The published estimate: training time × GPUs × sustained TFLOPS (footnote 5). Beside it the FLOPs that the "
+        "model "
         "itself takes, three forward passes of a pair of tokens for 25,000 pairs in each step: the ratio is how busy "
         "the GPUs were.",
-        "按论文的估算：训练时间 × GPU 数 × 持续 TFLOPS（脚注 5）。另给出模型本身所需：每步 25,000 对词元、每对三次前向，"
+        "按论文的估算：训练时间 × GPU 数 × 持续 TFLOPS（脚注 5）。另给出模型本身所需：每步 25,000 对词元、每对三次前"
+        "向，"
         "其比值即 GPU 利用率。",
     ),
     measure,

@@ -15,10 +15,16 @@ def measure(run: Run) -> Outcome:
     differences = tuple(b - a for a, b in zip(*found.values(), strict=True))
     return Outcome(
         (
-            Figure(("parameters, SwiGLU over FFN at 2/3 of its width", "参数量：2/3 宽的 SwiGLU/FFN"), (weights[1] / weights[0],), 0.99, 1.01, control=True),
+            Figure(
+                ("parameters, SwiGLU over FFN at 2/3 of its width", "参数量：2/3 宽的 SwiGLU/FFN"),
+                (weights[1] / weights[0],),
+                0.99,
+                1.01,
+                control=True,
+            ),
             Figure(("loss of SwiGLU minus ReLU, nats", "SwiGLU 与 ReLU 的损失差，nat"), differences, high=0.0),
         )
-    )  # fmt: skip
+    )
 
 
 CLAIM = Claim(
@@ -29,7 +35,8 @@ CLAIM = Claim(
         "隐藏宽度取 2/3 时，门控前馈网络参数量相同而损失低于 ReLU（T5-base、C4：对数困惑度 1.677 对 1.636）。",
     ),
     (
-        "Two layers of width 64 on characters of Python's standard library, the same batches, three seeds; the interval of "
+        "Two layers of width 64 on characters of Python's standard library, the same batches, three seeds; the "
+        "interval of "
         "the paired difference must lie below zero.",
         "两层、宽 64，训练于 Python 标准库源码的字符，批次相同，三个种子；配对差的区间须低于零。",
     ),

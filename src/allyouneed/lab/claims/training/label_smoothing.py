@@ -37,13 +37,15 @@ def measure(run: Run) -> Outcome:
 CLAIM = Claim(
     "Vaswani et al. 2017, Attention Is All You Need, 5.4",
     (
-        "Label smoothing of 0.1 hurts perplexity, as the model learns to be more unsure, but improves accuracy and BLEU.",
+        "Label smoothing of 0.1 hurts perplexity, as the model learns to be more unsure, but improves accuracy and "
+        "BLEU.",
         "0.1 的标签平滑使困惑度变差（模型更不确定），但提高准确率与 BLEU。",
     ),
     (
         "Loss and accuracy on held-out characters with and without smoothing, the same batches, three seeds: the loss "
         "rises, accuracy falls by less than a point. BLEU needs translation.",
-        "有无平滑时在留出字符上的损失与准确率，批次相同，三个种子：损失应上升，准确率下降不超过一个百分点。BLEU 需要翻译任务。",
+        "有无平滑时在留出字符上的损失与准确率，批次相同，三个种子：损失应上升，准确率下降不超过一个百分点。BLEU 需要"
+        "翻译任务。",
     ),
     measure,
     checked=True,

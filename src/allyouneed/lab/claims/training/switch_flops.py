@@ -8,7 +8,12 @@ EXPERTS = (2, 8, 32, 128)
 
 def measure(run: Run) -> Outcome:
     expert = {"kind": "ffn", "hidden": 3072}
-    costs = {float(n): config(decoder(layers=12, width=768, channel={"kind": "moe", "experts": n, "top": 1, "expert": expert})).cost(512) for n in EXPERTS}  # fmt: skip
+    costs = {
+        float(n): config(
+            decoder(layers=12, width=768, channel={"kind": "moe", "experts": n, "top": 1, "expert": expert})
+        ).cost(512)
+        for n in EXPERTS
+    }
     dense = config(decoder(layers=12, width=768, channel=expert)).cost(512)
     flops = {n: one.flops / dense.flops for n, one in costs.items()}
     weights = {n: float(one.parameters) for n, one in costs.items()}
@@ -17,8 +22,10 @@ def measure(run: Run) -> Outcome:
             Figure(("FLOPs over dense, 128 experts", "FLOPs/稠密，128 个专家"), (flops[128],), 0.99, 1.05),
             Figure(("parameters, exponent of experts", "参数量随专家数的指数"), (slope(weights),), 0.8, 1.0),
         ),
-        {"parameters": weights}, ("experts", "parameters"), log=True,
-    )  # fmt: skip
+        {"parameters": weights},
+        ("experts", "parameters"),
+        log=True,
+    )
 
 
 CLAIM = Claim(

@@ -34,7 +34,8 @@ def measure(run: Run) -> Outcome:
 CLAIM = Claim(
     "Xiong et al. 2020, On Layer Normalization in the Transformer Architecture, 3.2 and 4",
     (
-        "Post-LN needs a warm-up of the learning rate (without it, IWSLT ends near 8 BLEU instead of 34); Pre-LN does not.",
+        "Post-LN needs a warm-up of the learning rate (without it, IWSLT ends near 8 BLEU instead of 34); Pre-LN "
+        "does not.",
         "Post-LN 需要学习率预热（没有时 IWSLT 仅约 8 BLEU，而非 34）；Pre-LN 不需要。",
     ),
     (
