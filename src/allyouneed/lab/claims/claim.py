@@ -1,7 +1,7 @@
 """A claim as data: what a paper says, the smallest honest test, and the range of each figure that the claim predicts.
 
-The range is written before the experiment is run and comes from the paper, not from our result. A figure with an
-interval inside its range confirms the claim, outside refutes it, across a bound leaves it open.
+The range comes from the paper, not from our result; what is changed after a first run is recorded (`revised`). A figure
+with an interval inside its range confirms the claim, outside refutes it, across a bound leaves it open.
 """
 
 from __future__ import annotations
@@ -129,6 +129,7 @@ class Claim:
     needs: Literal["cpu", "gpu"] = "cpu"
     checked: bool = False
     why_not: Text = ("", "")
+    revised: Text = ("", "")
 
 
 def names() -> dict[str, str]:

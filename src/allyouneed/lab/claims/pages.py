@@ -31,23 +31,23 @@ WORDS = {
     "title": ("# Are the papers' claims true?", "# 论文的说法成立吗？"),
     "other": ("[中文](zh/claims.md)", "[English](../claims.md)"),
     "about": (
-        "Each claim has the smallest experiment that could refute it, and a range for every figure that was fixed "
-        "before "
-        "it was run. Inside the range, with the interval over seeds, it is confirmed; outside, refuted; across a "
-        "bound, "
-        "inconclusive. A figure marked “as recalled” was not checked against the paper. This page is written by "
-        "`allyouneed claims --write docs`; all that fits a CPU is run by `allyouneed claims --cpu`, one claim by "
-        "`allyouneed claims NAME`.",
-        "每条说法都配有可能否定它的最小实验，每个数字的预期范围在运行前就已固定。数值（连同各种子的区间）落在范围内即"
-        "证实，"
-        "落在范围外即否定，跨越边界则无定论。标注“凭记忆”的数字未与论文核对。本页由 `allyouneed claims --write docs` "
-        "生成；"
-        "CPU 可承担的全部实验用 `allyouneed claims --cpu` 运行，单条用 `allyouneed claims 名称`。",
+        "Each claim has the smallest experiment that could refute it, and for every figure the range that the paper "
+        "predicts. Inside the range, with the interval over seeds, it is confirmed; outside, refuted; across a bound, "
+        "inconclusive. Ranges were written before the first run; where a test or a range was changed after it, the "
+        "claim says so. A claim marked “as recalled” was not checked against its paper. "
+        "`allyouneed claims --write docs` runs what has not run and writes this page; `--cpu` leaves out what needs a "
+        "GPU.",
+        "每条说法都配有可能否定它的最小实验，并为每个数字给出论文所预期的范围。数值（连同各种子的区间）落在范围内即证"
+        "实，"
+        "落在范围外即否定，跨越边界则无定论。范围在首次运行前写定；若首次运行后改动了实验或范围，该条会注明。"
+        "标注“凭记忆”的说法未与论文核对。`allyouneed claims --write docs` 运行尚未运行的实验并写出本页；"
+        "`--cpu` 略去需要 GPU 的部分。",
     ),
     "table": ("| claim | verdict | paper |", "| 说法 | 结论 | 论文 |"),
     "claim": ("Claim", "说法"),
     "recalled": (" (as recalled)", "（凭记忆）"),
     "test": ("Test", "实验"),
+    "revised": ("Changed after a first run", "首次运行后的改动"),
     "figures": ("| figure | measured | predicted |", "| 数字 | 实测 | 预期 |"),
     "verdict": ("Verdict", "结论"),
     "reason": ("Why not", "原因"),
@@ -92,6 +92,9 @@ def _section(name: str, claim: Claim, outcome: Outcome | None, word: Mapping[str
         return
     yield f"**{word['test']}**: {claim.tests[at]}"
     yield ""
+    if claim.revised[at]:
+        yield f"**{word['revised']}**: {claim.revised[at]}."
+        yield ""
     if outcome is not None:
         yield word["figures"]
         yield "|---|---:|---:|"

@@ -60,5 +60,4 @@ CLAIM = Claim(
         "型，也不能读更长的文本。",
     ),
     measure,
-    checked=True,
 )

@@ -78,5 +78,4 @@ CLAIM = Claim(
         "x 与 y 几乎相反时 exp(x·y) 的相对平方误差，256 个特征、50 次抽样、三个种子；并统计四个此类键的归一化项。",
     ),
     measure,
-    checked=True,
 )

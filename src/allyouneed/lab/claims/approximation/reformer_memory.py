@@ -55,5 +55,4 @@ CLAIM = Claim(
         "前向传播为反向保留的字节数（由 torch 的钩子统计），2 到 16 层。",
     ),
     measure,
-    checked=True,
 )

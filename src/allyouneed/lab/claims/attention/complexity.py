@@ -49,5 +49,4 @@ CLAIM = Claim(
         "用成本函数（测试保证其与实际层一致）计数 FLOPs，求 n 与 d 的指数。表中未计注意力的四个投影 n·d²，这里先减去。",
     ),
     measure,
-    checked=True,
 )

@@ -29,5 +29,4 @@ CLAIM = Claim(
         "六层、宽 512、512 个词元，1 到 32 个头：由成本函数得到 FLOPs 与参数量。",
     ),
     measure,
-    checked=True,
 )

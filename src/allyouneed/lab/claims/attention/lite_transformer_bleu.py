@@ -13,5 +13,4 @@ CLAIM = Claim(
         "flops.",
         "需要 WMT14。可用 allyouneed compare --match flops 在自己的语料上比较两种等代价变体。",
     ),
-    checked=True,
 )

@@ -48,5 +48,4 @@ CLAIM = Claim(
     ),
     measure,
     needs="gpu",
-    checked=True,
 )

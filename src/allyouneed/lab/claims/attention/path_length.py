@@ -89,5 +89,4 @@ CLAIM = Claim(
         "不断叠加层，直到末位的梯度到达首位；对循环层，统计切断后梯度消失的步数。",
     ),
     measure,
-    checked=True,
 )

@@ -50,5 +50,4 @@ CLAIM = Claim(
         "高斯查询与 64 个键，d_k 取 8 到 512：测点积的标准差，以及缩放前后 softmax 雅可比矩阵的迹。",
     ),
     measure,
-    checked=True,
 )

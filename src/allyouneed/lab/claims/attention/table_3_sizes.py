@@ -53,5 +53,4 @@ CLAIM = Claim(
         "由成本函数计算参数量（共享词表 37,000），相差 5% 以内。表中的 BLEU 与困惑度需要 WMT 数据和数天 GPU。",
     ),
     measure,
-    checked=True,
 )

@@ -12,5 +12,4 @@ CLAIM = Claim(
         "Needs JFT-300M, which is not public.",
         "需要未公开的 JFT-300M。",
     ),
-    checked=True,
 )

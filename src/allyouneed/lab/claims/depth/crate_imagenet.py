@@ -14,5 +14,4 @@ CLAIM = Claim(
         "(docs/results/crate.md).",
         "需要 ImageNet。各层的编码率与稀疏度由 bench/family/crate.py 在小图像上测量（docs/results/crate.md）。",
     ),
-    checked=False,
 )

@@ -60,5 +60,10 @@ CLAIM = Claim(
         "0.5。",
     ),
     measure,
-    checked=True,
+    revised=(
+        "at first of the mean loss of all tokens with three seeds: exponents 0.09 … 0.34 (Post-LN) and −0.49 … −0.26 "
+        "(Pre-LN), inconclusive; the theorem is about the loss of a token",
+        "最初用所有词元的平均损失与三个种子：指数为 0.09 … 0.34（Post-LN）与 −0.49 … −0.26（Pre-LN），无定论；而定理"
+        "针对单个词元的损失",
+    ),
 )

@@ -35,5 +35,4 @@ CLAIM = Claim(
         "由成本函数得到两个预置模型的参数量。共享节省的是参数而非计算量，见末行。",
     ),
     measure,
-    checked=True,
 )

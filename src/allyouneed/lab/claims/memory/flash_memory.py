@@ -64,5 +64,4 @@ CLAIM = Claim(
         "torch 的两种 CPU 内核为反向保留的字节数（由钩子统计）及其输出。",
     ),
     measure,
-    checked=True,
 )

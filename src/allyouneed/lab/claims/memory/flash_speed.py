@@ -63,5 +63,4 @@ CLAIM = Claim(
     ),
     measure,
     needs="gpu",
-    checked=True,
 )

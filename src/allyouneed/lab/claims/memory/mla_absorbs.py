@@ -35,5 +35,4 @@ CLAIM = Claim(
         "用缓存的潜变量逐词元解码（已并入），与整段计算（显式算出键值）比较，float64。",
     ),
     measure,
-    checked=True,
 )

@@ -45,4 +45,5 @@ CLAIM = Claim(
         "了这一点。",
     ),
     measure,
+    checked=True,
 )

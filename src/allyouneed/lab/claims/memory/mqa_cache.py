@@ -38,5 +38,4 @@ CLAIM = Claim(
     ),
     ("Bytes of the allocated decoding state after a prompt.", "处理提示词后实际分配的解码状态字节数。"),
     measure,
-    checked=True,
 )

@@ -15,5 +15,4 @@ CLAIM = Claim(
         "FasterTransformer 与 Orca 在此无法运行。本引擎同样分页，与 Hugging Face generate 在单 GPU 上的比较见 "
         "bench/decode/gpu.py（docs/results/decode-gpu.md）。",
     ),
-    checked=True,
 )

@@ -49,5 +49,4 @@ CLAIM = Claim(
         "预填充后提示末位的输出，与全文经过所有层的结果比较，float64。",
     ),
     measure,
-    checked=True,
 )

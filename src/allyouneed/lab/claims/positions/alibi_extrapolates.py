@@ -56,5 +56,4 @@ CLAIM = Claim(
         "字符模型，训练长度 64，测试 64 到 512，两层、宽 64，三个种子。ALiBi 上升不超过 0.05 nat，正弦上升至少 0.2。",
     ),
     measure,
-    checked=True,
 )

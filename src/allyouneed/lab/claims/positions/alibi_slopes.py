@@ -59,5 +59,4 @@ CLAIM = Claim(
         "八个头对 256 个键的偏置，以及整体移动 1,000 位后的偏置。",
     ),
     measure,
-    checked=True,
 )

@@ -49,5 +49,4 @@ CLAIM = Claim(
         "即可区分相邻词元。",
     ),
     measure,
-    checked=True,
 )

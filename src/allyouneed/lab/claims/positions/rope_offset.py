@@ -68,5 +68,4 @@ CLAIM = Claim(
         "例）。",
     ),
     measure,
-    checked=True,
 )

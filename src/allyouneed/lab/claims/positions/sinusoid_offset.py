@@ -38,5 +38,4 @@ CLAIM = Claim(
         "对 2,048 个位置拟合同一个矩阵，并计算所有位置对的点积，宽度 128。",
     ),
     measure,
-    checked=True,
 )

@@ -41,5 +41,4 @@ CLAIM = Claim(
         "64 到 1,024 个词元的提示之后，实际分配的解码状态字节数。",
     ),
     measure,
-    checked=True,
 )

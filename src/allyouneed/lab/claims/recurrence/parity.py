@@ -53,5 +53,4 @@ CLAIM = Claim(
         "多 75%。",
     ),
     measure,
-    checked=True,
 )

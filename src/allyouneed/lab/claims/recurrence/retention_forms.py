@@ -46,5 +46,4 @@ CLAIM = Claim(
         "整段计算与三种大小分块计算的最大相对差异，float64。",
     ),
     measure,
-    checked=True,
 )

@@ -50,4 +50,9 @@ CLAIM = Claim(
         "查询会抵消大部分收益。",
     ),
     measure,
+    revised=(
+        "at first with copies of the state that our cache keeps so that tokens can be taken back: 2.60, outside the "
+        "range",
+        "最初计入了我们的缓存为回退词元而保留的状态副本：2.60，落在范围外",
+    ),
 )

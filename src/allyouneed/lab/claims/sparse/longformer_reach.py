@@ -37,5 +37,4 @@ CLAIM = Claim(
         "注意力对数随长度的变化，以及 257 个词元两两相连所需层数。",
     ),
     measure,
-    checked=True,
 )

@@ -13,5 +13,4 @@ CLAIM = Claim(
         "Needs pre-training at the size of BERT-base on books and Wikipedia.",
         "需要在图书与维基百科上做 BERT-base 规模的预训练。",
     ),
-    checked=False,
 )

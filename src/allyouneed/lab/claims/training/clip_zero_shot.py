@@ -12,5 +12,4 @@ CLAIM = Claim(
         "Needs 400 million pairs and ImageNet.",
         "需要 4 亿图文对与 ImageNet。",
     ),
-    checked=True,
 )

@@ -36,5 +36,4 @@ CLAIM = Claim(
         "其比值即 GPU 利用率。",
     ),
     measure,
-    checked=True,
 )

@@ -41,5 +41,4 @@ CLAIM = Claim(
         "两层、宽 64，训练于 Python 标准库源码的字符，批次相同，三个种子；配对差的区间须低于零。",
     ),
     measure,
-    checked=True,
 )

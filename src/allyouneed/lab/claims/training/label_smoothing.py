@@ -48,5 +48,4 @@ CLAIM = Claim(
         "翻译任务。",
     ),
     measure,
-    checked=True,
 )

@@ -13,5 +13,4 @@ CLAIM = Claim(
         "measured by bench/family/retro.py (docs/results/retro.md).",
         "需要万亿词元的数据库。近邻对小模型的作用（有无泄漏）由 bench/family/retro.py 测量（docs/results/retro.md）。",
     ),
-    checked=True,
 )

@@ -36,5 +36,4 @@ CLAIM = Claim(
         "按任务的实际构造，512 个词元、15%、平均片段长 3 时的源与目标词元数。",
     ),
     measure,
-    checked=True,
 )

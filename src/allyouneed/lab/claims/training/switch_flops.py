@@ -39,5 +39,4 @@ CLAIM = Claim(
         "由成本函数得到十二层、宽 768 的 FLOPs 与参数量。",
     ),
     measure,
-    checked=True,
 )

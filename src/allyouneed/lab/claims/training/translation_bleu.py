@@ -14,5 +14,4 @@ CLAIM = Claim(
         "需要 WMT14 数据与 3.3·10^18 以上的 FLOPs。在 Multi30k 上本模型达到 fairseq 公布的 BLEU（"
         "docs/results/multi30k.md）。",
     ),
-    checked=True,
 )

@@ -12,5 +12,4 @@ CLAIM = Claim(
         "Needs pre-training at the size of BERT-large. That the two streams do not leak is tested in tests/nn.",
         "需要 BERT-large 规模的预训练。双流不泄漏由 tests/nn 检验。",
     ),
-    checked=False,
 )
