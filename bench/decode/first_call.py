@@ -39,7 +39,7 @@ from allyouneed.infer.engine import Engine
 from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.interop.load import load
 from allyouneed.kernels import preload
-from allyouneed.lab.mixer_sizes import TINY, Sizes, variants
+from allyouneed.lab.mixer_sizes import TINY, SkeletonSizes, variants
 from allyouneed.nn.models.base import Model
 
 JOBS = ("attention:1", "retention:1", "attention:64", "gru:1")
@@ -155,7 +155,7 @@ def measure(job: str, folder: str, device: str, tiny: bool) -> dict[str, Any]:
 
 
 def save(job: str, folder: Path, device: str, tiny: bool) -> None:
-    model: Any = parse(Model, variants(TINY if tiny else Sizes())[job.split(":")[0]]).build()  # type: ignore[type-abstract]
+    model: Any = parse(Model, variants(TINY if tiny else SkeletonSizes())[job.split(":")[0]]).build()  # type: ignore[type-abstract]
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     Folder(model.to(dtype).eval(), None, {"kind": "causal-lm"}).save(folder / "model")
 

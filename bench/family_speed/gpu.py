@@ -54,7 +54,7 @@ from allyouneed.lab.mixer_sizes import (
     OTHERS,
     STATED,
     TINY,
-    Sizes,
+    SkeletonSizes,
     latent_sizes,
     middle,
     mixers,
@@ -88,7 +88,7 @@ LEAST = 3
 @dataclass
 class Bench:
     device: torch.device
-    sizes: Sizes
+    sizes: SkeletonSizes
     seconds: float
     begun: float = field(default_factory=time.perf_counter)
     results: dict[str, Any] = field(default_factory=dict)
@@ -393,7 +393,7 @@ def main() -> int:
         *files, page = given.page
         write_gpu(files, page)
         return 0
-    bench = Bench(torch.device(given.device), TINY if given.tiny else Sizes(), given.seconds, save=given.save)
+    bench = Bench(torch.device(given.device), TINY if given.tiny else SkeletonSizes(), given.seconds, save=given.save)
     bench.locked = open(given.lock, "w") if given.lock else None  # noqa: SIM115
     bench.copied = copy_speed(bench)
     models, only = variants(bench.sizes), given.only.split(",")

@@ -8,7 +8,7 @@ import pytest
 
 from allyouneed.cli import main
 from allyouneed.lab.claims import pages, run
-from allyouneed.lab.claims.claim import Figure, Outcome, Run, find, names, topic, verdict
+from allyouneed.lab.claims.claim import ClaimRun, Figure, Outcome, find, names, topic, verdict
 
 DOCS = Path(__file__).parents[2] / "docs"
 RESULTS = json.loads((DOCS / "results" / "claims.json").read_text(encoding="utf-8"))
@@ -87,7 +87,7 @@ def test_every_claim_rehearses(name):
 
 
 def rehearse(name):
-    outcome = find(name).measure(Run(tiny=True))
+    outcome = find(name).measure(ClaimRun(tiny=True))
     assert any(one.predicts for one in outcome.figures)
     assert Outcome.of(json.loads(json.dumps(outcome.tree(), allow_nan=False))).verdict in pages.VERDICTS
     return outcome

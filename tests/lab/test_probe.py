@@ -126,8 +126,8 @@ def test_mistakes_are_named(words, message, tmp_path, monkeypatch, capsys):
 def test_the_best_model_stands_first_and_what_cannot_read_longer_texts_has_no_figure():
     curve = RateCurve({1e-3: 1.0, 3e-3: 0.5, 1e-2: 1.0})
     cells = {
-        ("weak", "copy"): probes.Cell((0.1,), (None,), (9,), curve),
-        ("strong", "copy"): probes.Cell((0.9,), (0.8,), (9,), curve),
+        ("weak", "copy"): probes.ProbeCell((0.1,), (None,), (9,), curve),
+        ("strong", "copy"): probes.ProbeCell((0.9,), (0.8,), (9,), curve),
     }
     assert report.axes(cells)[0] == ["strong", "weak"]
     assert "| weak | 10 / – |" in report.table(cells)

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,12 @@ def versions() -> dict[str, Any]:
     """What else determines a result: versions of the libraries, and the plugins in use."""
     import torch
 
-    from allyouneed import __version__
-
     named = {str(source): sha256(Path(source)) for source in plugins.sources() if Path(source).is_file()}
-    return {"allyouneed": __version__, "torch": torch.__version__, "plugins": sorted(named.values())}
+    try:
+        own = version("allyouneed")
+    except PackageNotFoundError:  # run from its sources
+        own = ""
+    return {"allyouneed": own, "torch": torch.__version__, "plugins": sorted(named.values())}
 
 
 class ResultStore:

@@ -102,7 +102,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Run:
+class ClaimRun:
     """How large an experiment is: `tiny` only rehearses it, and its figures say nothing."""
 
     device: str = "cpu"
@@ -125,7 +125,7 @@ class Claim:
     paper: str
     says: Text
     tests: Text = ("", "")
-    measure: Callable[[Run], Outcome] | None = None
+    measure: Callable[[ClaimRun], Outcome] | None = None
     needs: Literal["cpu", "gpu"] = "cpu"
     checked: bool = False
     why_not: Text = ("", "")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from allyouneed.files import checksum
-from allyouneed.lab.claims.claim import Outcome, Run, find, names
+from allyouneed.lab.claims.claim import ClaimRun, Outcome, find, names
 from allyouneed.lab.store import Experiment, Result, ResultStore, versions
 
 PACKAGE = Path(__file__).parents[2]
@@ -28,7 +28,7 @@ def source(name: str) -> str:
     return checksum({"code": [ast.unparse(node) for node in kept]})[:16]
 
 
-def experiment(name: str, run: Run) -> Experiment:
+def experiment(name: str, run: ClaimRun) -> Experiment:
     return {"claim": name, "source": source(name), "device": run.device, "tiny": run.tiny, **versions()}
 
 
@@ -37,13 +37,13 @@ def run_one(one: Experiment) -> Result:
     assert claim.measure is not None
     torch.manual_seed(0)
     began = time.process_time()
-    outcome = claim.measure(Run(one["device"], one["tiny"]))
+    outcome = claim.measure(ClaimRun(one["device"], one["tiny"]))
     return {"outcome": outcome.tree(), "seconds": round(time.process_time() - began, 1)}
 
 
 def run_claims(
     chosen: Sequence[str],
-    run: Run,
+    run: ClaimRun,
     store: ResultStore,
     processes: int = 1,
     report: Callable[[int, int], None] = lambda done, total: None,

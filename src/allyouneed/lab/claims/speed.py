@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from allyouneed.lab.claims.claim import Run
+from allyouneed.lab.claims.claim import ClaimRun
 from allyouneed.lab.claims.trees import attention, built
-from allyouneed.lab.speed import decoding_speeds
+from allyouneed.lab.comparison.speed import decoding_speeds
 
 
-def model_of(mixer: dict[str, Any], run: Run, **keys: Any) -> dict[str, Any]:
+def model_of(mixer: dict[str, Any], run: ClaimRun, **keys: Any) -> dict[str, Any]:
     """About 1.3 billion parameters: 24 layers of width 2048."""
     width, layers = run.pick((2048, 24), (32, 2))
     layer = {
@@ -21,12 +21,12 @@ def model_of(mixer: dict[str, Any], run: Run, **keys: Any) -> dict[str, Any]:
     return {"kind": "decoder", "vocab": run.pick(32000, 64), "width": width, "norm": "rms", "decoder": [layer | keys]}
 
 
-def heads(run: Run, **keys: Any) -> dict[str, Any]:
+def heads(run: ClaimRun, **keys: Any) -> dict[str, Any]:
     return attention(run.pick(16, 4), positions="rotary", bias=False, **keys)
 
 
 def tokens_per_second(
-    trees: dict[str, dict[str, Any]], lengths: tuple[int, ...], run: Run
+    trees: dict[str, dict[str, Any]], lengths: tuple[int, ...], run: ClaimRun
 ) -> dict[str, dict[float, float]]:
     """By name and context. Models take turns, two at a time fit the memory of one GPU."""
     import torch

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from allyouneed.lab.claims.claim import Run
+from allyouneed.lab.claims.claim import ClaimRun
 from allyouneed.lab.claims.trees import built
 from allyouneed.lab.probe.train import Fit, Loss, Sample, fit, score
 
@@ -43,7 +43,7 @@ def sample(length: int, held: bool = False) -> Sample:
 
 
 def trained(
-    tree: Any, seed: int, run: Run, length: int = 64, loss: Loss = nn.functional.cross_entropy, **how: Any
+    tree: Any, seed: int, run: ClaimRun, length: int = 64, loss: Loss = nn.functional.cross_entropy, **how: Any
 ) -> nn.Module:
     """A model of characters after a short training. `loss`: of logits and labels."""
     model: nn.Module = built(tree, seed)
@@ -54,6 +54,6 @@ def trained(
     return model
 
 
-def loss_after(tree: Any, seed: int, run: Run, **how: Any) -> float:
+def loss_after(tree: Any, seed: int, run: ClaimRun, **how: Any) -> float:
     """Its loss on modules that it was not trained on, in nats per character."""
     return score(trained(tree, seed, run, **how), sample(64, held=True), run.pick(128, 4))[0]

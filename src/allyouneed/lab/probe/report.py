@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
-from allyouneed.lab.probe.run import Cell
+from allyouneed.lab.probe.run import ProbeCell
 from allyouneed.lab.probe.task import find
 from allyouneed.lab.statistics import Control, interval
 
-Cells = Mapping[tuple[str, str], Cell]
+ProbeCells = Mapping[tuple[str, str], ProbeCell]
 SIDE, ROW, LEFT, TOP = 46, 20, 190, 118
 LOW, HIGH = (247, 249, 252), (22, 92, 168)  # colours of chance and of 100%
 STYLE = "font-family:system-ui,'Noto Sans SC',sans-serif;font-size:11px"
@@ -26,7 +26,7 @@ def mean(values: Sequence[float | None]) -> float | None:
     return sum(found) / len(found) if found else None
 
 
-def axes(cells: Cells) -> tuple[list[str], list[str]]:
+def axes(cells: ProbeCells) -> tuple[list[str], list[str]]:
     """Models, the best first by their mean over tasks and lengths, and tasks."""
     tasks = list(dict.fromkeys(task for _, task in cells))
 
@@ -46,7 +46,7 @@ def percent(values: Sequence[float | None]) -> str:
     return f"{100 * one.mean:.0f}" + (f" ± {100 * one.width / 2:.0f}" if len(found) > 1 else "")
 
 
-def table(cells: Cells) -> str:
+def table(cells: ProbeCells) -> str:
     """Markdown: accuracy at the longest trained length / on longer examples."""
     models, tasks = axes(cells)
     lines = ["| model | " + " | ".join(tasks) + " |", "|---" * (len(tasks) + 1) + "|"]
@@ -57,14 +57,14 @@ def table(cells: Cells) -> str:
     return "\n".join(lines)
 
 
-def notes(cells: Cells) -> Iterator[str]:
+def notes(cells: ProbeCells) -> Iterator[str]:
     """What a reader must know: models that diverged, or whose best rate is at the edge of those tried."""
     for (model, task), cell in cells.items():
         for warning in cell.curve.warnings():
             yield f"{model} on {task}: {warning}"
 
 
-def page(cells: Cells, landed: Sequence[Control], command: str, how: str) -> str:
+def page(cells: ProbeCells, landed: Sequence[Control], command: str, how: str) -> str:
     _, tasks = axes(cells)
     about = [f"* **{task}**: {find(task).about[0]}; {_lengths(task)} ({find(task).source})" for task in tasks]
     edges = list(notes(cells))
@@ -106,7 +106,7 @@ def _lengths(task: str) -> str:
     return f"{one.trained[0]} to {one.trained[1]}, tested at {one.trained[1]} and {one.longer}"
 
 
-def heat_map(cells: Cells) -> str:
+def heat_map(cells: ProbeCells) -> str:
     """An SVG: a cell for each model and task, its left half the trained length, its right half longer examples."""
     models, tasks = axes(cells)
     width, height = LEFT + len(tasks) * SIDE + 12, TOP + len(models) * ROW + 34

@@ -15,7 +15,7 @@ import allyouneed as ayn
 from allyouneed.config import parse, tree_of
 from allyouneed.errors import UserError
 from allyouneed.files import sha256
-from allyouneed.lab.mixer_sizes import Sizes, mixers, tree
+from allyouneed.lab.mixer_sizes import SkeletonSizes, mixers, tree
 from allyouneed.lab.probe.task import HOME, ProbeTask, find
 from allyouneed.lab.probe.train import Fit, Sample, fit, score
 from allyouneed.lab.rates import RateCurve, RateRule, sweep
@@ -27,7 +27,7 @@ from allyouneed.nn.models.base import Model
 # what is measured within minutes is how long attention takes to find the token before. Tasks that track a state go
 # without, as their sources do: with it, an LSTM takes many times longer to learn parity
 CONVOLUTION = {"wiring": "pre-norm", "mixer": {"kind": "convolution", "size": 3, "sees": "past", "separable": True}}
-SIZES = Sizes(width=64, heads=4, layers=2, hidden=128, vocab=64, given=160, new=1, segment=16)
+SIZES = SkeletonSizes(width=64, heads=4, layers=2, hidden=128, vocab=64, given=160, new=1, segment=16)
 TEST_ROWS = 256
 CONTROL_RATE = 1e-2
 
@@ -105,7 +105,7 @@ def run_one(one: Experiment, device: str = "cpu") -> Result:
 
 
 @dataclass(frozen=True)
-class Cell:
+class ProbeCell:
     """A model on a task: accuracies at the best rate, one for each seed, and the curve over rates."""
 
     accuracy: tuple[float, ...]
@@ -121,7 +121,7 @@ def probe(
     size: ProbeSize,
     processes: int = 1,
     report: Callable[[int, int], None] = lambda done, total: None,
-) -> dict[tuple[str, str], Cell]:
+) -> dict[tuple[str, str], ProbeCell]:
     """The cells of all models and tasks."""
     trees = {(name, task): model_tree(name, find(task).convolved) for name in models for task in tasks}
     cells = {f"{model} on {task}": (model, task) for task in tasks for model in models}
@@ -146,7 +146,9 @@ def probe(
     for (cell, _, _), one in zip(best, results(best), strict=True):  # type: ignore[arg-type]
         by_cell[cell].append(one)
     return {
-        cells[cell]: Cell(*(tuple(one[key] for one in runs) for key in ("accuracy", "longer", "steps")), curves[cell])  # type: ignore[arg-type]
+        cells[cell]: ProbeCell(
+            *(tuple(one[key] for one in runs) for key in ("accuracy", "longer", "steps")), curves[cell]
+        )  # type: ignore[arg-type]
         for cell, runs in by_cell.items()
     }
 

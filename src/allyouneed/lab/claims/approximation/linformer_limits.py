@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from allyouneed.errors import UserError
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import attention, config, slope
 
 RANK, LENGTHS = 256, (2048, 8192, 32768)
@@ -20,7 +20,7 @@ def refused(tree: dict[str, object]) -> float:
     return 0.0
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     def flops(tree: dict[str, object], length: int) -> float:
         return float(length * config(tree).cost(length).flops)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from allyouneed.config import parse
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import slope
 from allyouneed.nn.common import Common
 from allyouneed.nn.mixers.performer import Performer, PerformerModule, orthogonal_features
@@ -32,7 +32,7 @@ def kernel(performer: PerformerModule, q: torch.Tensor, k: torch.Tensor) -> torc
     return (performer.exponents(q) + performer.exponents(k)).exp().mean(-1)
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     counts, draws = run.pick((16, 32, 64, 128), (16, 32)), run.pick(80, 3)
     kinds = {"orthogonal": True, "independent": False}
     runs = {

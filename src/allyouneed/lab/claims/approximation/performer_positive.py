@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 
 WIDTH, FEATURES = 16, 256
 
@@ -31,7 +31,7 @@ def error(features: object, length: float, dice: torch.Generator) -> tuple[float
     return float((found - exact).square().mean() / exact.square().mean()), float(bad)
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     lengths, draws = (0.5, 1.0, 1.5, 2.0), run.pick(50, 3)
     kinds = {"positive": positive, "trigonometric": trigonometric}
     ratios, curves = [], {name: dict.fromkeys(lengths, 0.0) for name in kinds}

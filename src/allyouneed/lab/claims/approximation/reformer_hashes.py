@@ -5,7 +5,7 @@ from itertools import pairwise
 import torch
 
 from allyouneed.config import parse
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
@@ -29,7 +29,7 @@ def error(rounds: int, seed: int) -> float:
     return float((hashed - exact).norm() / exact.norm())
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     rounds = (1, 2, 4, 8)
     runs = [{float(n): error(n, seed) for n in rounds} for seed in run.seeds]
     falls = tuple(float(all(one[float(a)] > one[float(b)] for a, b in pairwise(rounds))) for one in runs)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import built, decoder, slope
 from allyouneed.nn.batch import Batch, Rows
 
@@ -25,7 +25,7 @@ def stored(wiring: str, layers: int) -> float:
     return float(sum(kept.values()))
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     depths = run.pick((2, 4, 8, 16), (2, 4))
     curves = {name: {float(n): stored(name, n) for n in depths} for name in ("pre-norm", "reversible")}
     return Outcome(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import attention, built, decoder
 from allyouneed.nn.batch import Batch, Rows
 
@@ -20,7 +20,7 @@ def change(mixer: dict[str, object], seed: int) -> float:
     return float((first - second).abs().sum(-1).mean())
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     mixers = {
         kind: {"kind": "synthesizer", "heads": 2, "length": LENGTH, "synthesis": kind, "pattern": "causal"}
         for kind in ("dense", "random")

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from allyouneed.config import parse
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import slope
 from allyouneed.nn.common import Common
 from allyouneed.nn.sublayer import Mixer
@@ -23,7 +23,7 @@ def flops(keys: dict[str, object], length: int, width: int) -> float:
     return length * (mixer.cost(common, length).flops - projections)
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     figures = []
     curves = {}
     for name, (keys, n, d) in LAYERS.items():

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import config
 
 PRESETS = {"gpt2": "decoder", "gpt2-xl": "decoder", "bert-base": "encoder", "vit-base-16": "encoder"}
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     def share(name: str, stack: str) -> float:
         tree = config(name)
         layer = getattr(tree, stack)[0]

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import attention, config, decoder
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     costs = {heads: config(decoder(attention(heads), layers=6, width=512)).cost(512) for heads in (1, 2, 4, 8, 16, 32)}
     flops = tuple(cost.flops / costs[1].flops for cost in costs.values())
     weights = tuple(cost.parameters / costs[1].parameters for cost in costs.values())

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.text import loss_after
 from allyouneed.lab.claims.trees import attention, decoder
 
 HEADS = (1, 8, 64)
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     width, found = run.pick(256, 64), []
     for seed in run.seeds:
         trees = {h: decoder(attention(h, positions="alibi"), 4, width, 128) for h in HEADS}

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import attention, built, decoder
 from allyouneed.lab.probe.run import CONVOLUTION, sample
 from allyouneed.lab.probe.task import find
 from allyouneed.lab.probe.train import Fit, fit, score
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     task, found = find("recall"), dict[str, list[float]]()
     longest = sample(task, task.trained[1])
     mixer = attention(positions="rotary")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from allyouneed.config import parse
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
@@ -22,7 +22,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     lengths = run.pick((17, 33, 65), (9, 17))
     stated = {
         "self-attention": lambda n: 1,

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import torch
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import slope
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     widths = run.pick((8, 32, 128, 512), (8, 32))
     deviations = {seed: {} for seed in run.seeds}  # type: dict[int, dict[float, float]]
     gradients: dict[str, dict[float, float]] = {"dot": dict.fromkeys(widths, 0.0), "scaled": dict.fromkeys(widths, 0.0)}

@@ -3,12 +3,12 @@ from __future__ import annotations
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import attention, built, config, decoder
 from allyouneed.nn.batch import Batch, Rows
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     """Kaplan's N leaves out embeddings; the head's product is counted apart."""
     width, length = run.pick((256, 128), (64, 32))
     tree = decoder(attention(4), 4, width, 128, channel={"kind": "ffn", "hidden": 4 * width})

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import config
 
 # table 3: what differs from base, and millions of parameters; rows that print none are those of base
@@ -27,7 +27,7 @@ def millions(layers: int = 6, width: int = 512, hidden: int = 2048, heads: int =
     return float(config(tree).cost(1).parameters / 1e6)
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     figures = []
     for name, (changes, published) in ROWS.items():
         # d_k alone: keys narrower than values, which stay 64 wide; ours has one width for both

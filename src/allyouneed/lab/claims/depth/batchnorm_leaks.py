@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import torch
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import built, decoder
 from allyouneed.nn.batch import Batch, Rows
 
 
 @torch.no_grad()
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     """Training mode: batch norm uses the statistics of the batch there."""
 
     def leaks(norm: str, seed: int) -> tuple[float, float]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import built, decoder, slope
 from allyouneed.nn.batch import Batch, Rows
 
@@ -23,7 +23,7 @@ def update(wiring: str, init: str, layers: int, seed: int, norms: bool = False) 
         return float((model(Batch(Rows(tokens))) - before).norm() / before.norm() / rate)
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     depths, names = (
         run.pick((6, 12, 25, 50, 100), (2, 4)),
         {"DeepNorm": ("deepnorm", "deepnorm"), "Post-LN": ("post-norm", "xavier")},

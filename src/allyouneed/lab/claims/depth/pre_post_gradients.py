@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import built, decoder, slope
 from allyouneed.nn.batch import Batch, Rows
 
@@ -21,7 +21,7 @@ def gradient(wiring: str, layers: int, seed: int) -> float:
     return sum(norms) / len(norms)
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     depths = run.pick((6, 12, 24, 48), (2, 4))
     wirings = ("post-norm", "pre-norm")
     found = {w: [{float(n): gradient(w, n, seed) for n in depths} for seed in range(run.pick(8, 2))] for w in wirings}

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import torch
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import built, decoder
 from allyouneed.nn.batch import Batch, Rows
 
@@ -25,7 +25,7 @@ def likeness(wiring: str, layers: int, seed: int) -> dict[float, float]:
     return {float(n): float(torch.cosine_similarity(a, b, dim=-1).mean()) for n, (a, b) in enumerate(pairs, 1)}
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     layers = run.pick(48, 6)
     found = {w: [likeness(w, layers, seed) for seed in run.seeds] for w in ("pre-norm", "post-norm", "resi-dual")}
     last = {w: tuple(1 - one[float(layers - 1)] for one in runs) for w, runs in found.items()}

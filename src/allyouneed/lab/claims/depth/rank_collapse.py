@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import torch
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import attention, built, decoder
 from allyouneed.nn.batch import Batch, Rows
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     layers = run.pick(12, 4)
     kinds = {
         "attention alone": {"wiring": "plain", "channel": None},

@@ -5,13 +5,13 @@ import time
 import torch
 
 from allyouneed.config import parse
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.norms import Norm
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     width, rows = 512, run.pick(2048, 64)
     context = Context(TokenLayout.of(Rows(torch.zeros(1, 4, dtype=torch.long))))
     norms = {kind: parse(Norm, {"kind": kind}).build(width) for kind in ("layer", "rms")}  # type: ignore[type-abstract]

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import config
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     albert, bert = config("albert-base"), config("bert-base")
     sizes = {name: one.cost(512).parameters / 1e6 for name, one in (("albert", albert), ("bert", bert))}
     block = {name: one.encoder[0].cost(one, 1).parameters for name, one in (("albert", albert), ("bert", bert))}

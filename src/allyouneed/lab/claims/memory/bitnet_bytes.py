@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import config
 
 # Llama sizes of the paper: width, layers, heads, hidden
@@ -14,7 +14,7 @@ PUBLISHED = {"700M": 2.60, "1.3B": 2.93, "3B": 3.55, "70B": 7.16}
 VOCAB, BITS = 32000, 2  # ternary weights packed in two bits
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     figures = []
     for name, (width, layers, heads, hidden) in SIZES.items():
         mixer = {"kind": "attention", "heads": heads, "pattern": "causal", "bias": False}

@@ -4,7 +4,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import slope
 
 KERNELS = {"flash": SDPBackend.FLASH_ATTENTION, "written out": SDPBackend.MATH}
@@ -26,7 +26,7 @@ def attend(kernel: SDPBackend, length: int) -> tuple[torch.Tensor, float]:
     return out, float(sum(size for address, size in kept.items() if address not in own))
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     lengths = run.pick((256, 512, 1024, 2048), (64, 128))
     curves: dict[str, dict[float, float]] = {name: {} for name in KERNELS}
     gaps = []

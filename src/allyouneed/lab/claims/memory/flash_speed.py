@@ -6,12 +6,12 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 
 KERNELS = {"flash": SDPBackend.FLASH_ATTENTION, "written out": SDPBackend.MATH}
 
 
-def seconds(kernel: SDPBackend, length: int, run: Run) -> float:
+def seconds(kernel: SDPBackend, length: int, run: ClaimRun) -> float:
     dtype = torch.bfloat16 if run.device == "cuda" else torch.float32
     inputs = [
         torch.randn(1, run.pick(16, 2), length, 64, device=run.device, dtype=dtype, requires_grad=True)
@@ -28,7 +28,7 @@ def seconds(kernel: SDPBackend, length: int, run: Run) -> float:
     return best
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     lengths = run.pick((512, 1024, 2048, 4096, 8192), (64, 128))
     found = {name: {float(n): seconds(kernel, n, run) for n in lengths} for name, kernel in KERNELS.items()}
     gain = {n: found["written out"][n] / found["flash"][n] for n in map(float, lengths)}

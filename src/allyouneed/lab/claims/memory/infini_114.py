@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import config
 
 LAYERS, HEADS, HEAD = 12, 8, 128
 KNN, SEGMENT = 65536, 2048  # Memorizing Transformers: a memory of 65k keys and values, and a cache in each layer
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     state = config("infini").cost(1 << 20)
     segment = LAYERS * 2 * HEADS * HEAD * SEGMENT  # keys and values of the current segment, which every model has
     infini = state.wide_constant  # the memories; the segment's keys and values are kept in half precision

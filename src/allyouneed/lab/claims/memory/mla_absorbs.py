@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import built, decoder
 from allyouneed.nn.batch import Batch, Rows
 
@@ -10,7 +10,7 @@ MLA = {"kind": "mla", "heads": 4, "kv_rank": 24, "nope_width": 16, "rope_width":
 
 
 @torch.no_grad()
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     length, gaps = run.pick(48, 8), []
     for seed in run.seeds:
         model = built(decoder(MLA | {"pattern": "causal"}), seed).eval().double()

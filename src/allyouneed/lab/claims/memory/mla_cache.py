@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import attention, config, decoder
 
 LENGTH = 32768
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     # DeepSeek 67B: 95 layers, 8 of 64 key and value heads of 128; DeepSeek-V2: 60 layers, a latent of 512 and 64 rotary
     dense = attention(64, kv_heads=8, head_width=128)
     latent = {"kind": "mla", "heads": 128, "kv_rank": 512, "query_rank": 1536, "nope_width": 128, "rope_width": 64}

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import attention, built, decoder
 from allyouneed.nn.batch import Rows
 
@@ -15,7 +15,7 @@ def state_bytes(heads: int, kv_heads: int, length: int) -> int:
     return int(states.bytes)
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     heads, length = 8, run.pick(512, 64)
     sizes = {kv: state_bytes(heads, kv, length) for kv in (8, 4, 2, 1)}
     ratios = {float(kv): sizes[8] / size for kv, size in sizes.items()}

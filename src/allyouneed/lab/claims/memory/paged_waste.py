@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 
 # lengths as in the paper's workloads (figure 11): mean prompt and answer, exponential, at most 2,048 together
 WORKLOADS = {"ShareGPT": (161.3, 337.99), "Alpaca": (19.31, 58.45)}
@@ -25,7 +25,7 @@ def used(prompt: float, answer: float, seed: int, requests: int) -> dict[str, fl
     return {name: 100 * held / count for name, count in slots.items()}
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     figures = []
     for name, (prompt, answer) in WORKLOADS.items():
         found = [used(prompt, answer, seed, run.pick(2000, 20)) for seed in run.seeds]

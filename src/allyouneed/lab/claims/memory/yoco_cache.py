@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import attention, config
 
 LENGTHS = (8192, 32768, 131072, 524288)
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     yoco = config("yoco-3b")
     layer = {"repeat": 26, "wiring": "pre-norm", "mixer": attention(24, kv_heads=8, positions="rotary", bias=False)}
     layer["channel"] = {"kind": "glu", "hidden": 8192, "activation": "silu"}

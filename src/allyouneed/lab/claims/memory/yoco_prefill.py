@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import FFN, attention, built
 from allyouneed.nn.batch import Batch, Rows
 
@@ -17,7 +17,7 @@ def tree() -> dict[str, object]:
 
 
 @torch.no_grad()
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     gaps, counted = [], []
     length = run.pick(64, 8)
     for seed in run.seeds:

@@ -4,13 +4,13 @@ import time
 
 import torch
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.speed import heads, model_of
 from allyouneed.lab.claims.trees import built
 from allyouneed.nn.batch import Rows
 
 
-def tree(run: Run) -> dict[str, object]:
+def tree(run: ClaimRun) -> dict[str, object]:
     whole = model_of({"kind": "gated-retention", "heads": run.pick(16, 4)}, run)
     first = whole.pop("decoder")[0]
     first["repeat"] //= 2
@@ -21,7 +21,7 @@ def tree(run: Run) -> dict[str, object]:
 
 
 @torch.inference_mode()
-def seconds(keys: dict[str, object], length: int, run: Run) -> float:
+def seconds(keys: dict[str, object], length: int, run: ClaimRun) -> float:
     model = built(keys).eval().to(run.device, torch.bfloat16 if run.device == "cuda" else torch.float32)
     tokens, best = torch.zeros(1, length, dtype=torch.long, device=run.device), float("inf")
     for _ in range(3):
@@ -31,7 +31,7 @@ def seconds(keys: dict[str, object], length: int, run: Run) -> float:
     return best
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     lengths = run.pick((8192, 32768, 131072), (64, 128))
     trees = {"Transformer": model_of(heads(run, kv_heads=run.pick(4, 2)), run), "YOCO": tree(run)}
     found = {name: {float(n): seconds(keys, n, run) for n in lengths} for name, keys in trees.items()}

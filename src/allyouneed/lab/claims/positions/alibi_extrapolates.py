@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.text import sample, trained
 from allyouneed.lab.claims.trees import attention, decoder
 from allyouneed.lab.probe.train import score
@@ -13,7 +13,7 @@ KINDS = {
 }
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     lengths, runs = run.pick((64, 128, 256, 512), (64, 128)), dict[str, list[dict[float, float]]]()
     for name, (mixer, positions) in KINDS.items():
         for seed in run.seeds:

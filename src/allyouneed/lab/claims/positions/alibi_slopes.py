@@ -3,14 +3,14 @@ from __future__ import annotations
 import torch
 
 from allyouneed.config import parse
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.nn.common import Common
 from allyouneed.nn.positions.relative import Heads, Relative
 
 HEADS = 8
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     module = parse(Relative, {"kind": "alibi"}).build(Heads(HEADS, HEADS, 16, True), Common(width=128))  # type: ignore[type-abstract]
     q = torch.zeros(1, HEADS, 1, 16)
     keys = torch.arange(256)[None]

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.positions.alibi_extrapolates import KINDS
 from allyouneed.lab.claims.trees import built, decoder
 from allyouneed.lab.probe.run import CONVOLUTION, sample
@@ -8,7 +8,7 @@ from allyouneed.lab.probe.task import find
 from allyouneed.lab.probe.train import Fit, fit, score
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     task, runs = find("copy"), dict[str, list[dict[float, float]]]()
     longest, lengths = task.trained[1], (12, 16, 24)
     for name, (mixer, positions) in KINDS.items():

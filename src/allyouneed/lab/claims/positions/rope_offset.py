@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import torch
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.nn.common import Common
 from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.positions.relative import Heads
@@ -21,7 +21,7 @@ def turned(x: torch.Tensor, start: int) -> torch.Tensor:
     return q[0, 0]
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     count, gaps, growth = run.pick(512, 32), [], []
     bound: dict[float, float] = {}
     for seed in run.seeds:

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import torch
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.nn.positions.absolute import Sinusoidal
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     width, count, offset = 128, run.pick(2048, 128), 7
     table = Sinusoidal().build(width)(torch.arange(count)[None])[0].double()
     # one matrix for all positions: the best linear map from PE(pos) to PE(pos + offset)

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import torch
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.recurrence.retention_forms import MIXERS
 from allyouneed.lab.claims.trees import attention, built, decoder
 from allyouneed.nn.batch import Rows
 
 
 @torch.no_grad()
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     lengths = run.pick((64, 256, 1024), (32, 64))
     curves: dict[str, dict[float, float]] = {}
     for name, mixer in {"attention": attention(), **MIXERS}.items():

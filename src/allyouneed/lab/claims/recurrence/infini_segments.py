@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import built, decoder
 from allyouneed.lab.probe.run import CONVOLUTION
 from allyouneed.lab.probe.tasks.needle import TASK
@@ -9,7 +9,7 @@ from allyouneed.lab.probe.train import Fit, fit, score
 SEGMENT = 32
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     segments, runs = run.pick((1, 2, 4, 8, 16), (1, 2)), []
     tree = decoder(
         {"kind": "infini", "heads": 4, "segment": SEGMENT, "positions": "rotary"}, vocab=TASK.vocab, width=128

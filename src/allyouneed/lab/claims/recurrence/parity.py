@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import attention, built, decoder
 from allyouneed.lab.probe.run import sample
 from allyouneed.lab.probe.task import find
@@ -14,7 +14,7 @@ MIXERS = {
 }
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     task, found = find("parity"), dict[str, list[float]]()
     longest = sample(task, task.trained[1])
     for name, mixer in MIXERS.items():

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import built, decoder
 from allyouneed.nn.batch import Batch, Rows
 
@@ -17,7 +17,7 @@ MIXERS = {
 
 
 @torch.no_grad()
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     length, figures = run.pick(96, 12), []
     for name, mixer in MIXERS.items():
         model = built(decoder(mixer)).eval().double()

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.speed import heads, model_of, tokens_per_second
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     lengths = run.pick((1024, 8192, 65536), (64, 128))
     trees = {
         "Transformer": model_of(heads(run), run),

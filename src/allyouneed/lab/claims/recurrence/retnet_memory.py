@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import attention, config
 
 WIDTH, LAYERS, LENGTH, ROWS = 4096, 32, 8192, 8  # 6.7 billion parameters, 8k tokens
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     def memory(mixer: dict[str, object], hidden: int, rows: int) -> float:
         layer = {"repeat": LAYERS, "wiring": "pre-norm", "mixer": mixer, "channel": {"kind": "ffn", "hidden": hidden}}
         cost = config({"kind": "decoder", "vocab": 32000, "width": WIDTH, "decoder": [layer]}).cost(LENGTH)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import attention, built, decoder
 from allyouneed.nn.batch import Batch, Rows
 
@@ -19,7 +19,7 @@ def reach(layers: int, pattern: str, length: int) -> int:
     return length - 1 - int(seen[0].grad[0].abs().sum(-1).nonzero()[0, 0])
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     layers = run.pick((1, 2, 4, 8), (1, 2))
     length = SEGMENT * (layers[-1] + 2)
     # a segment attends to itself and the one before it, whose states have seen the one before that

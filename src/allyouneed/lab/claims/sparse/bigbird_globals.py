@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.sparse.two_hops import hops
 from allyouneed.lab.claims.trees import slope
 from allyouneed.nn.patterns.core import Pattern
@@ -9,7 +9,7 @@ BLOCK = 8
 LOCAL, RANDOM, GLOBAL = f"block-window({BLOCK}, 2)", f"random-blocks({BLOCK}, 3, 0)", f"global-prefix({BLOCK})"
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     lengths = run.pick((64, 128, 256, 512), (64, 128))
     patterns = {
         "local": LOCAL,

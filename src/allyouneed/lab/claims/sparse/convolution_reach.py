@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import built, decoder
 from allyouneed.nn.batch import Batch, Rows
 
@@ -20,7 +20,7 @@ def reach(mixer: Any, layers: int, length: int = 128) -> int:
     return length - 1 - int(touched.min())
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     layers = run.pick((1, 2, 4, 8), (1, 2))
     kernels = {
         "convolution": ({"kind": "convolution", "size": 5, "sees": "past"}, 4),

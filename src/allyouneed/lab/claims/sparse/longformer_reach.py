@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.sparse.two_hops import hops
 from allyouneed.lab.claims.trees import slope
 from allyouneed.nn.patterns.core import Pattern
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     side, length = 8, run.pick(257, 65)  # keys fewer than 9 away: a window of 16, 8 on each side
     layers = {float(w): float(hops(f"window({w + 1})", length)) for w in (side // 2, side, 2 * side)}
     stated = {w: -(-(length - 1) // w) for w in layers}

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from allyouneed.config import parse
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.sparse.two_hops import hops_of
 from allyouneed.lab.claims.trees import slope
 from allyouneed.nn.common import Common
@@ -20,7 +20,7 @@ def mixer(length: int) -> Mixer:
     return parse(Mixer, tree)  # type: ignore[type-abstract]
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     lengths = run.pick((32, 64, 128, 256), (32, 64))
     reach: dict[float, float] = {}
     for n in lengths:

@@ -4,13 +4,13 @@ import time
 
 import torch
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import built, decoder
 from allyouneed.nn.batch import Batch, Rows
 
 
 @torch.inference_mode()
-def seconds(length: int, run: Run) -> float:
+def seconds(length: int, run: ClaimRun) -> float:
     segments = run.pick([2048, 8192, 32768], [16, 32])
     mixer = {"kind": "longnet", "heads": 8, "segments": segments, "dilations": run.pick([1, 4, 16], [1, 2])}
     model = (
@@ -26,7 +26,7 @@ def seconds(length: int, run: Run) -> float:
     return best / length
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     lengths = run.pick((32768, 131072, 524288, 1 << 20), (64, 128))
     found = {float(n): 1e6 * seconds(n, run) for n in lengths}
     rise = found[float(lengths[-1])] / found[float(lengths[0])]

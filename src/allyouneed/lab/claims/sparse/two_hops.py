@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.nn.patterns.core import Pattern
 
 
@@ -25,7 +25,7 @@ def hops_of(mask: torch.Tensor, wanted: torch.Tensor | None = None) -> int:
     return count
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     sides = run.pick((8, 16, 24), (4, 8))
     strided = {float(s * s): float(hops(f"causal & (window({s}) | strided({s}))", s * s)) for s in sides}
     fixed = {float(s * s): float(hops(f"causal & (block({s}) | fixed({s}, 1))", s * s)) for s in sides}

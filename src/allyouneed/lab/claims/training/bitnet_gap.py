@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.text import loss_after
 from allyouneed.lab.claims.trees import decoder
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     widths = run.pick((128, 256, 512), (32, 64))
     gaps: list[dict[float, float]] = []
     for seed in run.seeds:

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.text import loss_after
 from allyouneed.lab.claims.trees import decoder
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     expert, counts = {"kind": "ffn", "hidden": run.pick(1024, 64)}, run.pick((1, 2, 4, 8, 16), (1, 2))
     runs: list[dict[float, float]] = []
     for seed in run.seeds:

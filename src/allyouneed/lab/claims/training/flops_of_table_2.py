@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import config
 
 TFLOPS, GPUS = 9.5e12, 8  # footnote 5: sustained single precision of a P100
@@ -8,7 +8,7 @@ TOKENS = 25000  # of source and of target in a batch (5.1)
 RUNS = {"transformer-base": (12 * 3600, 100_000, 3.3e18), "transformer-big": (3.5 * 86400, 300_000, 2.3e19)}
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     figures = []
     for name, (seconds, steps, published) in RUNS.items():
         capacity = seconds * GPUS * TFLOPS

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.text import loss_after
 from allyouneed.lab.claims.trees import config, decoder
 
@@ -8,7 +8,7 @@ FFN = {"kind": "ffn", "hidden": 192, "activation": "relu", "bias": False}
 GLU = {"kind": "glu", "hidden": 128, "activation": "silu", "bias": False}
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     trees = {name: decoder(channel=channel, vocab=128) for name, channel in (("FFN, ReLU", FFN), ("SwiGLU", GLU))}
     weights = [config(tree).cost(1).parameters for tree in trees.values()]
     found = {name: [loss_after(tree, seed, run) for seed in run.seeds] for name, tree in trees.items()}

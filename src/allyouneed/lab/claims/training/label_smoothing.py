@@ -4,13 +4,13 @@ from functools import partial
 
 from torch.nn.functional import cross_entropy
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.text import sample, trained
 from allyouneed.lab.claims.trees import decoder
 from allyouneed.lab.probe.train import score
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     found: dict[float, list[tuple[float, float]]] = {}
     for smoothing in (0.0, 0.1):
         loss = partial(cross_entropy, label_smoothing=smoothing)

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.tasks.language.span_corruption import noise_sizes
 
 LENGTH, DENSITY, SPAN = 512, 0.15, 3.0  # T5's objective
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     noise, spans = noise_sizes(LENGTH, DENSITY, SPAN)
     source, target = LENGTH - noise + spans + 1, noise + spans + 1
     curve = {float(n): sum(noise_sizes(LENGTH, DENSITY, n)) / LENGTH for n in (1, 2, 3, 5, 10)}

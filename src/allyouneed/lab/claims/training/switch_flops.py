@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import config, decoder, slope
 
 EXPERTS = (2, 8, 32, 128)
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     expert = {"kind": "ffn", "hidden": 3072}
     costs = {
         float(n): config(

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from allyouneed.lab.claims.claim import Claim, Figure, Outcome, Run
+from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.text import loss_after
 from allyouneed.lab.claims.trees import decoder
 
 LAYERS, RATE = 6, 3e-3
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: ClaimRun) -> Outcome:
     def loss(wiring: str, warmup: float, seed: int) -> float:
         tree = decoder(layers=LAYERS, wiring=wiring, vocab=128)
         return loss_after(tree, seed, run, rate=RATE, warmup=warmup, steps=run.pick(150, 3))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def machine() -> str:
     return f"{name or 'CPU'}, {threads} thread{'s' if threads > 1 else ''}, torch {torch.__version__}"
 
 
-class Decoding:
+class DecodingRow:
     """A model without a source that has read `context` tokens, and decodes one row."""
 
     def __init__(self, model: Any, context: int) -> None:
@@ -72,31 +73,32 @@ class Decoding:
 
 def pretend(state: Any, context: int) -> None:
     """Make the state look as if the rows had read `context` tokens: its caches are filled with random numbers."""
+    held: Any = state
     if isinstance(state, NestedStates):
-        for part in state.parts.values():
+        for part in held.parts.values():
             pretend(part, context)
     elif isinstance(state, WindowKVCache):
-        state.lengths = torch.full_like(state.lengths, context)
-        state.written, state.end = state.lengths, min(context, state.first + state.ring)
-        state.keys, state.values = _noise(state.keys, state.end + 1), _noise(state.values, state.end + 1)
+        held.lengths = torch.full_like(held.lengths, context)
+        held.written, held.end = held.lengths, min(context, held.first + held.ring)
+        held.keys, held.values = _noise(held.keys, held.end + 1), _noise(held.values, held.end + 1)
     elif isinstance(state, KVCache):
-        state.end = context
-        state.drop_spare()
-        state.keys, state.values = _noise(state.keys, context), _noise(state.values, context)
+        held.end = context
+        held.drop_spare()
+        held.keys, held.values = _noise(held.keys, context), _noise(held.values, context)
         if isinstance(state, HashedKeyValues):
-            most = int(state.buckets.max()) + 1
-            state.buckets = torch.randint(0, most, (*state.keys.shape[:3], state.buckets.shape[3])).to(state.buckets)
+            most = int(held.buckets.max()) + 1
+            held.buckets = torch.randint(0, most, (*held.keys.shape[:3], held.buckets.shape[3])).to(held.buckets)
     elif isinstance(state, CompressiveMemory):
-        state.lengths = torch.full_like(state.lengths, context)
-        state.since = state.lengths // state.module.segment * state.module.segment
-        state.end = min(context, state.kept)
-        state.keys, state.values = torch.randn_like(state.keys), torch.randn_like(state.values)
+        held.lengths = torch.full_like(held.lengths, context)
+        held.since = held.lengths // held.module.segment * held.module.segment
+        held.end = min(context, held.kept)
+        held.keys, held.values = torch.randn_like(held.keys), torch.randn_like(held.values)
     elif isinstance(state, Recurrent):
-        state.since = context - (state.lengths - state.since)
-        state.lengths = torch.full_like(state.lengths, context)
+        held.since = context - (held.lengths - held.since)
+        held.lengths = torch.full_like(held.lengths, context)
     elif isinstance(state, RecentTokens):
-        state.lengths = torch.full_like(state.lengths, context)
-        state.oldest = state.lengths - state.size
+        held.lengths = torch.full_like(held.lengths, context)
+        held.oldest = held.lengths - held.size
     else:
         raise TypeError(f"{type(state).__name__} has no length to pretend")
 
@@ -112,13 +114,13 @@ def decoding_speeds(models: Sequence[Any], contexts: Sequence[int] = CONTEXTS) -
     """Tokens per second by context of each model, or why there are none."""
     found: list[dict[str, Any]] = [{} for _ in models]
     for context in contexts:
-        running: dict[int, Decoding] = {}
+        running: dict[int, DecodingRow] = {}
         for number, model in enumerate(models):
             if (reason := _cannot_decode(model, context)) is not None:
                 found[number][str(context)] = reason
                 continue
             try:
-                running[number] = Decoding(model.eval(), context)
+                running[number] = DecodingRow(model.eval(), context)
                 running[number].turn(2)
             except (TypeError, NotImplementedError, RuntimeError, AttributeError) as error:  # a part of the user's
                 found[number][str(context)] = f"not measured: {' '.join(str(error).split())[:200]}"
@@ -138,33 +140,39 @@ def _cannot_decode(model: Any, context: int) -> str | None:
     return None
 
 
-class Peak:
-    """Bytes that a piece of work takes at most, beyond what was held before; None where the system does not tell."""
+class UpdateMemory:
+    """Bytes that an update takes: the peak on a GPU; on a CPU, whose allocator tells no peak, weights, gradients and
+    moments (four numbers a weight), and what is kept for the backward pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: Any) -> None:
+        self.weights = {weight.untyped_storage().data_ptr(): weight.nbytes for weight in model.parameters()}
+        self.kept: dict[int, int] = {}
         self.cuda = torch.cuda.is_available()
+
+    def __enter__(self) -> UpdateMemory:
         if self.cuda:
             torch.cuda.reset_peak_memory_stats()
-            self.before = float(torch.cuda.memory_allocated())
+            self.before = torch.cuda.memory_allocated()
+            self.hooks: Any = nullcontext()  # an update may be captured, which takes no hooks
         else:
-            self.before = self._reset()
+            self.hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
+        self.hooks.__enter__()
+        return self
 
-    def _reset(self) -> float:
-        try:
-            Path("/proc/self/clear_refs").write_text("5")
-        except OSError:
-            return -1.0
-        return _own("VmRSS")
+    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self.weights:
+            self.kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
 
-    def bytes(self) -> float | None:
+    def __exit__(self, *error: Any) -> None:
+        self.hooks.__exit__(*error)
+
+    @property
+    def bytes(self) -> float:
         if self.cuda:
-            return float(torch.cuda.max_memory_allocated()) - self.before
-        return None if self.before < 0 else max(0.0, _own("VmHWM") - self.before)
-
-
-def _own(key: str) -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next((1024 * float(line.split()[1]) for line in lines if line.startswith(key)), -1.0)
+            return float(torch.cuda.max_memory_allocated() - self.before + 4 * sum(self.weights.values()))
+        return float(4 * sum(self.weights.values()) + sum(self.kept.values()))
 
 
 class Energy:

@@ -7,6 +7,7 @@ or has its best rate at the edge of what was tried, is said, and never averaged 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,12 +18,12 @@ import numpy as np
 
 from allyouneed.config import tree_of
 from allyouneed.errors import UserError
+from allyouneed.lab.comparison.sizes import FAR, Match, Sized, matched, sizes_text, words_text
+from allyouneed.lab.comparison.speed import CONTEXTS, machine
+from allyouneed.lab.comparison.training import Corpus, measure_models, open_corpus, train_model
 from allyouneed.lab.rates import RateCurve, RateRule, sweep
-from allyouneed.lab.sizes import FAR, Match, Sized, matched, sizes_text, words_text
-from allyouneed.lab.speed import CONTEXTS, machine
 from allyouneed.lab.statistics import ConfidenceInterval, difference, interval, verdict
 from allyouneed.lab.store import Result, ResultStore
-from allyouneed.lab.training import Corpus, measure_models, open_corpus, train_model
 from allyouneed.nn.models.sight import blind_pool
 
 LEAST_SEEDS, LEAST_STEPS = 3, 100
@@ -30,12 +31,13 @@ STEPS = {"cpu": 600, "cuda": 3000}  # without a budget
 SIZES = {"cpu": (128, 4), "cuda": (512, 8)}  # width and blocks
 DROPOUT = (2.0, 0.1)  # passes over the data from which on there is dropout, and how much
 STARTING = 2.0  # seconds of a run beside its updates
+EQUAL = 0.02  # of the loss: a difference that does not matter
 FASTER = 1.1  # a lead that counts where quality does not decide
 RESERVE = 1.15  # the plan's allowance for what it does not know
 
 
 @dataclass(frozen=True)
-class Settings:
+class ComparisonSettings:
     """How to compare. None: as the device and the budget allow."""
 
     match: Match = "parameters"
@@ -49,7 +51,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparisonPlan:
     """What is run. `left_out`: models and why; `seconds`: what it is expected to take."""
 
     steps: dict[str, int]
@@ -96,10 +98,10 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ModelComparison:
     """Everything that a report says."""
 
-    settings: Settings
+    settings: ComparisonSettings
     corpus: Corpus
     contenders: list[Contender]
     standings: list[Standing]
@@ -116,12 +118,25 @@ class Comparison:
 
     @property
     def recommended(self) -> str | None:
-        """The best; of models that cannot be told from it, one that is clearly faster (`faster`)."""
-        if not self.standings:
+        """The best; of models that are as good (`equals`), one that is clearly faster (`faster`)."""
+        if not self.standings or self.guesses:
             return None
         best = self.standings[0].name
-        found = max(self.tied, key=lambda one: self.pace(one.name)).name
+        found = max([best, *self.equals], key=self.pace)
         return found if self.faster(found, best) else best
+
+    @property
+    def guesses(self) -> bool:
+        """Whether even the best is no better than a guess between the labels."""
+        labels = len(self.corpus.prepared.labels)
+        return labels > 1 and bool(self.standings) and self.standings[0].loss.high >= math.log(labels)
+
+    @property
+    def equals(self) -> list[str]:
+        """Models that cannot be told from the best, and whose interval leaves no room for a loss that matters. A wide
+        interval is no sign of equality."""
+        room = EQUAL * abs(self.standings[0].loss.mean)
+        return [one.name for one in self.tied if one.behind is not None and one.behind.high <= room]
 
     def pace(self, name: str) -> tuple[float, float]:
         """Decoded tokens per second after the longest context that is known, 0 if it cannot; trained ones."""
@@ -151,10 +166,10 @@ def fitted(corpus: Corpus, models: Mapping[str, Mapping[str, Any]]) -> tuple[dic
 def compare(
     models: Mapping[str, Mapping[str, Any]],
     folder: Path,
-    settings: Settings,
+    settings: ComparisonSettings,
     report: Callable[[str], None] = lambda text: None,
     count: Callable[[int, int], None] = lambda done, total: None,
-) -> Comparison:
+) -> ModelComparison:
     """Compare models on the data of the recipe in this folder; what has run before is not run again. `count`: finished
     runs of those that are known to be needed."""
     if settings.seeds < LEAST_SEEDS:
@@ -216,11 +231,11 @@ def compare(
         by_name[name].warnings += curve.warnings()
     rated = [(one, one.curve.best) for one in contenders if one.curve is not None and one.curve.best is not None]
     wanted = [(one, rate, seed) for one, rate in rated for seed in range(1, settings.seeds + 1)]
-    for (one, _, seed), result in zip(wanted, run(wanted), strict=True):
-        one.runs.append(result)
+    for (model, _, seed), result in zip(wanted, run(wanted), strict=True):
+        model.runs.append(result)
         if result["diverged"]:
-            one.warnings.append(f"seed {seed} diverged ({result['diverged']}) and is not in its mean")
-    return Comparison(settings, corpus, contenders, standings(contenders), left_out, measured["machine"])
+            model.warnings.append(f"seed {seed} diverged ({result['diverged']}) and is not in its mean")
+    return ModelComparison(settings, corpus, contenders, standings(contenders), left_out, measured["machine"])
 
 
 def _choosing_loss(result: Result) -> float | None:
@@ -263,10 +278,10 @@ def _stored_plan(
     store: ResultStore,
     sized: Sequence[Sized],
     costs: Mapping[str, Mapping[str, Any]],
-    settings: Settings,
+    settings: ComparisonSettings,
     corpus: Corpus,
     speeds: Mapping[str, Any],
-) -> Plan:
+) -> ComparisonPlan:
     """The plan is made once and kept: a comparison that is resumed, even on a slower day, stays the same."""
     asked = {
         "kind": "plan", "match": settings.match, "seeds": settings.seeds, "steps": settings.steps,
@@ -279,12 +294,15 @@ def _stored_plan(
         return {"steps": found.steps, "left_out": found.left_out, "seconds": found.seconds}
 
     (found,) = store.run([asked], made)
-    return Plan(**found)
+    return ComparisonPlan(**found)
 
 
 def plan(
-    names: Sequence[str], costs: Mapping[str, Mapping[str, Any]], settings: Settings, usual_steps: int = STEPS["cpu"]
-) -> Plan:
+    names: Sequence[str],
+    costs: Mapping[str, Mapping[str, Any]],
+    settings: ComparisonSettings,
+    usual_steps: int = STEPS["cpu"],
+) -> ComparisonPlan:
     """How many steps fit into the budget. Fewer steps come first; where fewer would teach nothing, models are left out,
     the slowest first, but never the first that was named."""
     runs = len(settings.rule.rates) + 1 + settings.seeds - 1  # one extension of the grid is expected
@@ -299,7 +317,8 @@ def plan(
         each = (n * costs[name]["update"] + costs[name]["validation"] + STARTING for name, n in steps.items())
         return RESERVE * runs * sum(each) / _parallel(settings.processes)
 
-    kept, left_out = list(names), {}
+    kept = list(names)
+    left_out: dict[str, str] = {}
     while True:
         if settings.budget is None or settings.steps is not None:
             steps = settings.steps or usual_steps
@@ -309,7 +328,7 @@ def plan(
             steps = min(usual_steps, int((settings.budget - fixed) / max(slope, 1e-9)))
         found = steps_of(kept, max(1, steps))
         if settings.budget is None or (steps >= LEAST_STEPS and seconds_of(found) <= settings.budget * 1.01):
-            return Plan(found, left_out, seconds_of(found))
+            return ComparisonPlan(found, left_out, seconds_of(found))
         if len(kept) == 2:
             needed = seconds_of(steps_of(kept, settings.steps or LEAST_STEPS))
             raise UserError(

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-from allyouneed.cli.compare import counter
+from allyouneed.cli.lab.compare import counter
 from allyouneed.cli.messages import show_notes
 from allyouneed.cli.options import DeviceOption, argument, option
 from allyouneed.errors import UserError
@@ -117,7 +117,7 @@ def claims(
     """Test what papers claim with the smallest experiments that could refute it: confirmed, refuted or inconclusive,
     with figures and intervals. Results are kept, so that the same command resumes."""
     from allyouneed.lab.claims import pages, run
-    from allyouneed.lab.claims.claim import Outcome, Run, find, names, verdict
+    from allyouneed.lab.claims.claim import ClaimRun, Outcome, find, names, verdict
     from allyouneed.lab.store import ResultStore
 
     chosen = given or list(names())
@@ -130,7 +130,7 @@ def claims(
     if write is not None and (tiny or not write.is_dir()):
         raise UserError(f"--write {write}: " + ("--tiny only rehearses" if tiny else "no such folder; create it first"))
     where = "cpu" if cpu else _device(device)
-    found = run.run_claims(chosen, Run(where, tiny), ResultStore(output), processes, counter())
+    found = run.run_claims(chosen, ClaimRun(where, tiny), ResultStore(output), processes, counter())
     for name, claim in known.items():
         outcome = Outcome.of(found[name]["outcome"]) if name in found else None
         print(f"{name}: {pages.VERDICTS[verdict(claim, outcome)][0]}")

@@ -3,7 +3,6 @@ plain data in and plain data out, so that a store can keep it."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from rich.console import Console
 from allyouneed.config import parse, tree_of
 from allyouneed.data.batches.packing import PaddedBatches
 from allyouneed.data.batches.store import InputHashes
-from allyouneed.lab.speed import Energy, Peak, decoding_speeds, machine
+from allyouneed.lab.comparison.speed import Energy, UpdateMemory, decoding_speeds, machine
 from allyouneed.lab.store import Experiment, Result, finite, versions
 from allyouneed.nn.batch import Batch
 from allyouneed.nn.models.base import Model
@@ -34,9 +33,10 @@ from allyouneed.training.recipe.recipe import Recipe
 from allyouneed.training.reporting.progress import Reporter
 from allyouneed.training.step import PendingStep, fetch_results, run_update
 
-UNITS = 256  # groups of validation examples, which intervals resample
-HELD_TOKENS = 1 << 16  # of the validation data that are read
+UNITS = 200  # groups of validation examples, which intervals resample
+HELD_TOKENS = {"cpu": 1 << 14, "cuda": 1 << 17}  # of the validation data that are read
 WARMUP = 0.1  # of a run
+WORSE = 1.05  # times the loss before training, a run has diverged
 POINTS = 200  # of a stored curve
 COLLECT = 10  # updates between looks at their losses
 TURNS, WARM = 5, 2  # updates that are timed, after these
@@ -89,7 +89,7 @@ class Corpus:
             return
         lengths = data.items.lengths(0)
         longest, total = max(int(side.max()) for side in lengths), int(lengths[-1].sum())
-        budget = max(longest, min(total, HELD_TOKENS) // UNITS)
+        budget = max(longest, min(total, HELD_TOKENS[self.backend.device.type]) // UNITS)
         groups = PaddedBatches(data.items, budget)
         step = max(1, -(-groups.steps_per_epoch(0) // UNITS))
         yield from (batch for number, batch in enumerate(groups.batches(0)) if number % step == 0)
@@ -165,8 +165,8 @@ def train_model(experiment: Experiment, folder: str) -> Result:
     seconds = time.perf_counter() - began
     losses, counts = ([], []) if diverged else trained.losses()
     mean = sum(x * n for x, n in zip(losses, counts, strict=True)) / max(1, sum(counts))
-    if diverged is None and (not math.isfinite(mean) or mean >= max(curve[0][1], 1e-9)):
-        diverged = "validation loss is no lower than the untrained model's"
+    if diverged is None and not mean <= WORSE * curve[0][1]:
+        diverged = f"validation loss {mean:.3g} after {curve[0][1]:.3g} before training"
     group = max(1, -(-len(curve) // POINTS))
     means = [curve[at : at + group] for at in range(0, len(curve), group)]
     return {
@@ -189,10 +189,14 @@ def measure_models(experiment: Experiment, folder: str) -> Result:
         for turn in range(WARM + TURNS):
             update = next(updates)
             for one, figures in zip(models, found, strict=True):
-                peak, energy, began = Peak(), Energy(), time.perf_counter()
+                if turn == 0:  # hooks cost time, so this one is not timed
+                    with UpdateMemory(one.model) as memory:
+                        fetch_results([one.update(update)])
+                    figures["memory"] = memory.bytes
+                    continue
+                energy, began = Energy(), time.perf_counter()
                 fetch_results([one.update(update)])
                 if turn < WARM:
-                    figures["memory"] = max(figures.get("memory") or 0.0, peak.bytes() or 0.0) or None
                     continue
                 figures["seconds"].append(time.perf_counter() - began)
                 figures["joules"].append((energy.joules(), update.tokens))
