@@ -26,7 +26,7 @@ def paths(monkeypatch):
 
 @pytest.mark.parametrize("place", ["gpu", "cpu"])
 def test_weights_are_those_of_attention_or_the_row_says_why_not(place):
-    from allyouneed.lab import mixer_sizes as sizes as family_sizes
+    from allyouneed.lab import mixer_sizes as family_sizes
 
     sizes = family_sizes.SkeletonSizes() if place == "gpu" else family_sizes.CPU
     found = {name: family_sizes.ratios(sizes, keys)[0] for name, keys in family_sizes.settings(sizes).items()}
@@ -35,7 +35,7 @@ def test_weights_are_those_of_attention_or_the_row_says_why_not(place):
 
 
 def test_every_mixer_that_decodes_has_sizes():
-    from allyouneed.lab import mixer_sizes as sizes as family_sizes
+    from allyouneed.lab import mixer_sizes as family_sizes
 
     found = {mixer["kind"] for mixer in family_sizes.mixers(family_sizes.TINY).values()}
     assert set(Mixer.registry) == found | family_sizes.OTHERS
@@ -43,7 +43,7 @@ def test_every_mixer_that_decodes_has_sizes():
 
 
 def test_the_ratios_are_those_of_the_built_models():
-    from allyouneed.lab import mixer_sizes as sizes as family_sizes
+    from allyouneed.lab import mixer_sizes as family_sizes
 
     sizes, models = family_sizes.TINY, family_sizes.variants(family_sizes.TINY)
     for name in ("retention", "mamba2", "gau", "grouped-queries", "yoco"):
@@ -79,7 +79,7 @@ def test_names_of_lines_keep_their_order_and_distance():
 def test_rows_of_several_runs_are_compared_with_the_attention_of_their_own(tmp_path):
     pytest.importorskip("matplotlib")
     from bench.family_speed import page as family_page
-    from allyouneed.lab import mixer_sizes as sizes as family_sizes
+    from allyouneed.lab import mixer_sizes as family_sizes
 
     def run(file, **speeds):
         kept = {"b64 state bytes": 2, "b64 state declared": 2, "captured": True, "b1 share": 0.2, "b64 share": 0.3}

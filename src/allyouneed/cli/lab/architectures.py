@@ -64,9 +64,10 @@ def probe(
     if write is not None and not write.is_dir():
         raise UserError(f"--write {write}: no such folder; create it first, or name the folder of your pages")
     store = ResultStore(output)
-    landed = run.controls(store, size)
-    require_controls(landed)
-    cells = run.probe(models or run.known(), chosen, store, size, processes, counter())
+    with resumable():
+        landed = run.controls(store, size)
+        require_controls(landed)
+        cells = run.probe(models or run.known(), chosen, store, size, processes, counter())
     print(report.table(cells))
     show_notes(list(report.notes(cells)))
     if write is not None:
@@ -130,7 +131,8 @@ def claims(
     if write is not None and (tiny or not write.is_dir()):
         raise UserError(f"--write {write}: " + ("--tiny only rehearses" if tiny else "no such folder; create it first"))
     where = "cpu" if cpu else _device(device)
-    found = run.run_claims(chosen, ClaimRun(where, tiny), ResultStore(output), processes, counter())
+    with resumable():
+        found = run.run_claims(chosen, ClaimRun(where, tiny), ResultStore(output), processes, counter())
     for name, claim in known.items():
         outcome = Outcome.of(found[name]["outcome"]) if name in found else None
         print(f"{name}: {pages.VERDICTS[verdict(claim, outcome)][0]}")
