@@ -78,8 +78,8 @@ def test_names_of_lines_keep_their_order_and_distance():
 
 def test_rows_of_several_runs_are_compared_with_the_attention_of_their_own(tmp_path):
     pytest.importorskip("matplotlib")
-    from bench.family_speed import page as family_page
     from allyouneed.lab import mixer_sizes as family_sizes
+    from bench.family_speed import page as family_page
 
     def run(file, **speeds):
         kept = {"b64 state bytes": 2, "b64 state declared": 2, "captured": True, "b1 share": 0.2, "b64 share": 0.3}

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-from allyouneed.cli.lab.compare import counter
+from allyouneed.cli.lab.compare import counter, resumable
 from allyouneed.cli.messages import show_notes
 from allyouneed.cli.options import DeviceOption, argument, option
 from allyouneed.errors import UserError

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-import allyouneed as ayn
+from allyouneed.config import parse, preset_tree
+from allyouneed.nn.models.base import Model
 
 FFN = {"kind": "ffn", "hidden": 256}
 
@@ -23,12 +24,12 @@ def decoder(mixer: Any = None, layers: int = 2, width: int = 64, vocab: int = 64
 
 
 def config(tree: Any) -> Any:
-    return ayn.model_config(tree)
+    return parse(Model, preset_tree(tree) if isinstance(tree, str) else tree)  # type: ignore[type-abstract]
 
 
 def built(tree: Any, seed: int = 0) -> Any:
     torch.manual_seed(seed)
-    return ayn.build(tree)
+    return config(tree).build()
 
 
 def slope(found: dict[float, float]) -> float:

@@ -6,13 +6,11 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-import allyouneed as ayn
-from allyouneed.config import parse, tree_of
+from allyouneed.config import parse, preset_tree, tree_of
 from allyouneed.errors import UserError
 from allyouneed.files import sha256
 from allyouneed.lab.mixer_sizes import SkeletonSizes, mixers, tree
@@ -56,8 +54,7 @@ def model_tree(name: str, convolved: bool = True) -> dict[str, Any]:
         return tree(SIZES, {}) | {
             "decoder": [CONVOLUTION, layer] * SIZES.layers if convolved else [layer] * SIZES.layers
         }
-    config = ayn.model_config(Path(name) if Path(name).is_dir() else name)
-    found: dict[str, Any] = tree_of(config)
+    found: dict[str, Any] = tree_of(parse(Model, preset_tree(name), name))  # type: ignore[type-abstract]
     if found["kind"] != "decoder":
         raise UserError(
             f"{name}: a model of kind {found['kind']} cannot be probed; name a decoder or a mixer: {', '.join(known())}"
