@@ -32,12 +32,12 @@ sys.path.append(str(Path(__file__).parents[2]))  # for bench.*
 from allyouneed.config import parse
 from allyouneed.kernels.cpu import build as native
 from allyouneed.lab.comparison.speed import pretend
+from allyouneed.lab.mixer_sizes import BOUNDED, CPU, TINY, UNEQUAL, SkeletonSizes, middle, mixers, settings
 from allyouneed.nn.batch import Rows
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.precision import quantize
 from allyouneed.runtime.cpu.executor import CpuExecutor, cpu_executor
 from bench.family_speed.page import Curves, curve_table, fill, markdown, picture, plot, share, short, unequal, weights
-from bench.family_speed.sizes import BOUNDED, CPU, TINY, UNEQUAL, Sizes, middle, mixers, settings
 from bench.family_speed.train_cpu import Trained
 
 STEPS = 24  # of a turn
@@ -55,7 +55,7 @@ class Case(NamedTuple):
     rows: int
 
 
-def models(s: Sizes) -> dict[str, dict[str, Any]]:
+def models(s: SkeletonSizes) -> dict[str, dict[str, Any]]:
     """YOCO is no mixer, and the interpreter has no program for its two stacks."""
     return {name: keys for name, keys in settings(s).items() if name != "yoco"}
 
@@ -71,7 +71,7 @@ def build(keys: dict[str, Any], stored: str) -> Any:
 class Decoding:
     """One model that has read `context` tokens, and decodes."""
 
-    def __init__(self, s: Sizes, case: Case, context: int) -> None:
+    def __init__(self, s: SkeletonSizes, case: Case, context: int) -> None:
         self.sizes, self.case, self.context = s, case, context
         self.model = build(models(s)[case.name], case.stored)
         self.executor = cpu_executor(self.model)
@@ -118,7 +118,7 @@ def measure(running: list[Decoding], rounds: int, steps: int, clock: Clock) -> l
     ]
 
 
-def survey(s: Sizes, names: list[str], kinds: list[str], rows: list[int], rounds: int, clock: Clock) -> str:
+def survey(s: SkeletonSizes, names: list[str], kinds: list[str], rows: list[int], rounds: int, clock: Clock) -> str:
     """The table of all mixers with a short context."""
     columns = [(kind, count) for kind in kinds for count in rows]
     found: dict[Case, tuple[str, str]] = {}  # a cell, and what computed it
@@ -141,7 +141,7 @@ def survey(s: Sizes, names: list[str], kinds: list[str], rows: list[int], rounds
     return f"{table}\n\n¹ {unequal(s, names)} {counted}"
 
 
-def contexts(s: Sizes, names: list[str], lengths: list[int], rounds: int, clock: Clock) -> Curves:
+def contexts(s: SkeletonSizes, names: list[str], lengths: list[int], rounds: int, clock: Clock) -> Curves:
     """Decoded tokens per second of one row in fp32 against the tokens read before. One model after another: the caches
     of all would not fit into memory."""
     found: Curves = {}
@@ -159,7 +159,7 @@ def contexts(s: Sizes, names: list[str], lengths: list[int], rounds: int, clock:
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-def train(s: Sizes, names: list[str], lengths: list[int], clock: Clock) -> Curves:
+def train(s: SkeletonSizes, names: list[str], lengths: list[int], clock: Clock) -> Curves:
     """Trained tokens per second of one row in fp32 against its length, until a step would take too long or too much
     memory: as the cost functions and the growth so far say."""
     room = proc("meminfo", "MemAvailable") / 2
