@@ -63,7 +63,7 @@ def page(outcomes: Mapping[str, Outcome], chinese: bool = False) -> str:
     at, folder = int(chinese), "../pictures" if chinese else "pictures"
     word = {name: texts[at] for name, texts in WORDS.items()}
     found = {name: verdict(find(name), outcomes.get(name)) for name in names()}
-    counts = Counter(found.values())
+    counts = Counter[str](found.values())
     told = [
         f"{counts[key]} {texts[0]}" if not chinese else f"{texts[1]} {counts[key]}"
         for key, texts in VERDICTS.items()

@@ -89,7 +89,7 @@ def run_one(one: Experiment, device: str = "cpu") -> Result:
     longest = sample(task, task.trained[1])
     trained = fit(net, sample(task), how, longest)
     loss, accuracy = score(net, longest, TEST_ROWS)
-    limit = net.config.limit
+    limit: int | None = getattr(net.config, "limit", None)
     fits = limit is None or task.make(torch.Generator(), 1, task.longer)[0].shape[1] <= limit
     longer = score(net, sample(task, task.longer), TEST_ROWS)[1] if fits else None
     return {
@@ -140,12 +140,15 @@ def probe(
         for seed in range(size.seeds)
     ]
     by_cell: dict[str, list[Result]] = {cell: [] for cell in cells}
-    for (cell, _, _), one in zip(best, results(best), strict=True):  # type: ignore[arg-type]
+    for (cell, _, _), one in zip(best, results(best), strict=True):
         by_cell[cell].append(one)
     return {
         cells[cell]: ProbeCell(
-            *(tuple(one[key] for one in runs) for key in ("accuracy", "longer", "steps")), curves[cell]
-        )  # type: ignore[arg-type]
+            tuple(one["accuracy"] for one in runs),
+            tuple(one["longer"] for one in runs),
+            tuple(one["steps"] for one in runs),
+            curves[cell],
+        )
         for cell, runs in by_cell.items()
     }
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 from allyouneed.errors import UserError
 from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import attention, config, slope
@@ -7,12 +9,12 @@ from allyouneed.lab.claims.trees import attention, config, slope
 RANK, LENGTHS = 256, (2048, 8192, 32768)
 
 
-def encoder(mixer: dict[str, object]) -> dict[str, object]:
+def encoder(mixer: dict[str, Any]) -> dict[str, Any]:
     layer = {"mixer": mixer, "channel": {"kind": "ffn", "hidden": 256}}
     return {"kind": "encoder", "vocab": 100, "width": 64, "encoder": [layer], "head": "none"}
 
 
-def refused(tree: dict[str, object]) -> float:
+def refused(tree: dict[str, Any]) -> float:
     try:
         config(tree)
     except UserError:
@@ -21,7 +23,7 @@ def refused(tree: dict[str, object]) -> float:
 
 
 def measure(run: ClaimRun) -> Outcome:
-    def flops(tree: dict[str, object], length: int) -> float:
+    def flops(tree: dict[str, Any], length: int) -> float:
         return float(length * config(tree).cost(length).flops)
 
     trees = {"Linformer": lambda n: {"kind": "linformer", "heads": 2, "length": n, "rank": RANK}}

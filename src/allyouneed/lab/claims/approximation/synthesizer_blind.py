@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
@@ -10,7 +12,7 @@ LENGTH = 24
 
 
 @torch.no_grad()
-def change(mixer: dict[str, object], seed: int) -> float:
+def change(mixer: dict[str, Any], seed: int) -> float:
     """How much the weights of the last token move, over the keys that stay, when the other tokens are others."""
     model = built(decoder(mixer, 1), seed).eval()
     tokens = torch.randint(0, 64, (1, LENGTH), generator=torch.Generator().manual_seed(seed))
@@ -21,7 +23,7 @@ def change(mixer: dict[str, object], seed: int) -> float:
 
 
 def measure(run: ClaimRun) -> Outcome:
-    mixers = {
+    mixers: dict[str, dict[str, Any]] = {
         kind: {"kind": "synthesizer", "heads": 2, "length": LENGTH, "synthesis": kind, "pattern": "causal"}
         for kind in ("dense", "random")
     }

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 from allyouneed.config import parse
 from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import slope
@@ -7,7 +9,7 @@ from allyouneed.nn.common import Common
 from allyouneed.nn.sublayer import Mixer
 
 # table 1: exponents of n and of d
-LAYERS = {
+LAYERS: dict[str, tuple[dict[str, Any], int, int]] = {
     "self-attention": ({"kind": "attention", "heads": 1}, 2, 1),
     "recurrent": ({"kind": "lstm"}, 1, 2),
     "convolutional": ({"kind": "convolution", "size": 3}, 1, 2),
@@ -17,7 +19,7 @@ LAYERS = {
 LONG, WIDE = 1 << 20, 64
 
 
-def flops(keys: dict[str, object], length: int, width: int) -> float:
+def flops(keys: dict[str, Any], length: int, width: int) -> float:
     mixer = parse(Mixer, keys)  # type: ignore[type-abstract]
     common, projections = Common(width=width), 8.0 * width**2 if keys["kind"] == "attention" else 0.0
     return length * (mixer.cost(common, length).flops - projections)

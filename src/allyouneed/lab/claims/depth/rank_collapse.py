@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
@@ -9,7 +11,7 @@ from allyouneed.nn.batch import Batch, Rows
 
 def measure(run: ClaimRun) -> Outcome:
     layers = run.pick(12, 4)
-    kinds = {
+    kinds: dict[str, dict[str, Any]] = {
         "attention alone": {"wiring": "plain", "channel": None},
         "with skips": {"wiring": {"kind": "pre-norm", "final": False}, "channel": None},
         "with skips and FFN": {"wiring": {"kind": "pre-norm", "final": False}},
@@ -36,7 +38,7 @@ def measure(run: ClaimRun) -> Outcome:
 
 
 @torch.no_grad()
-def spread(keys: dict[str, object], layers: int, seed: int) -> dict[float, float]:
+def spread(keys: dict[str, Any], layers: int, seed: int) -> dict[float, float]:
     tree = decoder(attention(pattern="full"), layers, 64, **keys)
     tree["encoder"] = tree.pop("decoder")
     model = built(tree | {"kind": "encoder", "head": "none"}, seed).eval()

@@ -13,7 +13,7 @@ KERNELS = {"flash": SDPBackend.FLASH_ATTENTION, "written out": SDPBackend.MATH}
 def attend(kernel: SDPBackend, length: int) -> tuple[torch.Tensor, float]:
     """The output, and the bytes kept for the backward pass beyond inputs and output."""
     torch.manual_seed(0)
-    inputs = [torch.randn(1, 2, length, 32, requires_grad=True) for _ in range(3)]
+    q, k, v = (torch.randn(1, 2, length, 32, requires_grad=True) for _ in range(3))
     kept: dict[int, int] = {}
 
     def pack(x: torch.Tensor) -> torch.Tensor:
@@ -21,8 +21,8 @@ def attend(kernel: SDPBackend, length: int) -> tuple[torch.Tensor, float]:
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x), sdpa_kernel(kernel):
-        out = scaled_dot_product_attention(*inputs)
-    own = {x.untyped_storage().data_ptr() for x in (*inputs, out)}
+        out = scaled_dot_product_attention(q, k, v)
+    own = {x.untyped_storage().data_ptr() for x in (q, k, v, out)}
     return out, float(sum(size for address, size in kept.items() if address not in own))
 
 

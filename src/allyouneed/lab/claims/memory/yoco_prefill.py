@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
@@ -9,7 +11,7 @@ from allyouneed.nn.batch import Batch, Rows
 LAYERS = 4
 
 
-def tree() -> dict[str, object]:
+def tree() -> dict[str, Any]:
     layer = {"repeat": LAYERS, "wiring": "pre-norm", "channel": FFN}
     first = layer | {"mixer": {"kind": "gated-retention", "heads": 4}}
     second = layer | {"cross": attention(positions="rotary")}
@@ -23,7 +25,8 @@ def measure(run: ClaimRun) -> Outcome:
     for seed in run.seeds:
         model = built(tree(), seed).eval().double()
         tokens = torch.randint(0, 64, (2, length), generator=torch.Generator().manual_seed(seed))
-        whole, states, seen = model(Batch(Rows(tokens))), model.start(2), []
+        whole, states = model(Batch(Rows(tokens))), model.start(2)
+        seen: list[int] = []
         block = model.second.blocks[0].sublayers["channel"]
         hook = block.register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args[0].shape[1]))
         last = model.advance(Rows(tokens), states, last=True)

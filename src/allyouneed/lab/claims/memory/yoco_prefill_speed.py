@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
 
@@ -10,7 +11,7 @@ from allyouneed.lab.claims.trees import built
 from allyouneed.nn.batch import Rows
 
 
-def tree(run: ClaimRun) -> dict[str, object]:
+def tree(run: ClaimRun) -> dict[str, Any]:
     whole = model_of({"kind": "gated-retention", "heads": run.pick(16, 4)}, run)
     first = whole.pop("decoder")[0]
     first["repeat"] //= 2
@@ -21,7 +22,7 @@ def tree(run: ClaimRun) -> dict[str, object]:
 
 
 @torch.inference_mode()
-def seconds(keys: dict[str, object], length: int, run: ClaimRun) -> float:
+def seconds(keys: dict[str, Any], length: int, run: ClaimRun) -> float:
     model = built(keys).eval().to(run.device, torch.bfloat16 if run.device == "cuda" else torch.float32)
     tokens, best = torch.zeros(1, length, dtype=torch.long, device=run.device), float("inf")
     for _ in range(3):

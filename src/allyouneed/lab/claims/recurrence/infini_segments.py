@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+from functools import partial
+
+from torch import Generator, Tensor
+
 from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import built, decoder
 from allyouneed.lab.probe.run import CONVOLUTION
@@ -7,6 +11,10 @@ from allyouneed.lab.probe.tasks.needle import TASK
 from allyouneed.lab.probe.train import Fit, fit, score
 
 SEGMENT = 32
+
+
+def asked(dice: Generator, rows: int, segments: int) -> tuple[Tensor, Tensor]:
+    return TASK.make(dice, rows, SEGMENT * segments)
 
 
 def measure(run: ClaimRun) -> Outcome:
@@ -18,10 +26,8 @@ def measure(run: ClaimRun) -> Outcome:
     for seed in run.seeds:
         model = built(tree, seed)
         how = Fit(steps=run.pick(3000, 3), rows=run.pick(64, 2), seed=seed, device=run.device)
-        fit(model, lambda dice, rows: TASK.make(dice, rows, SEGMENT * 4), how)
-        runs.append(
-            {float(n): score(model, lambda dice, rows, n=n: TASK.make(dice, rows, SEGMENT * n))[1] for n in segments}
-        )
+        fit(model, partial(asked, segments=4), how)
+        runs.append({float(n): score(model, partial(asked, segments=n))[1] for n in segments})
     last = float(segments[-1])
     return Outcome(
         (

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 from allyouneed.lab.claims.claim import Claim, ClaimRun, Figure, Outcome
 from allyouneed.lab.claims.trees import attention, config
 
@@ -7,7 +9,7 @@ WIDTH, LAYERS, LENGTH, ROWS = 4096, 32, 8192, 8  # 6.7 billion parameters, 8k to
 
 
 def measure(run: ClaimRun) -> Outcome:
-    def memory(mixer: dict[str, object], hidden: int, rows: int) -> float:
+    def memory(mixer: dict[str, Any], hidden: int, rows: int) -> float:
         layer = {"repeat": LAYERS, "wiring": "pre-norm", "mixer": mixer, "channel": {"kind": "ffn", "hidden": hidden}}
         cost = config({"kind": "decoder", "vocab": 32000, "width": WIDTH, "decoder": [layer]}).cost(LENGTH)
         return float(cost.parameters * 2 + rows * cost.state_bytes(LENGTH, 2, captured=True))

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from torch import Generator, Tensor
 
-from allyouneed.lab.probe.task import IGNORE, ProbeTask, distinct, drawn
+from allyouneed.lab.probe.task import ProbeTask, distinct, drawn
+from allyouneed.nn.batch import IGNORE
 
 LETTERS = 32
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from allyouneed.lab.probe.task import IGNORE, ProbeTask, drawn
+from allyouneed.lab.probe.task import ProbeTask, drawn
+from allyouneed.nn.batch import IGNORE
 
 VALUES, NOISE = 16, 8
 MARK, ASK = VALUES + NOISE, VALUES + NOISE + 1
