@@ -46,6 +46,7 @@ from allyouneed.training.optim.schedule import Schedule
 from foreign_folders import write_strangers
 from parameter_count import parameter_count
 from toy_images import class_folders, write_pictures
+from toy_sounds import sound_folders, write_sounds
 from toy_texts import asked, chats, comparisons, documents, impressions, labelled, scored, sentence, several, tagged
 
 ROOT = Path(__file__).parent.parent
@@ -135,7 +136,9 @@ def small(tree: dict[str, Any]) -> list[str]:
         return ["steps=2", "task.batch=4", "task.max_length=5"]
     if "start" in tree or "retrieval" in tree:  # these bring their own tokenizer and a small model
         return SMALL
-    found = list(SMALL) if "image-classification" in str(tree.get("task")) else [*SMALL, "tokenizer.vocab=300"]
+    classes = ("image-classification", "audio-classification")
+    without = any(task in str(tree.get("task")) for task in classes)
+    found = list(SMALL) if without else [*SMALL, "tokenizer.vocab=300"]
     found += [change for name, change in SMALL_MODELS.items() if str(tree["model"]).startswith(name)]
     return found
 
@@ -189,6 +192,10 @@ def _write_data(path: Path, task: Any) -> None:
         if not path.exists():
             _write_images(path)
         return
+    if kind in ("audio-classification", "transcription"):
+        if not path.exists():
+            _write_recordings(path)
+        return
     write = TOYS.get(Task.registry[kind].files.model_fields["kind"].default) if kind else None
     write = several if isinstance(task, dict) and task.get("several") else write
     if write is None:
@@ -206,6 +213,17 @@ def _write_images(path: Path) -> None:
     else:
         class_folders(path, 18)
         (path.parents[1] / "cat.png").write_bytes(next(path.rglob("*.png")).read_bytes())
+
+
+def _write_recordings(path: Path) -> None:
+    """A folder of recordings for each class, or a table with transcripts; and speech.wav."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix:
+        write_sounds(path.parent, path.stem, 20)
+        (path.parent / f"{path.stem}.transcripts.tsv").rename(path)
+    else:
+        sound_folders(path, 18)
+        (path.parents[1] / "speech.wav").write_bytes(next(path.rglob("*.wav")).read_bytes())
 
 
 def asked_as_json(count: int, dice: random.Random) -> str:

@@ -186,7 +186,7 @@ def test_a_shrunk_preset_decodes_the_same_token_by_token(name):
     with torch.no_grad():
         expected = model.logits(batch)
         if config.kind == "interleaved":
-            states, rows = model.start(len(rows.tokens)), model.filled(batch)
+            states, rows = model.start(len(rows.tokens)), model.rows(batch)
         else:
             states = model.start(len(rows.tokens)) if batch.source is None else model.start(batch.source)
         columns = [Rows(column) for column in rows.tokens.split(1, 1)]

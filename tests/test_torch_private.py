@@ -43,6 +43,7 @@ def test_no_other_module_uses_private_torch() -> None:
         "_int_mm",
         "_scaled_mm",
         "_foreach_norm",
+        "_foreach_lerp_",
         "_make_per_channel_quantized_tensor",
         "cpu._is_vnni_supported",
         "ops.quantized.linear_prepack",
@@ -99,6 +100,16 @@ def test_norms_of_many_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(torch.stack(torch_private.tensor_norms(tensors)), expected)
     monkeypatch.delattr(torch, "_foreach_norm")
     torch.testing.assert_close(torch.stack(torch_private.tensor_norms(tensors)), expected)
+
+
+def test_moving_towards_other_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors, others = [given(3), given(2, 4)], [given(3), given(2, 4)]
+    expected = [tensor + 0.25 * (other - tensor) for tensor, other in zip(tensors, others, strict=True)]
+    for _ in range(2):
+        moved = [tensor.clone() for tensor in tensors]
+        torch_private.move_towards(moved, others, 0.25)
+        torch.testing.assert_close(moved, expected)
+        monkeypatch.delattr(torch, "_foreach_lerp_", raising=False)
 
 
 @pytest.mark.skipif(not torch_private.has_fbgemm(), reason="this torch has no FBGEMM")

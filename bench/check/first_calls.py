@@ -32,8 +32,8 @@ from allyouneed.folder import Folder
 from allyouneed.infer.cuda_graph.shape import weight_addresses
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
+from allyouneed.lab.mixer_sizes import TINY, variants
 from allyouneed.nn.models.base import Model
-from bench.family_speed.sizes import TINY, variants
 
 PROMPTS = [[1, 5, 6, 7, 8, 9], [1, 9], [1, *range(3, 14)], [1, 20, 21, 22]]
 TOKENS = {"plain": 12, "captured": 40}  # of each text

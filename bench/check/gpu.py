@@ -244,7 +244,7 @@ def cuda_graphs() -> None:
             engine.model.to(Options.device, dtype)
             for draft in drafts.values():
                 if isinstance(draft, DraftModel):
-                    draft.engine.model.to(Options.device, dtype)
+                    draft.runner.model.to(Options.device, dtype)
             for method, (spec, asked) in cases.items():
                 if Options.late() or (dtype is torch.bfloat16 and method not in ("greedy", "beam")):
                     continue

@@ -3,7 +3,7 @@ streamed token. Each model has two fresh processes: one with empty folders for c
 at once), one that finds them (one after another).
 
     python bench/decode/first_call.py                            # attention and retention, a GRU, 64 rows
-    python bench/decode/first_call.py attention:1 gru:64         # mixers of family_speed/sizes.py, and rows
+    python bench/decode/first_call.py attention:1 gru:64         # mixers of lab/mixer_sizes.py, and rows
     python bench/decode/first_call.py --device cpu --tiny        # rehearsal
 
 `start`: until the program's first line has been imported; `load`: of a model folder. Below, where the time of a call
@@ -39,8 +39,8 @@ from allyouneed.infer.engine import Engine
 from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.interop.load import load
 from allyouneed.kernels import preload
+from allyouneed.lab.mixer_sizes import TINY, SkeletonSizes, variants
 from allyouneed.nn.models.base import Model
-from bench.family_speed.sizes import TINY, Sizes, variants
 
 JOBS = ("attention:1", "retention:1", "attention:64", "gru:1")
 LENGTHS = (50, 100, 37, 70, 39, 200, 150)  # of prompts; the first calls have 24 tokens
@@ -155,7 +155,7 @@ def measure(job: str, folder: str, device: str, tiny: bool) -> dict[str, Any]:
 
 
 def save(job: str, folder: Path, device: str, tiny: bool) -> None:
-    model: Any = parse(Model, variants(TINY if tiny else Sizes())[job.split(":")[0]]).build()  # type: ignore[type-abstract]
+    model: Any = parse(Model, variants(TINY if tiny else SkeletonSizes())[job.split(":")[0]]).build()  # type: ignore[type-abstract]
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     Folder(model.to(dtype).eval(), None, {"kind": "causal-lm"}).save(folder / "model")
 

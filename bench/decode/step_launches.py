@@ -20,13 +20,13 @@ from triton.runtime.jit import KernelInterface
 sys.path.append(str(Path(__file__).parents[2]))  # for bench.*
 
 from allyouneed.config import parse
+from allyouneed.lab.mixer_sizes import TINY, variants
 from allyouneed.nn.linear.ternary import pack_model
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.ops.attention import decode
 from allyouneed.runtime.cuda import kernels, mixer_kernels, state_space_kernels
 from allyouneed.runtime.cuda.decode_step import DecodeStep
 from allyouneed.runtime.cuda.static_cache import StaticStates
-from bench.family_speed.sizes import TINY, variants
 
 
 class Launches(NamedTuple):

@@ -20,8 +20,8 @@ from torch.profiler import ProfilerActivity, profile
 sys.path.append(str(Path(__file__).parents[2]))  # for bench.*
 
 from allyouneed.infer.engine import Engine
+from allyouneed.lab.mixer_sizes import SkeletonSizes, variants
 from bench.family_speed.gpu import Bench, decode, reported, time_steps
-from bench.family_speed.sizes import Sizes, variants
 
 
 def profile_steps(bench: Bench, name: str, rows: int, most: int) -> None:
@@ -54,7 +54,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--most", type=int, default=14, help="kernels to print")
     given = parser.parse_args()
-    bench = Bench(torch.device("cuda"), Sizes(), 600)
+    bench = Bench(torch.device("cuda"), SkeletonSizes(), 600)
     for name in given.names.split(","):
         with reported(bench, name):
             profile_steps(bench, name, given.rows, given.most)

@@ -31,19 +31,13 @@ sys.path.append(str(Path(__file__).parents[2]))  # for bench.*
 
 from allyouneed.config import parse
 from allyouneed.kernels.cpu import build as native
+from allyouneed.lab.comparison.speed import pretend
+from allyouneed.lab.mixer_sizes import BOUNDED, CPU, TINY, UNEQUAL, SkeletonSizes, middle, mixers, settings
 from allyouneed.nn.batch import Rows
-from allyouneed.nn.mixers.attention.infini import CompressiveMemory
-from allyouneed.nn.mixers.attention.lsh import HashedKeyValues
-from allyouneed.nn.mixers.convolution import RecentTokens
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.precision import quantize
-from allyouneed.nn.states.kv_cache import KVCache
-from allyouneed.nn.states.nested import NestedStates
-from allyouneed.nn.states.recurrent import Recurrent
-from allyouneed.nn.states.window import WindowKVCache
 from allyouneed.runtime.cpu.executor import CpuExecutor, cpu_executor
 from bench.family_speed.page import Curves, curve_table, fill, markdown, picture, plot, share, short, unequal, weights
-from bench.family_speed.sizes import BOUNDED, CPU, TINY, UNEQUAL, Sizes, middle, mixers, settings
 from bench.family_speed.train_cpu import Trained
 
 STEPS = 24  # of a turn
@@ -61,7 +55,7 @@ class Case(NamedTuple):
     rows: int
 
 
-def models(s: Sizes) -> dict[str, dict[str, Any]]:
+def models(s: SkeletonSizes) -> dict[str, dict[str, Any]]:
     """YOCO is no mixer, and the interpreter has no program for its two stacks."""
     return {name: keys for name, keys in settings(s).items() if name != "yoco"}
 
@@ -77,7 +71,7 @@ def build(keys: dict[str, Any], stored: str) -> Any:
 class Decoding:
     """One model that has read `context` tokens, and decodes."""
 
-    def __init__(self, s: Sizes, case: Case, context: int) -> None:
+    def __init__(self, s: SkeletonSizes, case: Case, context: int) -> None:
         self.sizes, self.case, self.context = s, case, context
         self.model = build(models(s)[case.name], case.stored)
         self.executor = cpu_executor(self.model)
@@ -114,44 +108,6 @@ class Decoding:
         return f"{len(calls)} calls" if calls else "native"
 
 
-def pretend(state: Any, context: int) -> None:
-    """Make the state look as if the rows had read `context` tokens: its caches are filled with random numbers."""
-    if isinstance(state, NestedStates):
-        for part in state.parts.values():
-            pretend(part, context)
-    elif isinstance(state, WindowKVCache):
-        state.lengths = torch.full_like(state.lengths, context)
-        state.written, state.end = state.lengths, min(context, state.first + state.ring)
-        state.keys, state.values = noise(state.keys, state.end + 1), noise(state.values, state.end + 1)
-    elif isinstance(state, KVCache):
-        state.end = context
-        state.drop_spare()
-        state.keys, state.values = noise(state.keys, context), noise(state.values, context)
-        if isinstance(state, HashedKeyValues):
-            most = int(state.buckets.max()) + 1
-            state.buckets = torch.randint(0, most, (*state.keys.shape[:3], state.buckets.shape[3])).to(state.buckets)
-    elif isinstance(state, CompressiveMemory):
-        state.lengths = torch.full_like(state.lengths, context)
-        state.since = state.lengths // state.module.segment * state.module.segment
-        state.end = min(context, state.kept)
-        state.keys, state.values = torch.randn_like(state.keys), torch.randn_like(state.values)
-    elif isinstance(state, Recurrent):
-        state.since = context - (state.lengths - state.since)
-        state.lengths = torch.full_like(state.lengths, context)
-    elif isinstance(state, RecentTokens):
-        state.lengths = torch.full_like(state.lengths, context)
-        state.oldest = state.lengths - state.size
-    else:
-        raise TypeError(f"{type(state).__name__} has no length to pretend")
-
-
-def noise(cache: torch.Tensor, slots: int) -> torch.Tensor:
-    """A cache like this one with `slots` slots. Random numbers repeat, because drawing them takes longer than steps."""
-    rows, heads, _, width = cache.shape
-    some = torch.randn(rows, heads, min(slots, 1024), width)
-    return some.repeat(1, 1, -(-slots // some.shape[2]), 1)[:, :, :slots].contiguous()
-
-
 def measure(running: list[Decoding], rounds: int, steps: int, clock: Clock) -> list[tuple[float, str]]:
     """Tokens per second of each one's best turn, and what computed it."""
     for one in running:
@@ -162,7 +118,7 @@ def measure(running: list[Decoding], rounds: int, steps: int, clock: Clock) -> l
     ]
 
 
-def survey(s: Sizes, names: list[str], kinds: list[str], rows: list[int], rounds: int, clock: Clock) -> str:
+def survey(s: SkeletonSizes, names: list[str], kinds: list[str], rows: list[int], rounds: int, clock: Clock) -> str:
     """The table of all mixers with a short context."""
     columns = [(kind, count) for kind in kinds for count in rows]
     found: dict[Case, tuple[str, str]] = {}  # a cell, and what computed it
@@ -185,7 +141,7 @@ def survey(s: Sizes, names: list[str], kinds: list[str], rows: list[int], rounds
     return f"{table}\n\n¹ {unequal(s, names)} {counted}"
 
 
-def contexts(s: Sizes, names: list[str], lengths: list[int], rounds: int, clock: Clock) -> Curves:
+def contexts(s: SkeletonSizes, names: list[str], lengths: list[int], rounds: int, clock: Clock) -> Curves:
     """Decoded tokens per second of one row in fp32 against the tokens read before. One model after another: the caches
     of all would not fit into memory."""
     found: Curves = {}
@@ -203,7 +159,7 @@ def contexts(s: Sizes, names: list[str], lengths: list[int], rounds: int, clock:
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-def train(s: Sizes, names: list[str], lengths: list[int], clock: Clock) -> Curves:
+def train(s: SkeletonSizes, names: list[str], lengths: list[int], clock: Clock) -> Curves:
     """Trained tokens per second of one row in fp32 against its length, until a step would take too long or too much
     memory: as the cost functions and the growth so far say."""
     room = proc("meminfo", "MemAvailable") / 2

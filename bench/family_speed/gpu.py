@@ -48,24 +48,24 @@ from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.request import Request
-from allyouneed.nn.linear.ternary import pack_model
-from allyouneed.nn.models.base import Model
-from allyouneed.nn.sublayer import Mixer
-from allyouneed.runtime.report import cuda_choice
-from bench.family_speed.page import long_table, peer_table, short, table, write_gpu
-from bench.family_speed.sizes import (
+from allyouneed.lab.mixer_sizes import (
     BOUNDED,
     CONSTANT,
     OTHERS,
     STATED,
     TINY,
-    Sizes,
+    SkeletonSizes,
     latent_sizes,
     middle,
     mixers,
     ratios,
     variants,
 )
+from allyouneed.nn.linear.ternary import pack_model
+from allyouneed.nn.models.base import Model
+from allyouneed.nn.sublayer import Mixer
+from allyouneed.runtime.report import cuda_choice
+from bench.family_speed.page import long_table, peer_table, short, table, write_gpu
 
 FIRST = (
     "attention",
@@ -88,7 +88,7 @@ LEAST = 3
 @dataclass
 class Bench:
     device: torch.device
-    sizes: Sizes
+    sizes: SkeletonSizes
     seconds: float
     begun: float = field(default_factory=time.perf_counter)
     results: dict[str, Any] = field(default_factory=dict)
@@ -393,7 +393,7 @@ def main() -> int:
         *files, page = given.page
         write_gpu(files, page)
         return 0
-    bench = Bench(torch.device(given.device), TINY if given.tiny else Sizes(), given.seconds, save=given.save)
+    bench = Bench(torch.device(given.device), TINY if given.tiny else SkeletonSizes(), given.seconds, save=given.save)
     bench.locked = open(given.lock, "w") if given.lock else None  # noqa: SIM115
     bench.copied = copy_speed(bench)
     models, only = variants(bench.sizes), given.only.split(",")

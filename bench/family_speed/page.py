@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from bench.family_speed.sizes import STATED, UNEQUAL, Sizes, ratios, settings
+from allyouneed.lab.mixer_sizes import STATED, UNEQUAL, SkeletonSizes, ratios, settings
 
 AIM = 0.7
 Curves = dict[str, dict[int, float]]  # by name and length
@@ -48,13 +48,13 @@ def share(found: float | None, base: float | None, aim: float = AIM) -> str:
     return f"{found / base:.2f}{'' if found / base >= aim else ' ↓'}"
 
 
-def weights(s: Sizes, name: str) -> str:
+def weights(s: SkeletonSizes, name: str) -> str:
     """Weights of the mixer, and of the whole model, relative to those with attention."""
     mixer, whole = ratios(s, settings(s)[name])
     return f"{'–' if name == 'experts' else f'{mixer:.2f}'} / {whole:.2f}"
 
 
-def unequal(s: Sizes, names: Sequence[str]) -> str:
+def unequal(s: SkeletonSizes, names: Sequence[str]) -> str:
     """Which rows have not as many weights as attention, and why."""
     found = [f"{name} ({why})" for name, why in UNEQUAL.items() if name in names]
     return f"Other numbers of weights, because keys allow no equal one: {'; '.join(found)}." if found else ""
@@ -156,14 +156,14 @@ def grows(name: str) -> bool:
     from allyouneed.config import parse
     from allyouneed.nn.models.base import Model
 
-    keys = settings(Sizes()).get(name)
+    keys = settings(SkeletonSizes()).get(name)
     return keys is None or parse(Model, keys).cost(65536).state_per_token > 0  # type: ignore[type-abstract]
 
 
 # --- runs on a GPU, from their JSON files -----------------------------------------------------------------------------
 
 
-def table(sizes: Sizes, runs: list[dict[str, Any]]) -> str:
+def table(sizes: SkeletonSizes, runs: list[dict[str, Any]]) -> str:
     """Every model with the attention of its own run; of several runs with the same model, the last."""
     one, many = (f"b{count}" for count in sizes.rows)
     found = {name: (values, run) for run in runs for name, values in run.items() if f"{many} share" in values}
@@ -181,7 +181,7 @@ def table(sizes: Sizes, runs: list[dict[str, Any]]) -> str:
     return markdown([*head, "weights: mixer / model"], body) + f"\n\n¹ {unequal(sizes, list(found))}" if body else ""
 
 
-def long_table(sizes: Sizes, runs: list[dict[str, Any]]) -> tuple[str, dict[str, dict[int, float]]]:
+def long_table(sizes: SkeletonSizes, runs: list[dict[str, Any]]) -> tuple[str, dict[str, dict[int, float]]]:
     """The table and its curves; behind a figure of fewer rows, their number."""
     found = {name: (values, run) for run in runs for name, values in run.items() if "by context" in values}
     curves = {name: {int(n): speed for n, speed in values["by context"].items()} for name, (values, _) in found.items()}
@@ -200,7 +200,7 @@ def long_table(sizes: Sizes, runs: list[dict[str, Any]]) -> tuple[str, dict[str,
     return "\n".join(line + end for line, end in zip(text, ends, strict=True)), curves
 
 
-def peer_table(sizes: Sizes, runs: list[dict[str, Any]]) -> str:
+def peer_table(sizes: SkeletonSizes, runs: list[dict[str, Any]]) -> str:
     names = {f"peer {name}": (PEER_NAMES[name], name) for name in PEER_NAMES}
     found = {name: values for run in runs for name, values in run.items() if name in names}
     keys = [f"b{count}" for count in sizes.rows]
@@ -218,7 +218,7 @@ def peer_table(sizes: Sizes, runs: list[dict[str, Any]]) -> str:
 def write_gpu(files: list[Path], page: Path) -> None:
     """Replace the GPU's tables that these runs hold, and the plot beside the page."""
     runs = [json.loads(file.read_text("utf-8")) for file in files]
-    sizes = Sizes(**{key: tuple(value) if key == "rows" else value for key, value in runs[-1]["sizes"].items()})
+    sizes = SkeletonSizes(**{key: tuple(value) if key == "rows" else value for key, value in runs[-1]["sizes"].items()})
     results = [run["results"] for run in runs]
     long, curves = long_table(sizes, results)
     parts = {"gpu-mixers": table(sizes, results), "gpu-long": long, "gpu-peers": peer_table(sizes, results)}

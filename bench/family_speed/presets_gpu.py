@@ -28,12 +28,12 @@ from allyouneed.infer.decoding.base import RequestState
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.request import Request
+from allyouneed.lab.mixer_sizes import TINY, SkeletonSizes
 from allyouneed.nn.linear.ternary import pack_model
 from allyouneed.nn.models.base import Model
 from allyouneed.runtime.report import cuda_choice
 from bench.family_speed.gpu import Bench, copy_speed, declared, reported, time_steps
 from bench.family_speed.page import fill, markdown
-from bench.family_speed.sizes import TINY, Sizes
 
 KINDS = ("decoder", "decoder-decoder", "encoder-decoder")
 OTHERS = {"mask-predict"}  # writes all tokens at once
@@ -151,7 +151,7 @@ def main() -> int:
         run, page = given.page
         fill(page, {"gpu-presets": table(json.loads(run.read_text("utf-8"))["results"])})
         return 0
-    bench = Bench(torch.device(given.device), TINY if given.tiny else Sizes(), given.seconds, save=given.save)
+    bench = Bench(torch.device(given.device), TINY if given.tiny else SkeletonSizes(), given.seconds, save=given.save)
     bench.copied = copy_speed(bench)
     for name, tree in chosen([name for name in given.only.split(",") if name], given.tiny).items():
         if bench.left < 8:

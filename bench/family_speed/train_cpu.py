@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from allyouneed.config import parse
+from allyouneed.lab.mixer_sizes import CPU, variants
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.models.base import Model
 from allyouneed.tasks.language.causal_lm import CausalLM
-from bench.family_speed.sizes import CPU, variants
 
 SIZES = replace(CPU, vocab=2000, segment=64)
 ROWS, TIME = 4, 256

@@ -40,9 +40,9 @@ import torch
 sys.path.append(str(Path(__file__).parents[2]))  # for bench.*
 
 from allyouneed.config import parse
+from allyouneed.lab.mixer_sizes import TINY, SkeletonSizes
 from allyouneed.nn.models.base import Model
 from bench.family_speed.page import short, write_training
-from bench.family_speed.sizes import TINY, Sizes
 from bench.family_speed.train_model import DOCUMENTS, LINEAR, MORE, ORDER, TOKENS, batch_tokens, child, models
 
 FIXED, EACH = 3.0, 8.0  # GiB of a process: weights, optimiser and context; activations of 16,384 tokens
@@ -260,7 +260,7 @@ def main() -> None:
     if given.child:
         child(given.child, lengths[0], given)
         return
-    sizes = TINY if given.tiny else Sizes()
+    sizes = TINY if given.tiny else SkeletonSizes()
     least, most = DOCUMENTS
     seen = (least**2 + least * most + most**2) * 2 // (3 * (least + most))  # length of a token's document, on average
     jobs, flops = list[Job](), dict[Job, float]()

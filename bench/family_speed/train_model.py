@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from allyouneed.config import parse
+from allyouneed.lab.mixer_sizes import TINY, SkeletonSizes, latent_sizes, mixers, tree, variants
 from allyouneed.nn.batch import IGNORE, Batch, Rows
 from allyouneed.nn.models.base import Model
 from allyouneed.tasks.language.causal_lm import CausalLM
@@ -23,7 +24,6 @@ from allyouneed.training.cuda.capture import CapturedUpdates
 from allyouneed.training.optim.optimiser import Adam
 from allyouneed.training.prefetch import DataPosition, Update
 from allyouneed.training.step import fetch_results
-from bench.family_speed.sizes import TINY, Sizes, latent_sizes, mixers, tree, variants
 
 TOKENS = 16384  # of a batch, at least
 DOCUMENTS = (64, 512)  # lengths in packed rows
@@ -42,7 +42,7 @@ LINEAR = (
 )  # fmt: skip
 
 
-def models(s: Sizes, length: int) -> dict[str, dict[str, Any]]:
+def models(s: SkeletonSizes, length: int) -> dict[str, dict[str, Any]]:
     known, root = mixers(s), max(2, round(math.sqrt(length)))
     attention, block = known["attention"], s.head
     patterns = {
@@ -90,7 +90,7 @@ class HuggingFace:
 
     captured, obstacle = False, None
 
-    def __init__(self, s: Sizes, backend: Backend, batch: Batch) -> None:
+    def __init__(self, s: SkeletonSizes, backend: Backend, batch: Batch) -> None:
         import transformers
 
         heads = {"num_attention_heads": s.heads, "num_key_value_heads": s.heads}
@@ -125,7 +125,7 @@ class HuggingFace:
         self.optimiser.zero_grad(set_to_none=True)
 
 
-def batch_of(s: Sizes, rows: int, length: int, given: argparse.Namespace, device: torch.device) -> Batch:
+def batch_of(s: SkeletonSizes, rows: int, length: int, given: argparse.Namespace, device: torch.device) -> Batch:
     """Whole rows, or packed ones, whose last document is cut off."""
     text = torch.randint(1, s.vocab, (rows, length + 1), device=device)
     tokens, labels = text[:, :-1].contiguous(), text[:, 1:].contiguous()
@@ -145,7 +145,7 @@ def batch_tokens(length: int, tiny: bool) -> int:
 
 def child(name: str, length: int, given: argparse.Namespace) -> None:
     """Compile, print a line of JSON, and measure once for each line of seconds read from standard input."""
-    begun, s = time.perf_counter(), TINY if given.tiny else Sizes()
+    begun, s = time.perf_counter(), TINY if given.tiny else SkeletonSizes()
     cuda = given.device == "cuda"
     backend = Backend(torch.device(given.device), bf16=cuda, compiled=cuda, summary="")
     total, keys = batch_tokens(length, given.tiny), models(s, length)[name]

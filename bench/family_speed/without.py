@@ -56,6 +56,7 @@ from allyouneed.config import parse
 from allyouneed.infer.decoding.topk import greedy_tokens
 from allyouneed.kernels.cpu import build as native
 from allyouneed.kernels.cpu import selective_scan
+from allyouneed.lab.mixer_sizes import CPU, TINY, SkeletonSizes, mixers, settings, tree
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.linear.ternary import pack_model
@@ -73,7 +74,6 @@ from allyouneed.runtime.program import Unsupported
 from allyouneed.runtime.rules import Rules
 from bench.family_speed import train_cpu
 from bench.family_speed.page import fill, markdown
-from bench.family_speed.sizes import CPU, TINY, Sizes, mixers, settings, tree
 
 assert decode_step  # registers all rules
 LEAST = 1.1  # gain of a path that stays
@@ -224,7 +224,7 @@ def off(path: str, cuda: bool) -> Off:
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
-def models(s: Sizes) -> dict[str, dict[str, Any]]:
+def models(s: SkeletonSizes) -> dict[str, dict[str, Any]]:
     """Those of the family, and some for parts that it does not have."""
     attention, plain = mixers(s)["attention"], {"kind": "attention", "heads": s.heads}
     layer = {
@@ -247,7 +247,7 @@ def models(s: Sizes) -> dict[str, dict[str, Any]]:
     }
 
 
-def gpt2(s: Sizes) -> dict[str, Any]:
+def gpt2(s: SkeletonSizes) -> dict[str, Any]:
     """Biases, LayerNorm, learned positions."""
     mixer = {"kind": "attention", "heads": s.heads, "pattern": "causal"}
     keys = tree(s, mixer, {"kind": "ffn", "hidden": s.hidden * 3 // 2, "activation": "gelu-tanh"}, norm="layer")
@@ -278,7 +278,7 @@ class Job(NamedTuple):
         return f"{self.kind:8s} {self.model:24s} {', '.join(self.paths)}"
 
 
-def rule_models(rules: Rules, s: Sizes) -> list[tuple[str, str]]:
+def rule_models(rules: Rules, s: SkeletonSizes) -> list[tuple[str, str]]:
     """Each model without the rule of its mixer, other rules with the first model that has such a part."""
     names, found, first = {rule: name for name, rule in rules_of(rules).items()}, dict[tuple[str, str], None](), {}
     for name, keys in models(s).items():
@@ -294,7 +294,7 @@ def rule_models(rules: Rules, s: Sizes) -> list[tuple[str, str]]:
     return [*found, *((path, name) for path, name in first.items() if path not in measured)]
 
 
-def all_jobs(s: Sizes, cuda: bool, only: list[str]) -> list[Job]:
+def all_jobs(s: SkeletonSizes, cuda: bool, only: list[str]) -> list[Job]:
     rules = make_kernel if cuda else lower
     pairs = [(path, f"decode {name}") for path, name in rule_models(rules, s)]
     unmeasured = set(rules_of(rules)) - {path for path, _ in pairs}
@@ -363,7 +363,7 @@ def within(doing_without: Off, turn: Turn) -> float:
 
 @dataclass
 class CpuDecoding:
-    s: Sizes
+    s: SkeletonSizes
     executor: Any
     rows: int
     reads: bool  # a source
@@ -386,7 +386,7 @@ class CpuDecoding:
         return (time.process_time() - began) / steps
 
 
-def decode_cpu(job: Job, s: Sizes, rounds: int) -> Found:
+def decode_cpu(job: Job, s: SkeletonSizes, rounds: int) -> Found:
     found, library = Found(), native.wait_for_build()
     assert library is not None, native.status()
     for stored in ("fp32", "int8"):
@@ -407,7 +407,7 @@ def decode_cpu(job: Job, s: Sizes, rounds: int) -> Found:
     return found
 
 
-def training_cpu(job: Job, s: Sizes, rounds: int) -> Found:
+def training_cpu(job: Job, s: SkeletonSizes, rounds: int) -> Found:
     found, small = Found(), replace(train_cpu.SIZES, layers=2) if s.width == CPU.width else s
     name = "attention" if job.model == "packed" else job.model
     for rows, length in ((train_cpu.ROWS, train_cpu.TIME), (1, 2048)):
@@ -466,7 +466,7 @@ def main() -> None:
         fill(page, {path.stem: table(json.loads(path.read_text("utf-8"))) for path in files})
         return
     cuda = given.device == "cuda" or given.gpu_paths
-    s = (Sizes() if cuda else CPU) if not given.tiny else replace(TINY, new=24 if cuda else 144)
+    s = (SkeletonSizes() if cuda else CPU) if not given.tiny else replace(TINY, new=24 if cuda else 144)
     if cuda:
         from bench.family_speed import without_gpu
     if given.child:

@@ -28,6 +28,7 @@ from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.engine import Engine
 from allyouneed.infer.request import Request
 from allyouneed.infer.scheduler import Scheduler
+from allyouneed.lab.mixer_sizes import SkeletonSizes
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.ops.attention import select
@@ -36,7 +37,6 @@ from allyouneed.nn.patterns.core import Causal, Pattern
 from allyouneed.nn.states.paged import BlockPool
 from allyouneed.training.backend import Backend
 from bench.family_speed import train_model
-from bench.family_speed.sizes import Sizes
 from bench.family_speed.without import Found, Job, Turn, build, fusions, gpt2, models, off, variants, within
 
 Prepared = dict[str, dict[str, Turn]]  # by size and path
@@ -57,14 +57,14 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-def requests(keys: dict[str, Any], s: Sizes, rows: int, given: int, new: int) -> list[Request]:
+def requests(keys: dict[str, Any], s: SkeletonSizes, rows: int, given: int, new: int) -> list[Request]:
     texts = [[3 + (7 * row + n) % (s.vocab - 3) for n in range(given)] for row in range(rows)]
     if keys["kind"] == "encoder-decoder":
         return [Request([1], new, (row,), text) for row, text in enumerate(texts)]
     return [Request(text, new, (row,)) for row, text in enumerate(texts)]
 
 
-def prepare_decode(job: Job, s: Sizes, device: str, found: Found) -> Prepared:
+def prepare_decode(job: Job, s: SkeletonSizes, device: str, found: Found) -> Prepared:
     keys, prepared = models(s)[job.model], dict[str, dict[str, Turn]]()
     model, how = build(keys, device), {"beam": 4} if job.kind == "beams" else {"method": "greedy"}
     for rows in s.rows:
@@ -90,7 +90,7 @@ def step(runner: Any, context: int) -> float:
     return clocked(lambda: runner.launch(count), -(-32 // count)) / count
 
 
-def prepare_prefill(job: Job, s: Sizes, device: str, found: Found) -> Prepared:
+def prepare_prefill(job: Job, s: SkeletonSizes, device: str, found: Found) -> Prepared:
     keys, prepared = models(s)[job.model], dict[str, dict[str, Turn]]()
     model, decoding = build(keys, device), Decoding(method="greedy", min_length=8, max_length=8)
     for rows in s.rows:
@@ -116,7 +116,7 @@ def serve(scheduler: Scheduler, texts: list[Request], spec: DecodingSpec) -> Non
     scheduler.run()
 
 
-def prepare_train(job: Job, s: Sizes, device: str, found: Found) -> Prepared:
+def prepare_train(job: Job, s: SkeletonSizes, device: str, found: Found) -> Prepared:
     cuda, half, short = device != "cpu", replace(s, layers=max(1, s.layers // 2)), job.model == "plain-packed"
     if cuda:
         torch._dynamo.config.recompile_limit = 64
@@ -147,7 +147,7 @@ def prepare_train(job: Job, s: Sizes, device: str, found: Found) -> Prepared:
     return {f"{rows} × {length}": turns}
 
 
-def transformer(s: Sizes) -> dict[str, Any]:
+def transformer(s: SkeletonSizes) -> dict[str, Any]:
     """The paper's base model, tiny in a rehearsal."""
     keys = preset_tree("transformer-base") | {"vocab": s.vocab}
     if s.width < 64:
@@ -171,7 +171,7 @@ ATTENDED = {
 }
 
 
-def prepare_attend(job: Job, s: Sizes, device: str, found: Found) -> Prepared:
+def prepare_attend(job: Job, s: SkeletonSizes, device: str, found: Found) -> Prepared:
     """Forward and backward of attention as it is chosen, and by what torch has."""
     rows, length, each, text = ATTENDED[job.model]
     rows, length, pattern = (rows, length, Pattern.from_text(text)) if device != "cpu" else (2, 128, Causal())
@@ -241,7 +241,7 @@ PREPARE = {"decode": prepare_decode, "beams": prepare_decode, "prefill": prepare
            "blocks": prepare_prefill, "train": prepare_train, "attend": prepare_attend}  # fmt: skip
 
 
-def child(job: Job, s: Sizes, device: str, rounds: int) -> None:
+def child(job: Job, s: SkeletonSizes, device: str, rounds: int) -> None:
     """Prepare, report that, and measure at each request."""
     found, prepared = Found(), dict[str, dict[str, Turn]]()
     with found.guarded("all"):

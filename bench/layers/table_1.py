@@ -21,17 +21,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from allyouneed.config import parse
-from allyouneed.nn.batch import Rows
+from allyouneed.lab.claims.attention.path_length import context, path
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import Context, TokenLayout
 from allyouneed.nn.sublayer import Mixer, SubLayer
 
+SMALL = {"attention": {"heads": 2}}  # layers of width 8
 CHECKED = (33, 64, 100)  # lengths at which the path is measured; beyond, its formula is used, which must agree there
 
 
@@ -66,41 +65,6 @@ def kinds(heads: int, kernel: int, window: int) -> list[Kind]:
     ]
 
 
-def context(length: int, device: str = "cpu") -> Context:
-    return Context(TokenLayout.of(Rows(torch.ones(1, length, dtype=torch.long, device=device))))
-
-
-def influence(y: Tensor, x: Tensor) -> bool:
-    """Whether the last position of y depends on the first of x."""
-    (gradient,) = torch.autograd.grad(y[0, -1].square().sum(), x, retain_graph=True, materialize_grads=True)
-    return bool(gradient[0, 0].any())
-
-
-def path(kind: Kind, length: int) -> int:
-    """Steps between the first and the last position: layers, or steps of a recurrence."""
-    torch.manual_seed(0)
-    common = Common(width=8)
-    config = parse(Mixer, kind.keys | ({"heads": 2} if "heads" in kind.keys else {}))  # type: ignore[type-abstract]
-    x = torch.randn(1, length, common.width, dtype=torch.double, requires_grad=True)
-    if kind.steps(length) > 1:
-        layer: Any = config.build(common).double()
-        assert influence(layer(x, context(length)), x)
-        return sum(not influence(cut(layer, x, position), x) for position in range(1, length))
-    y, layers = x, 0
-    while not layers or not influence(y, x):
-        y, layers = config.build(common).double()(y, context(length)), layers + 1
-        y = y / y.detach().abs().max()  # a vanishing influence still counts
-    return layers
-
-
-def cut(layer: Any, x: Tensor, position: int) -> Tensor:
-    """A recurrence whose gradient is cut at this position."""
-    _, carry = layer.run(x[:, :position], layer.begin(1, x), None)
-    y, _ = layer.run(x[:, position:], tuple(value.detach() for value in carry), None)
-    found: Tensor = y
-    return found
-
-
 def expected_path(kind: Kind, length: int) -> int:
     return -(-(length - 1) // min(kind.reach(length), length - 1))
 
@@ -132,7 +96,10 @@ def table(options: argparse.Namespace) -> list[str]:
     every = kinds(options.heads, options.kernel, options.window)
     for kind in every:
         for length in CHECKED:
-            found, stated = path(kind, length), expected_path(kind, length)
+            found, stated = (
+                path(dict(kind.keys) | SMALL.get(str(kind.keys["kind"]), {}), length),
+                expected_path(kind, length),
+            )
             assert found == stated, f"{kind.name} at {length}: measured {found}, stated {stated}"
     what = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     rows = [f"{what}; torch {torch.__version__.split('+')[0]}; width {width}, {options.heads} heads, float32.", ""]

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from allyouneed.apps.typed import AnyPredictor
     from allyouneed.data.tokenizers.base import Tokenizer
     from allyouneed.infer.predictors.base import EvaluationResult, Predictor
+    from allyouneed.infer.predictors.captioner import Captioner as Captioner
     from allyouneed.infer.predictors.classifier import Classifier as Classifier
     from allyouneed.infer.predictors.click_predictor import ClickPredictor as ClickPredictor
     from allyouneed.infer.predictors.embedder import Embedder as Embedder
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from allyouneed.infer.predictors.rewriting.summariser import Summariser as Summariser
     from allyouneed.infer.predictors.tagger import Tagger as Tagger
     from allyouneed.infer.predictors.transcriber import Transcriber as Transcriber
+    from allyouneed.infer.speech.audio_classifier import AudioClassifier as AudioClassifier
     from allyouneed.interop.save import TokenizerLike
     from allyouneed.nn.models.base import Model, ModelModule
     from allyouneed.training import Recipe, Result
@@ -141,7 +143,9 @@ def load(
     folder: Folderlike, device: str = "cpu", *, task: Literal["question-answering"], dtype: str | None = None
 ) -> QuestionAnswerer: ...
 @overload
-def load(folder: Folderlike, device: str = "cpu", *, task: Literal["tagging"], dtype: str | None = None) -> Tagger: ...
+def load(
+    folder: Folderlike, device: str = "cpu", *, task: Literal["tagging", "replaced-token"], dtype: str | None = None
+) -> Tagger: ...
 @overload
 def load(
     folder: Folderlike, device: str = "cpu", *, task: Literal["similarity", "contrastive"], dtype: str | None = None
@@ -164,8 +168,16 @@ def load(
 ) -> ImageClassifier: ...
 @overload
 def load(
+    folder: Folderlike, device: str = "cpu", *, task: Literal["audio-classification"], dtype: str | None = None
+) -> AudioClassifier: ...
+@overload
+def load(
     folder: Folderlike, device: str = "cpu", *, task: Literal["image-text"], dtype: str | None = None
 ) -> ImageMatcher: ...
+@overload
+def load(
+    folder: Folderlike, device: str = "cpu", *, task: Literal["captioning"], dtype: str | None = None
+) -> Captioner: ...
 @overload
 def load(
     folder: Folderlike | None = None, device: str = "cpu", task: str | None = None, dtype: str | None = None

@@ -22,13 +22,7 @@ from allyouneed.files import sha256, write_folder
 from allyouneed.files.reading import MAX_JSON_BYTES, file_in, has_file, parse_json, read_bytes, read_text
 from allyouneed.nn.models.base import Model
 from allyouneed.nn.models.precision import quantize, stored_as
-from allyouneed.nn.models.weights import (
-    assign_weights,
-    cast_weights,
-    dtype_problem,
-    meta_model,
-    named_tensors,
-)
+from allyouneed.nn.models.weights import assign_weights, cast_weights, dtype_problem, meta_model, named_tensors
 from allyouneed.tasks.translation.confidence import Confidence
 
 if TYPE_CHECKING:

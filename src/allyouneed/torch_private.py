@@ -164,13 +164,23 @@ def settle_rnn_weights(rnn: nn.RNNBase) -> None:
     rnn._apply(lambda tensor: tensor)
 
 
-# --- norms and compilation ------------------------------------------------------------------------------------------
+# --- many tensors at once, compilation --------------------------------------------------------------------------------
 
 
 def tensor_norms(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The 2-norm of each tensor, in few kernels."""
     fused = getattr(torch, "_foreach_norm", None)
     return [torch.linalg.vector_norm(tensor) for tensor in tensors] if fused is None else list(fused(list(tensors)))
+
+
+def move_towards(tensors: Sequence[Tensor], others: Sequence[Tensor], share: float) -> None:
+    """Move each tensor in place by this share of the way to the other, in few kernels."""
+    fused = getattr(torch, "_foreach_lerp_", None)
+    if fused is not None:
+        fused(list(tensors), list(others), share)
+        return
+    for tensor, other in zip(tensors, others, strict=True):
+        tensor.lerp_(other, share)
 
 
 def end_allocation_to_pool(device: int, pool: Any) -> None:

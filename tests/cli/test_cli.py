@@ -751,7 +751,7 @@ def test_models_print_a_table_without_a_terminal():
     assert (found.returncode, found.stderr) == (0, "")
     lines = found.stdout.splitlines()
     firsts = [words[0] for line in lines if (words := line.split())]
-    assert [word for word in firsts if word in preset_names()] == preset_names()
+    assert [word for word in firsts if word in preset_names()] == [*preset_names()]
     assert any("Attention Is All You Need" in line for line in lines) and "\x1b" not in found.stdout
 
 

@@ -17,6 +17,7 @@ from allyouneed.cli.documents import DocumentCommand, translate_documents
 from allyouneed.cli.options import FileOptions
 from allyouneed.errors import UserError
 from allyouneed.infer.decoding.notes import Note
+from allyouneed.plugins import ROOT
 
 PAGE = "".join(f"<p>Word <b>{number}</b></p>\n" for number in range(10))
 
@@ -187,3 +188,67 @@ def test_an_interrupted_table_resumes(tmp_path: Path) -> None:
     translate_documents(replace(command, translator=rest), None, FileOptions(input_=source, output=target), False)
     assert len(rest.read) == 4
     assert target.read_bytes().decode() == TABLE.replace("word", "WORD").replace('"a ', '"A ')
+
+
+def test_settings_in_a_folder_are_translated_only_if_their_format_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.json").write_text('{"theme": "dark"}')
+    (folder / "b.ts").write_text("const a = 1;")
+    (folder / "c.tex").write_text("Word\n")
+    auto, named = Upper(), Upper()
+    run(auto, folder, tmp_path / "auto")
+    run(named, folder, tmp_path / "named", "json")
+    assert (auto.read, named.read) == (["Word"], ["dark"])
+
+
+def test_a_packed_document_is_written_as_bytes_and_never_as_text(tmp_path: Path) -> None:
+    import io
+    import zipfile
+
+    packed = io.BytesIO()
+    content = '<a xmlns:text="urn:oasis:names:tc:opendocument:xmlns:text:1.0"><text:p>One word</text:p></a>'
+    with zipfile.ZipFile(packed, "w") as file:
+        file.writestr("content.xml", content)
+    source, target = tmp_path / "a.odt", tmp_path / "b.odt"
+    source.write_bytes(packed.getvalue())
+    run(Upper(), source, target)
+    with zipfile.ZipFile(target) as file:
+        assert file.read("content.xml").decode() == content.replace("One word", "ONE WORD")
+    command = DocumentCommand(Upper(), "auto", "de", None, False, {})
+    with pytest.raises(UserError, match=r"\.odf is no text; name an input and an output file"):
+        translate_documents(command, None, FileOptions(input_=source), as_json=False)
+    with pytest.raises(UserError, match=r"\.odf is no text; remove --json"):
+        translate_documents(command, None, FileOptions(input_=source, output=tmp_path / "c.odt"), as_json=True)
+    with pytest.raises(UserError, match=r"c\.docx: a \.odf document stays one; name the output with its suffix"):
+        translate_documents(command, None, FileOptions(input_=source, output=tmp_path / "c.docx"), as_json=False)
+
+
+def test_every_format_is_named_by_the_help_and_its_files_are_known_as_files() -> None:
+    from typing import get_type_hints
+
+    from allyouneed.apps.translate.documents.formats import FORMATS, SUFFIXES
+    from allyouneed.cli.completion import document_formats
+    from allyouneed.cli.generation import translate
+    from allyouneed.cli.text.text_input import FILE_NAME
+
+    (option,) = get_type_hints(translate, include_extras=True)["format"].__metadata__
+    listed = option.help.rpartition("; or ")[2].split(", ")
+    assert listed == list(FORMATS) and document_formats("") == [*FORMATS, "auto"]
+    for page in ("docs/documents.md", "docs/zh/documents.md"):
+        table = "".join(
+            line for line in (ROOT.parents[1] / page).read_text().splitlines(True) if line.startswith("| `")
+        )
+        assert not [name for name in FORMATS if f"`{name}`" not in table], page
+        assert not [suffix for suffix in SUFFIXES if f"`.{suffix}`" not in table], page
+    assert not [suffix for suffix in SUFFIXES if not FILE_NAME.fullmatch(f"a.{suffix}")]
+
+
+def test_a_file_of_values_or_a_package_is_never_read_line_by_line() -> None:
+    def chosen(name: str, format: str | None = None) -> str | None:
+        return documents.format_of_input(format, None, None, FileOptions(input_=Path(name)))
+
+    assert [chosen(name) for name in ("a.docx", "a.json", "a.csv.gz", "a.html", "a.txt")] == [
+        "docx", "json", "csv", None, None,
+    ]  # fmt: skip
+    assert chosen("a.docx", "text") == "text"

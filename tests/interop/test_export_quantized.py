@@ -11,7 +11,7 @@ import torch
 
 import allyouneed as ayn
 from allyouneed.cli import main
-from allyouneed.cli.bench import _peers
+from allyouneed.cli.lab.bench import _peers
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.folder import Folder
 from allyouneed.interop.load import load

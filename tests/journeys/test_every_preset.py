@@ -38,10 +38,9 @@ def small(name: str) -> dict[str, Any]:
 
 @cache
 def trains_here(name: str) -> bool:
-    """Whether it reads text, or images; a retrieval model needs an index, too (tests/training/test_retrieval.py)."""
+    """A retrieval model needs an index, too (tests/training/test_retrieval.py)."""
     config: Any = parse(Model, preset_tree(name))  # type: ignore[type-abstract]
-    embeds = [getattr(config, slot, None) for slot in ("embed", "source_embed")]
-    return config.kind != "retro" and all(e is None or e.medium != "audio" for e in embeds)
+    return config.kind != "retro"
 
 
 def given(folder: Path, texts: Path, task: str, preset: str, **keys: Any) -> Recipe:

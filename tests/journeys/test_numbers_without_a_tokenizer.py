@@ -10,7 +10,7 @@ from allyouneed.config import parse, tree_of
 from allyouneed.errors import UserError
 from allyouneed.nn.models.base import Model
 from allyouneed.tasks.task import Task
-from toy_texts import RUNS
+from toy_texts import MEDIA, RUNS
 
 USES = {"translate": "translation", "fill": "span-corruption"}
 
@@ -27,7 +27,7 @@ def folder_of(run: str, path: Path) -> Path:
     return ayn.save(model, None, path, task=tree_of(task)["kind"], labels=labels)
 
 
-@pytest.mark.parametrize("run", [run for run in RUNS if "image" not in run and run != "captioning"])
+@pytest.mark.parametrize("run", [run for run in RUNS if RUNS[run][0] not in MEDIA])
 def test_a_folder_without_a_tokenizer_opens_and_gives_numbers(run: str, tmp_path: Path) -> None:
     model = ayn.load(folder_of(run, tmp_path / "model"))
     tokens = {"tokens": [[1, 7, 8, 2], [1, 9]]}

@@ -16,7 +16,7 @@ import torch
 
 import allyouneed as ayn
 from allyouneed.cli import main
-from allyouneed.cli.bench import _ratios, _table
+from allyouneed.cli.lab.bench import _ratios, _table
 from allyouneed.config import override, parse, preset_tree
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.errors import UserError
@@ -195,7 +195,7 @@ def test_errors_of_a_process_are_reported(places: dict[str, Path], tmp_path: Pat
     with pytest.raises(UserError, match=r"as it is: cannot be measured: .*no such model folder"):
         PeerProcess(Peer("ours", "as it is", str(tmp_path / "none")), work(places["gpt2"]))
     with pytest.raises(UserError, match="--against is for models that generate text"):
-        from allyouneed.cli.bench import bench
+        from allyouneed.cli.lab.bench import bench
 
         bench(places["bert"], rows="1", beam=1, length=4, against=["hf"], turns=1, threads=1)
 

@@ -1,4 +1,4 @@
-"""bench/family_speed/sizes.py: mixers that are compared have as many weights as attention, or their row says why
+"""lab/mixer_sizes.py: mixers that are compared have as many weights as attention, or their row says why
 not."""
 
 import itertools
@@ -26,16 +26,16 @@ def paths(monkeypatch):
 
 @pytest.mark.parametrize("place", ["gpu", "cpu"])
 def test_weights_are_those_of_attention_or_the_row_says_why_not(place):
-    from bench.family_speed import sizes as family_sizes
+    from allyouneed.lab import mixer_sizes as family_sizes
 
-    sizes = family_sizes.Sizes() if place == "gpu" else family_sizes.CPU
+    sizes = family_sizes.SkeletonSizes() if place == "gpu" else family_sizes.CPU
     found = {name: family_sizes.ratios(sizes, keys)[0] for name, keys in family_sizes.settings(sizes).items()}
     other = {name: ratio for name, ratio in found.items() if abs(ratio - 1) > family_sizes.EQUAL}
     assert set(other) == set(family_sizes.UNEQUAL), other
 
 
 def test_every_mixer_that_decodes_has_sizes():
-    from bench.family_speed import sizes as family_sizes
+    from allyouneed.lab import mixer_sizes as family_sizes
 
     found = {mixer["kind"] for mixer in family_sizes.mixers(family_sizes.TINY).values()}
     assert set(Mixer.registry) == found | family_sizes.OTHERS
@@ -43,7 +43,7 @@ def test_every_mixer_that_decodes_has_sizes():
 
 
 def test_the_ratios_are_those_of_the_built_models():
-    from bench.family_speed import sizes as family_sizes
+    from allyouneed.lab import mixer_sizes as family_sizes
 
     sizes, models = family_sizes.TINY, family_sizes.variants(family_sizes.TINY)
     for name in ("retention", "mamba2", "gau", "grouped-queries", "yoco"):
@@ -78,8 +78,8 @@ def test_names_of_lines_keep_their_order_and_distance():
 
 def test_rows_of_several_runs_are_compared_with_the_attention_of_their_own(tmp_path):
     pytest.importorskip("matplotlib")
+    from allyouneed.lab import mixer_sizes as family_sizes
     from bench.family_speed import page as family_page
-    from bench.family_speed import sizes as family_sizes
 
     def run(file, **speeds):
         kept = {"b64 state bytes": 2, "b64 state declared": 2, "captured": True, "b1 share": 0.2, "b64 share": 0.3}
@@ -92,7 +92,7 @@ def test_rows_of_several_runs_are_compared_with_the_attention_of_their_own(tmp_p
                 "long rows": {"65536": 9},
             }
         path = tmp_path / file
-        path.write_text(json.dumps({"sizes": asdict(family_sizes.Sizes()), "results": found}), "utf-8")
+        path.write_text(json.dumps({"sizes": asdict(family_sizes.SkeletonSizes()), "results": found}), "utf-8")
         return path
 
     files = [run("one.json", attention=1000.0, rwkv=600.0), run("two.json", attention=2000.0, lstm=3000.0)]

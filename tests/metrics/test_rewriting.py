@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allyouneed.errors import UserError
-from allyouneed.metrics.corrections import TextEdit, correction_scores, text_edits
+from allyouneed.metrics.corrections import (
+    TextEdit,
+    correction_scores,
+    count_edits,
+    edit_scores,
+    read_m2,
+    text_edits,
+)
 from allyouneed.metrics.rewriting import METRICS, common_subsequence, rewriting_figures, rouge_l, rouge_n, words
 from allyouneed.tasks.seq2seq import Correction, SequenceToSequence, Summarisation
 
@@ -92,3 +99,62 @@ def test_f_of_edits_by_hand() -> None:
     assert correction_scores(sources, expected, expected) == (100, 100, 100)
     assert correction_scores(["fine"], ["fine"], ["fine"]) == (100, 100, 100)
     assert correction_scores(sources, sources, expected) == (100, 0, 0)  # nothing changed, nothing wrong
+
+
+M2 = """S The cat sat at mat .
+A 3 4|||Prep|||on|||REQUIRED|||-NONE-|||0
+A 4 4|||ArtOrDet|||the|||REQUIRED|||-NONE-|||0
+
+S The dog .
+A 1 2|||NN|||dogs|||REQUIRED|||-NONE-|||0
+A -1 -1|||noop|||-NONE-|||-NONE-|||-NONE-|||1
+
+S Giant otters is an apex predator .
+A 2 3|||SVA|||are|||REQUIRED|||-NONE-|||0
+A 3 4|||ArtOrDet|||-NONE-|||REQUIRED|||-NONE-|||0
+A 5 6|||NN|||predators|||REQUIRED|||-NONE-|||0
+A 1 2|||NN|||otter|||REQUIRED|||-NONE-|||1
+"""
+
+
+def test_edits_of_annotators_by_hand() -> None:
+    """Four of five edits are right, and four of the five edits of the better annotators are found: precision, recall
+    and F0.5 are 0.8."""
+    sources, wanted = zip(*read_m2(M2.splitlines(keepends=True)), strict=True)
+    assert [[len(edits) for edits in some] for some in wanted] == [[2], [1, 0], [3, 1]]
+    found = ["A cat sat on the mat .", "The dog .", "Giant otters are apex predator ."]
+    assert edit_scores(sources, found, wanted) == pytest.approx((80, 80, 80))
+    assert count_edits(sources[0], found[0], wanted[0][0]) == (2, 3)  # "on the" is two edits, as wanted
+
+
+def test_the_reference_that_suits_best_counts() -> None:
+    sources, found = ["He go home now", "I likes it"], ["He goes home now", "I like it"]
+    references = [["He went home now", "He goes home now"], ["I like it", "I loved it"]]
+    assert correction_scores(sources, found, references) == (100, 100, 100)
+    assert correction_scores(sources, found, [[first] for first, _ in references]) == (50, 50, 50)
+    assert correction_scores(sources[:1], sources[:1], [["He went home now", sources[0]]]) == (100, 100, 100)
+
+
+@pytest.mark.parametrize(
+    ("source", "found", "wanted", "expected"),
+    [
+        ("the cat sat", "a big cat sat", "a cat sat", (1, 2)),
+        ("the cat sat", "a cat sat", "a big cat sat", (0, 1)),
+        ("a b c d", "a c d e", "a c d", (1, 2)),
+        ("b", "b", "b", (0, 0)),
+        ("b", "a a b", "a b", (1, 2)),  # what is wanted once is right once
+        ("", "a", "a", (1, 1)),
+        ("a", "", "", (1, 1)),
+    ],
+)
+def test_wanted_edits_are_found_beside_others(source: str, found: str, wanted: str, expected: tuple[int, int]) -> None:
+    assert count_edits(source, found, text_edits(source, wanted)) == expected
+
+
+@given(*[st.lists(st.sampled_from("abc"), max_size=6).map(" ".join)] * 3)
+def test_no_edit_is_counted_that_is_not_there(source: str, found: str, other: str) -> None:
+    wanted = text_edits(source, other)
+    right, made = count_edits(source, found, wanted)
+    assert set(text_edits(source, found)) & set(wanted) == set() or right > 0
+    assert right <= min(made, len(wanted)) and (made == 0) == (source == found)
+    assert count_edits(source, other, wanted) == (len(wanted), len(wanted))

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from allyouneed import plugins
-from allyouneed.config import parse, preset_names, preset_tree, tree_of
+from allyouneed.config import PRESETS, parse, preset_names, preset_tree, tree_of
 from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.init.balance import drowned_tokens
 from allyouneed.nn.models.base import Model
@@ -86,6 +86,11 @@ def with_init(tree: Any, **keys: Any) -> Any:
     return [with_init(part, **keys) for part in tree] if isinstance(tree, list) else tree
 
 
+def is_published(name: str) -> bool:
+    """Our own small variants start as well as we know."""
+    return "Not a configuration of the paper" not in (PRESETS / f"{name}.yaml").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("name", [name for name in preset_names() if not name.startswith("clip")])
 def test_a_preset_starts_as_published(name: str) -> None:
     tree = tree_of(shrink(parse(Model, preset_tree(name))))  # type: ignore[type-abstract]
@@ -93,4 +98,5 @@ def test_a_preset_starts_as_published(name: str) -> None:
     for given in (tree, with_init(tree, balanced=False)):
         torch.manual_seed(0)
         states.append(parse(Model, given).build().state_dict())  # type: ignore[type-abstract]
-    assert [key for key in states[0] if not torch.equal(states[0][key], states[1][key])] == []
+    changed = [key for key in states[0] if not torch.equal(states[0][key], states[1][key])]
+    assert changed == [] or not is_published(name)

@@ -73,7 +73,7 @@ def test_pruned_heads_are_refused(name):
 @pytest.mark.parametrize(
     ("family", "name"),
     [
-        ("bert", "BertForQuestionAnswering"),
+        ("bert", "BertForMultipleChoice"),
         ("t5", "T5ForTokenClassification"),
         ("bart", "BartForSequenceClassification"),
         ("marian", "MarianForCausalLM"),

@@ -12,7 +12,7 @@ import contextlib
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -50,7 +50,7 @@ class Use(NamedTuple):
     target: str = ""  # an answer to look at
 
 
-PICTURE = "{picture}"  # an image of the held-out examples: its path, or over HTTP its bytes in base64
+PICTURE, SOUND = "{picture}", "{sound}"  # of the held-out examples: the path, or over HTTP the bytes in base64
 SIDES = ["a red square on the left", "a blue square on the right"]
 # in order of preference: a predictor is asked by the first of its methods
 USES = (
@@ -77,6 +77,14 @@ USES = (
         "/v1/tasks/image-classification",
         {"inputs": [PICTURE]},
     ),
+    Use(
+        "classify_audio",
+        (SOUND,),
+        ("classify-audio", SOUND),
+        "/v1/tasks/audio-classification",
+        {"inputs": [SOUND]},
+    ),
+    Use("transcribe", (SOUND,), ("transcribe", SOUND), "/v1/tasks/transcription", {"inputs": [SOUND]}),
     Use("summarise", (TEXT,), ("summarise", TEXT), "/v1/tasks/summarisation", {"inputs": [TEXT]}),
     Use("correct", (TEXT,), ("correct", TEXT), "/v1/tasks/correction", {"inputs": [TEXT]}),
     Use("seq2seq", (TEXT,), ("seq2seq", TEXT), "/v1/tasks/seq2seq", {"inputs": [TEXT]}),
@@ -132,16 +140,19 @@ USES = (
 )
 
 
-def fill(given: Any, picture: str) -> Any:
-    """With the picture in its places."""
+def fill(given: Any, media: Mapping[str, str]) -> Any:
+    """With the picture and the sound in their places."""
     if isinstance(given, str):
-        return given.replace(PICTURE, picture)
+        for place, one in media.items():
+            given = given.replace(place, one)
+        return given
     if isinstance(given, dict):
-        return {key: fill(value, picture) for key, value in given.items()}
+        return {key: fill(value, media) for key, value in given.items()}
     if isinstance(given, Use):
-        encoded = base64.b64encode(Path(picture).read_bytes()).decode() if Path(picture).is_file() else ""
-        return Use(*(fill(value, picture) for value in given))._replace(body=fill(given.body, encoded))
-    return type(given)(fill(value, picture) for value in given) if isinstance(given, list | tuple) else given
+        files = {place: Path(one) for place, one in media.items()}
+        encoded = {p: base64.b64encode(f.read_bytes()).decode() if f.is_file() else "" for p, f in files.items()}
+        return Use(*(fill(value, media) for value in given))._replace(body=fill(given.body, encoded))
+    return type(given)(fill(value, media) for value in given) if isinstance(given, list | tuple) else given
 
 
 class Refused(Exception):
@@ -160,14 +171,15 @@ class Journey:
         self.model = recipe.output / "model"
 
     @property
-    def picture(self) -> Path:
-        return self.data.parent / "pictures" / "valid-0.png"
+    def media(self) -> dict[str, str]:
+        folder = self.data.parent
+        return {PICTURE: str(folder / "pictures" / "valid-0.png"), SOUND: str(folder / "sounds" / "valid-0.wav")}
 
     @cached_property
     def use(self) -> Use:
         predictor = ayn.load(self.model)
         use = next(use for use in USES if hasattr(predictor, use.method))
-        filled: Use = fill(use, str(self.picture))
+        filled: Use = fill(use, self.media)
         return filled
 
     def ask(self, folder: Path) -> Any:

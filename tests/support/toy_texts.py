@@ -14,6 +14,7 @@ from rich.console import Console
 import allyouneed as ayn
 from allyouneed.training import Recipe, load_recipe
 from toy_images import describer, towers, vit, write_pictures
+from toy_sounds import hearer, listener, write_sounds
 
 WHO = {"the cat": "猫", "a dog": "狗", "my friend": "朋友", "the old man": "老人", "a child": "孩子", "她": "她"}
 DOES = {"sees": "看见", "likes": "喜欢", "follows": "跟着", "hears": "听见"}
@@ -215,6 +216,7 @@ def write_all(folder: Path) -> Path:
             (folder / f"{split}.{name}").write_text(writer(count, random.Random(f"{split} {name}")), encoding="utf-8")
     for split, count in (("train", 300), ("valid", 30)):
         write_pictures(folder, split, count)
+        write_sounds(folder, split, count)
     return folder
 
 
@@ -226,7 +228,18 @@ RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "prefix-lm text": ("txt", {"task": {"kind": "prefix-lm", "reads": "text"}, "model": PREFIX}, {}),
     "masked-lm": ("txt", {"task": "masked-lm", "model": ENCODER}, {}),
     "masked-lm words": ("txt", {"task": {"kind": "masked-lm", "whole_word": True}, "model": ENCODER}, {}),
+    "masked-lm next sentence": (
+        "txt",
+        {"task": {"kind": "masked-lm", "pairs": "next-sentence"}, "model": LANGUAGES},
+        {},
+    ),
+    "masked-lm order": (
+        "txt",
+        {"task": {"kind": "masked-lm", "pairs": "sentence-order", "whole_word": True}, "model": LANGUAGES},
+        {},
+    ),
     "translation-lm": ("pairs.tsv", {"task": "translation-lm", "model": LANGUAGES}, {}),
+    "replaced-token": ("txt", {"task": "replaced-token", "model": ENCODER}, {}),
     "permutation-lm": ("txt", {"task": "permutation-lm", "model": PERMUTED}, {}),
     "span-corruption": ("txt", {"task": {"kind": "span-corruption", "sentinels": 8}, "model": BOTH}, {}),
     "denoising": ("txt", {"task": "denoising", "model": BOTH}, {}),
@@ -265,11 +278,19 @@ RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "image-classification": ("images.tsv", {"task": "image-classification", "model": vit(LAYER)}, {}),
     "image-text": ("captions.tsv", {"task": "image-text", "model": towers(LAYER)}, {}),
     "captioning": ("captions.tsv", {"task": "captioning", "model": describer(LAYER, ATTENTION)}, {}),
+    "audio-classification": ("sounds.tsv", {"task": "audio-classification", "model": hearer(LAYER)}, {}),
+    "transcription": (
+        "transcripts.tsv",
+        {"task": {"kind": "transcription", "sound": {"seconds": 1}}, "model": listener(LAYER, ATTENTION)},
+        {},
+    ),
+    "transcription ctc": ("transcripts.tsv", {"task": "transcription", "model": hearer(LAYER, vocab=1)}, {}),
     "dpo": ("comparisons.jsonl", {"task": "dpo", "model": DECODER}, {}),
 }
 
 
-WITHOUT_TEXTS = ("image-classification",)
+WITHOUT_TEXTS = ("image-classification", "audio-classification")
+MEDIA = ("images.tsv", "captions.tsv", "sounds.tsv", "transcripts.tsv")  # read by models that read no tokens
 
 
 def recipe(folder: Path, texts: Path, run: str, *changes: str, **keys: Any) -> Recipe:

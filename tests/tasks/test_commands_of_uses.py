@@ -90,7 +90,7 @@ def test_every_task_has_a_command() -> None:
     app.load()
     registered = {command.name for command in app.registered_commands}
     assert all(set(entry.commands) <= registered for entry in TASKS.values())
-    assert set(commands()) - {entry.commands[0] for entry in TASKS.values()} == {"similarity"}
+    assert set(commands()) - {entry.commands[0] for entry in TASKS.values()} == {"similarity", "search"}
 
 
 def test_every_task_has_a_predictor_class() -> None:

@@ -9,7 +9,7 @@ import yaml
 
 from allyouneed.errors import UserError
 from allyouneed.training import train
-from allyouneed.training.planning.data_size import plan
+from allyouneed.training.planning.data_size import MOST_EPOCHS, Duration, choose_duration, plan
 from allyouneed.training.prepare import RunFolder, prepare
 from allyouneed.training.recipe.file import load_recipe
 from allyouneed.training.reporting.log import read_log
@@ -73,6 +73,39 @@ def test_a_run_keeps_its_rows_when_it_is_resumed(
     assert yaml.safe_load((made.output / "recipe.yaml").read_text())["batch"]["rows"] == 8
     labels = [entry["tokens"] for entry in read_log(made.output / "log.jsonl")]
     assert sum(labels[8:]) > 1.5 * sum(labels[4:8])
+
+
+def test_a_run_of_small_data_without_a_length_ends_after_some_passes(tmp_path: Path) -> None:
+    said: list[str] = []
+    made = recipe(tmp_path, pairs(300), data={"train": "train.tsv", "valid": "train.tsv"})
+    assert choose_duration(made, 40, said.append) == Duration(40 * MOST_EPOCHS, every=40, patience=10)
+    assert said == ["steps: 2,000, 50 passes over the data, fewer when 10 validations bring no improvement; set steps "
+                    "or epochs to change it"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "epoch", "expected"),
+    [
+        (("steps=70",), 40, Duration(70)),
+        (("epochs=3", "validate.every=9"), 40, Duration(None, every=9)),
+        (("validate.patience=2",), 40, Duration(2000, every=40, patience=2)),
+        ((), 2000, Duration(100_000)),
+        ((), 3000, Duration(100_000)),
+    ],
+)
+def test_a_length_of_the_recipe_or_of_much_data_is_kept(
+    changes: tuple[str, ...], epoch: int, expected: Duration, tmp_path: Path
+) -> None:
+    assert choose_duration(recipe(tmp_path, pairs(300), *changes), epoch, lambda text: None) == expected
+
+
+def test_a_run_trains_as_long_as_its_data_suggest(
+    make: Make, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("allyouneed.training.planning.data_size.MOST_EPOCHS", 1)
+    made = make(steps=None, batch={"row": 64})
+    result = train(made, console=listener.console)
+    assert 0 < result.steps < 200 and f"steps: {result.steps:,}, 1 passes" in listener.text
 
 
 LONG = "".join(f"{'the cat sees the sea and ' * 40}{n}\t{'猫看见大海' * 40}\n" for n in range(90)) + pairs(10)

@@ -7,13 +7,14 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from allyouneed.data.files.readers import Report
 from allyouneed.folder import Folder
 from allyouneed.training import train
-from allyouneed.training.reporting.page import PAGE, RunFacts, confusion, curves, write_page
+from allyouneed.training.reporting.page import CURVES, PAGE, RunFacts, confusion, curves, picture, write_page
 from browser import Tab, chromium
 from micro_run import Listener, Make
 
@@ -56,6 +57,17 @@ def test_confusions_count_every_class_once() -> None:
     assert confusion([("two words", "other")], ["a", "b"]) is None, "answers of other tasks are no classes"
 
 
+def test_the_picture_draws_every_curve_of_several_points() -> None:
+    points = {"train loss": [(1, 4.0), (2, 2.0), (3, 1.0)], "valid a<b": [(1, 5.0), (3, 5.0)], "once": [(1, 1.0)]}
+    root = ElementTree.fromstring(picture(points))
+    space = "{http://www.w3.org/2000/svg}"
+    lines = [line.attrib["points"].split() for line in root.iter(f"{space}polyline")]
+    assert lines[0] == ["80.0,30.0", "350.0,103.3", "620.0,140.0"] and len(lines) == 2 and len(lines[1]) == 2
+    said = [text.text for text in root.iter(f"{space}text")]
+    assert {"train loss", "valid a<b", "4", "1", "5"} <= set(said) and "once" not in said
+    assert not list(ElementTree.fromstring(picture({})))
+
+
 def test_curves_are_means_of_steps_and_all_figures_of_validations() -> None:
     entries: list[dict[str, Any]] = [{"step": n, "loss": float(n)} for n in range(1, 801)]
     entries += [{"step": 801, "loss": None}, {"step": 800, "valid": {"loss": 2.0, "auc": float("nan")}}]
@@ -76,7 +88,9 @@ def test_every_run_ends_with_a_page(make: Make, listener: Listener) -> None:
     assert (
         found["curves"].keys() >= {"train loss", "valid loss", "valid bleu"} and len(found["curves"]["train loss"]) == 4
     )
-    assert found["facts"]["task"] == "translation" and "memory" in found["facts"]
+    card = Folder.load(result.model).card
+    assert f"[{PAGE}](../{PAGE})" in card and f"[{CURVES}](../{CURVES})" in card
+    assert "polyline" in (recipe.output / CURVES).read_text(encoding="utf-8")
     assert f"[{PAGE}](../{PAGE})" in Folder.load(result.model).card
     train(recipe, fresh=True, console=listener.console)
 

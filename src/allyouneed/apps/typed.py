@@ -18,6 +18,7 @@ from allyouneed.infer.predictors.rewriting.fill_spans import SpanFiller
 from allyouneed.infer.predictors.rewriting.summariser import Summariser
 from allyouneed.infer.predictors.tagger import Tagger
 from allyouneed.infer.predictors.transcriber import Transcriber
+from allyouneed.infer.speech.audio_classifier import AudioClassifier
 
 
 class AnyPredictor(  # type: ignore[misc]  # its bases disagree on some methods; the first one is shown
@@ -32,6 +33,7 @@ class AnyPredictor(  # type: ignore[misc]  # its bases disagree on some methods;
     Tagger,
     Embedder,
     Transcriber,
+    AudioClassifier,
     ImageClassifier,
     ImageMatcher,
     Captioner,

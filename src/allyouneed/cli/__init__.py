@@ -78,11 +78,14 @@ def init(
         str | None, option("--start", metavar="FOLDER", help="fine-tune this model instead of a new one")
     ] = None,
     force: Annotated[bool, option("--force", help="overwrite an existing recipe")] = False,
+    table: Annotated[
+        str | None, option("--table", metavar="NAME", help="the sheet or table, if there are several")
+    ] = None,
 ) -> None:
     """Look at data, say what is in it, and write a recipe that trains on it."""
     from allyouneed.apps.propose import propose
 
-    propose(files, task, output, start, force)
+    propose(files, task, output, start, force, table=table)
 
 
 def describe(
@@ -91,6 +94,12 @@ def describe(
     ],
     changes: SetOption = None,
     length: Annotated[int, option(min=1, max=1 << 24, show_default=True, help="context length for the FLOPs")] = 1024,
+    train: Annotated[bool, option("--train", help="show what training costs: FLOPs, time, money")] = False,
+    tokens: Annotated[
+        float | None, option(min=1, help="with --train: tokens, e.g. 3e9; default: 20 a parameter")
+    ] = None,
+    on: Annotated[str, option(metavar="DEVICE", show_default=True, help="with --train: the device")] = "h200",
+    price: Annotated[float | None, option(min=0, help="with --train: what an hour of it costs")] = None,
 ) -> None:
     """Show the parts of a model: a tree with shapes, parameters, FLOPs and cache bytes."""
     from rich.console import Console
@@ -99,7 +108,13 @@ def describe(
     from allyouneed.apps.inspect.reference.describe import describe as look
     from allyouneed.cli.look import WIDE
 
-    Console(width=WIDE, highlight=False).print(look(model_config(model, changes), length))
+    config = model_config(model, changes)
+    if train:
+        from allyouneed.lab.flops import training_lines
+
+        print("\n".join(training_lines(config, length, tokens, on, price)))
+        return
+    Console(width=WIDE, highlight=False).print(look(config, length))
 
 
 def demo(
@@ -142,7 +157,8 @@ MODULES = {
     "generation": ("translate", "generate", "chat"),
     "text.rewriting": ("seq2seq", "summarise", "correct"),
     "text.answer": ("answer",),
-    "media": ("transcribe", "classify-image", "match-image", "caption"),
+    "index": ("search",),
+    "media": ("transcribe", "classify-audio", "classify-image", "match-image", "caption"),
 }  # others: analysis
 for _name in commands():
     _declare(_name, next((m for m, names in MODULES.items() if _name in names), "analysis"), USE, recorded=True)
@@ -154,7 +170,11 @@ _declare("init", "", TRAIN, plugins=False, quiet=False)
 _declare("evaluate", "evaluate", TRAIN)
 _declare("describe", "", LOOK, quiet=False)
 _declare("demo", "", TRAIN, plugins=False, quiet=False)
-_declare("bench", "bench", TRAIN)
+_declare("bench", "lab.bench", TRAIN)
+_declare("compare", "lab.compare", TRAIN)
+_declare("scaling", "lab.compare", TRAIN)
+_declare("probe", "lab.architectures", TRAIN)
+_declare("claims", "lab.architectures", TRAIN)
 _declare("index", "index", TRAIN)
 _declare("models", "look", LOOK, plugins=False, quiet=False)
 _declare("parts", "look", LOOK, quiet=False)

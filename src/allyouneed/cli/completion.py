@@ -31,6 +31,13 @@ def words(*allowed: str) -> Callable[[str], list[str]]:
     return lambda incomplete: [word for word in allowed if word.startswith(incomplete)]
 
 
+def document_formats(incomplete: str) -> list[str]:
+    """Formats of documents, and `auto`."""
+    from allyouneed.apps.translate.documents.formats import READERS
+
+    return [name for name in (*READERS, "auto") if name.startswith(incomplete)]
+
+
 def _paths(incomplete: str, suffixes: tuple[str, ...]) -> list[str]:
     parent, _, start = incomplete.rpartition("/")
     base = parent + "/" if "/" in incomplete else ""

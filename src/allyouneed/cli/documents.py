@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,20 +22,22 @@ from allyouneed.cli.text.shards import Shard, files_below
 from allyouneed.cli.text.streams import compressor, is_regular, json_text, open_output, progress
 from allyouneed.cli.text.text_input import check_not_input, check_output_folder
 from allyouneed.cli.text_commands import CHUNK, FIRST_CHUNK, LineNotes
-from allyouneed.data.files.lines import inner_suffix, read_chunks
+from allyouneed.data.files.lines import PACKED_SUFFIXES, inner_suffix, read_chunks
 from allyouneed.errors import UserError
 
 if TYPE_CHECKING:
     from allyouneed.apps.translate.documents.parts import Document
 
-MARKUP = (".html", ".htm", ".xhtml", ".srt", ".vtt", ".po", ".pot", ".xml")
 TABLES = ("csv", "tsv")
+DRAFTS = ("po", "xliff", "ts")  # formats that have translations already
+OFTEN_OTHER = ("json", "yaml", "ts")  # of a folder: mostly settings and programs
 SHOWN = 3  # files named in a message
 
 
 @dataclass(frozen=True)
 class DocumentCommand:
-    """`format`: a name, or `auto`; `every`: of PO; `options`: of `translate_full`; `table`: of CSV and TSV."""
+    """`format`: a name, or `auto`; `every`: of PO; `options`: of `translate_full`; `table`: of CSV and TSV. `saved`:
+    the memory that translations are added to."""
 
     translator: Any
     format: str
@@ -44,18 +46,29 @@ class DocumentCommand:
     every: bool
     options: Mapping[str, Any]
     table: Mapping[str, Any] = field(default_factory=dict)
+    saved: Path | None = None
 
-    def reading(self, format: str) -> dict[str, Any]:
+    def reading(self, format: str, output: Path | None = None) -> dict[str, Any]:
         if format in TABLES:
             return dict(self.table)
-        return {"every": True} if self.every and format == "po" else {}
+        if format == "pdf" and output is not None:
+            from allyouneed.apps.translate.documents.formats import known_format
+
+            into = known_format(output.name) or inner_suffix(output).removeprefix(".")
+            return {"into": into}
+        return {"every": True} if self.every and format in DRAFTS else {}
 
 
-def format_of_table(
+def format_of_input(
     format: str | None, column: list[str] | None, header: bool | None, files: FileOptions
 ) -> str | None:
-    """The format of a table, which is never translated line by line; of other inputs, `format`."""
-    named = "" if files.input_ is None else inner_suffix(files.input_).removeprefix(".")
+    """The format of an input file that is never translated line by line; of other inputs, `format`."""
+    named = ""
+    if files.input_ is not None:
+        from allyouneed.apps.translate.documents.formats import BY_LINES, known_format
+
+        named = known_format(files.input_.name) or ""
+        named = "" if named in BY_LINES else named
     if (column or header is not None) and format not in (*TABLES, "auto") and named not in TABLES:
         raise UserError("--column and --header are for tables; set --format csv or tsv, or remove them")
     numbered = bool(column) and all(name.isdecimal() for name in column or ())
@@ -63,7 +76,7 @@ def format_of_table(
         raise UserError("--no-header: the columns have no names; set --column to a number, from 1")
     if header is None and numbered:
         show_notes(["the first row has the names of the columns and is not translated; --no-header if it has none"])
-    return named if format is None and named in TABLES else format
+    return named if format is None and named else format
 
 
 def translate_documents(command: DocumentCommand, texts: list[str] | None, files: FileOptions, as_json: bool) -> None:
@@ -86,7 +99,11 @@ def translate_documents(command: DocumentCommand, texts: list[str] | None, files
 
 def note_lines(files: FileOptions) -> None:
     """Note that a file is translated line by line without --format."""
-    if files.input_ is not None and files.input_.suffix.lower() in MARKUP:
+    if files.input_ is None:
+        return
+    from allyouneed.apps.translate.documents.formats import known_format
+
+    if known_format(files.input_.name) not in (None, "md", "text") and files.input_.suffix not in PACKED_SUFFIXES:
         show_notes([f"{files.input_} is translated line by line; --format auto keeps its structure"])
 
 
@@ -95,14 +112,16 @@ def _translate_at_once(command: DocumentCommand, texts: list[str] | None, files:
     check_not_input(files.input_, files.output)
     for where, text in _documents(texts, files):
         format = _format(command, files.input_)
+        _check_written(format, files.output, as_json, at_once=True)
         with _named(where):
+            reading = command.reading(format, files.output)
             one = command.translator.translate_document(
-                text, command.to, format=format, from_=command.from_, reading=command.reading(format), **command.options
+                text, command.to, format=format, from_=command.from_, reading=reading, **command.options
             )
         done.append((where, one))
     with open_output(files.output, files.force) as write:
         for where, one in done:
-            write(_content(one.text, one.passages, one.notes, as_json) + "\n" * (bool(texts) and not as_json))
+            write(_json(one.text, one.passages, one.notes) if as_json else one.text + "\n" * bool(texts))
             _show_notes(where or "text", () if as_json else one.notes)
 
 
@@ -124,11 +143,14 @@ def _translate_folder(command: DocumentCommand, files: FileOptions, as_json: boo
         show_notes([f"{folder}: not translated, for they have another format: {names}{more}"])
     failed: list[str] = []
     mine = [path for number, path in enumerate(wanted) if number % shard.count == shard.index - 1]
-    for path in mine:
+    for number, path in enumerate(mine, 1):
         target = output / path.relative_to(folder)
+        if known_format(path.name) == "pdf":
+            target = target.with_suffix(".md")
         target.parent.mkdir(parents=True, exist_ok=True)
+        doing = f"translating {path.relative_to(folder)} ({number} of {len(mine)})"
         try:
-            _translate_file(command, replace(files, input_=path, output=target, shard=None), as_json, keep=True)
+            _translate_file(command, replace(files, input_=path, output=target, shard=None), as_json, doing, keep=True)
         except UserError as error:
             failed.append(str(error))
     if failed:
@@ -141,10 +163,12 @@ def _translate_folder(command: DocumentCommand, files: FileOptions, as_json: boo
 def _formats(name: str) -> frozenset[str]:
     from allyouneed.apps.translate.documents.formats import READERS
 
-    return frozenset(READERS) if name == "auto" else frozenset([name])
+    return frozenset(READERS) - {*OFTEN_OTHER} if name == "auto" else frozenset([name])
 
 
-def _translate_file(command: DocumentCommand, files: FileOptions, as_json: bool, keep: bool = False) -> None:
+def _translate_file(
+    command: DocumentCommand, files: FileOptions, as_json: bool, doing: str = "translating", keep: bool = False
+) -> None:
     """Translate a file into a file, resuming an interrupted run."""
     from allyouneed.apps.translate.documents.formats import read_document
 
@@ -152,10 +176,11 @@ def _translate_file(command: DocumentCommand, files: FileOptions, as_json: bool,
     assert path is not None and output is not None
     check_not_input(path, output)
     format = _format(command, path)
-    text = _read(path)
+    _check_written(format, output, as_json)
+    content = _read(path)
     with _named(str(path)):
-        document = read_document(text, format, **command.reading(format))
-    settings = recorded_options() | {"json": as_json, "input": hashlib.sha256(text.encode()).hexdigest()}
+        document = read_document(content, format, **command.reading(format, output))
+    settings = recorded_options() | {"json": as_json, "input": hashlib.sha256(content).hexdigest()}
     passages = output.with_name(output.name + ".passages")
     with ResumableOutput(output, settings, files.force, files.restart, keep, unit="") as whole:
         if whole.point.whole:
@@ -166,18 +191,18 @@ def _translate_file(command: DocumentCommand, files: FileOptions, as_json: bool,
                 show_notes([f"{output}: is complete already"])
             return
         with ResumableOutput(passages, settings, restart=files.restart, unit="passage") as out, _named(str(path)):
-            content, notes = _resume(command, document, format, out, as_json)
-            whole.add(compressor(output)(content.encode()), 1, 1, "", whole=True)
+            content, notes = _resume(command, document, format, out, as_json, doing)
+            whole.add(compressor(output)(content), 1, 1, "", whole=True)
             out.discard()
         whole.rename()
     _show_notes(str(path), () if as_json else notes)
 
 
 def _resume(
-    command: DocumentCommand, document: Document, format: str, out: ResumableOutput, as_json: bool
-) -> tuple[str, list[str]]:
+    command: DocumentCommand, document: Document, format: str, out: ResumableOutput, as_json: bool, doing: str
+) -> tuple[bytes, list[str]]:
     """The translated document and the notes about it."""
-    from allyouneed.apps.translate.documents.translate import passage_text, target_language
+    from allyouneed.apps.translate.documents.translate import named_target, passage_text, target_language
     from allyouneed.infer.decoding.notes import Note
 
     passages = [unit.passage for unit in document.units]
@@ -200,15 +225,48 @@ def _resume(
             out.add("".join(map(json_text, block)).encode(), len(done), len(done), "")
             yield from (None for _ in block)
 
-    for _ in progress(rest(), len(passages), "translating", done=len(done)):
+    for _ in progress(rest(), len(passages), doing, done=len(done)):
         pass
     texts = [passage_text(source, one["text"], format) for source, one in zip(passages, done, strict=True)]
     notes: list[str] = [Note(note, kind) if kind else note for one in done for note, kind in one["notes"]]
-    return _content(document.write(texts), len(passages), notes, as_json), notes
+    named = named_target(command.translator, to)
+    _save(command, passages, texts, named)
+    if as_json:
+        return _json(document.write(texts, named), len(passages), notes).encode(), notes
+    return document.data(texts, named), notes
 
 
-def _content(text: str, passages: int, notes: list[str], as_json: bool) -> str:
-    return json_text({"translation": text, "passages": passages, "notes": notes}) if as_json else text
+def _save(command: DocumentCommand, passages: Sequence[str], texts: Sequence[str], to: str | None) -> None:
+    """Add the passages of a document and their translations to a memory."""
+    if command.saved is None or not passages:
+        return
+    from allyouneed.apps.translate.documents.memory import TranslationMemory
+    from allyouneed.apps.translate.documents.translate import named_source
+    from allyouneed.files import write_text
+
+    here = named_source(command.translator, passages, command.from_)
+    if here is None or to is None:
+        raise UserError("--save-memory: the language of the document is not known; set --from and --to")
+    memory = TranslationMemory.read(command.saved) if command.saved.exists() else TranslationMemory()
+    memory.add(passages, texts, here, to)
+    write_text(command.saved, memory.write())
+
+
+def _json(text: str, passages: int, notes: list[str]) -> str:
+    return json_text({"translation": text, "passages": passages, "notes": notes})
+
+
+def _check_written(format: str, output: Path | None, as_json: bool, at_once: bool = False) -> None:
+    """Refuse to write a packed document as text or under another suffix. `at_once`: not from a file into a file."""
+    from allyouneed.apps.translate.documents.formats import FORMATS, known_format
+
+    written = format if format != "pdf" or output is None else known_format(output.name) or ""
+    other = format if output is None else known_format(output.name) or format
+    if format != "pdf" and other != format and (FORMATS[format].data or FORMATS[other].data) and not as_json:
+        raise UserError(f"{output}: a .{format} document stays one; name the output with its suffix")
+    if written != "pdf" and written in FORMATS and FORMATS[written].data and (as_json or at_once):
+        hint = "remove --json" if as_json else "name an input and an output file"
+        raise UserError(f".{written} is no text; {hint}: allyouneed translate in.{format} out.{written}")
 
 
 def _show_notes(where: str, found: Any) -> None:
@@ -227,28 +285,21 @@ def _format(command: DocumentCommand, path: Path | None) -> str:
     return format_of(str(path))
 
 
-def _documents(texts: list[str] | None, files: FileOptions) -> Iterator[tuple[str, str]]:
+def _documents(texts: list[str] | None, files: FileOptions) -> Iterator[tuple[str, str | bytes]]:
     """Each document, and where it comes from."""
     if texts:
         yield from (("", text) for text in texts)
     elif files.input_ is None or files.input_ == Path("-"):
-        yield "standard input", _decode(sys.stdin.buffer.read(), "standard input")
+        yield "standard input", sys.stdin.buffer.read()
     else:
         yield str(files.input_), _read(files.input_)
 
 
-def _read(path: Path) -> str:
+def _read(path: Path) -> bytes:
     try:
-        return _decode(b"".join(read_chunks(path)), str(path))
+        return b"".join(read_chunks(path))
     except OSError as error:
         raise UserError(f"{path}: cannot read: {error.strerror}; name a file") from None
-
-
-def _decode(data: bytes, where: str) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{where}: not UTF-8 (byte {error.start}); convert it first") from None
 
 
 class _named:

@@ -63,6 +63,9 @@ def evaluate(
     context: Annotated[
         int | None, option(metavar="N", help="read each sentence with the N before it; default: as in training")
     ] = None,
+    lengths: Annotated[
+        str | None, option(metavar="N,N,…", help="score by length, as a curve: 512,1024,2048; --output saves it (.svg)")
+    ] = None,
 ) -> None:
     """Score a model with the metrics of its task; translations, or a file of them, with BLEU and chrF."""
     from allyouneed.apps.translate.direction import find_direction
@@ -75,6 +78,11 @@ def evaluate(
         raise UserError(f"--tokenize {tokenize}: expected {', '.join(WORDS)}")
     if hypotheses is not None and any(given is not None for given in (beam, from_, output, context)):
         raise UserError("--beam, --from, --context and --output require --model; --hypotheses translates nothing")
+    if lengths is not None:
+        if model is None or pairs is None:
+            raise UserError("--lengths scores a model (--model) on a file of examples; give both")
+        _evaluate_lengths(pairs, model, lengths, output, device, as_json, _columns(columns) | _portion(portion))
+        return
     if model is not None and pairs is not None and not _is_translator(model):
         given = {
             "--tokenize": tokenize, "--lowercase": lowercase or None, "--source": source, "--target": target,
@@ -171,6 +179,24 @@ def _evaluate_examples(path: Path, model: Path, device: str, as_json: bool, colu
         show_notes([report.text()])
     show_notes(result.notes)
     print(json.dumps(result.figures) if as_json else printable(result.text))
+
+
+def _evaluate_lengths(
+    path: Path, model: Path, lengths: str, output: Path | None, device: str, as_json: bool, layout: dict[str, Any]
+) -> None:
+    from allyouneed.files import write_text
+    from allyouneed.lab.lengths import length_curve
+
+    counts = [int(part) for part in lengths.split(",") if part.strip().isdecimal()]
+    if len(counts) != lengths.count(",") + 1 or not all(counts):
+        raise UserError(f"--lengths {lengths}: expected numbers of tokens, separated by commas: 512,1024,2048")
+    if output is not None and output.suffix != ".svg":
+        raise UserError(f"--output {output}: --lengths draws a curve; name a file that ends in .svg")
+    check_not_input(path, output)
+    found = length_curve(load_predictor(model, ComputeOptions(device=device)), path, counts, layout)
+    if output is not None:
+        write_text(output, found.svg(model.name))
+    print(json.dumps(found.tree()) if as_json else found.text())
 
 
 def _test_pairs(

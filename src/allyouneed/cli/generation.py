@@ -10,8 +10,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from allyouneed.cli.completion import words
-from allyouneed.cli.documents import DocumentCommand, format_of_table, note_lines, translate_documents
+from allyouneed.cli.completion import document_formats
+from allyouneed.cli.documents import DRAFTS, DocumentCommand, format_of_input, note_lines, translate_documents
 from allyouneed.cli.loading import predictor_with, with_draft
 from allyouneed.cli.messages import show_notes, show_status
 from allyouneed.cli.options import (
@@ -55,18 +55,30 @@ def translate(
     format: Annotated[
         str | None,
         option(
-            metavar="html|md|srt|vtt|po|xml|csv|tsv|text|auto",
-            autocompletion=words("html", "md", "srt", "vtt", "po", "xml", "csv", "tsv", "text", "auto"),
-            help="translate whole documents and keep their markup; auto: by the suffix of the file",
+            metavar="FORMAT",
+            autocompletion=document_formats,
+            help="translate whole documents and keep their markup; auto: by the suffix of the file; or html, md, srt, "
+            "vtt, po, xml, text, csv, tsv, docx, pptx, xlsx, odf, epub, xliff, tmx, ts, json, yaml, properties, "
+            "strings, ipynb, tex, pdf",
         ),
     ] = None,
     glossary: Annotated[
         Path | None, option(metavar="FILE", help="lines of a term, a tab and its translation; or a term to keep")
     ] = None,
+    keep: Annotated[list[str] | None, option(metavar="NAME", help="a name that is not translated; repeatable")] = None,
+    memory: Annotated[
+        Path | None, option(metavar="FILE", help="TMX of earlier translations: the same is taken, the like is noted")
+    ] = None,
+    save_memory: Annotated[
+        Path | None,
+        option("--save-memory", metavar="FILE", help="with --format: add passages and translations to a TMX"),
+    ] = None,
     context: Annotated[
         int | None, option(metavar="N", help="read each sentence with the N before it, if the model was trained to")
     ] = None,
-    every: Annotated[bool, option("--all", help="with PO: translate entries again that have a translation")] = False,
+    every: Annotated[
+        bool, option("--all", help="with PO, XLIFF and TS: translate entries again that have a translation")
+    ] = False,
     column: Annotated[
         list[str] | None,
         option(metavar="NAME|N", help="with CSV and TSV: the column to translate, by name or number; repeatable"),
@@ -95,12 +107,19 @@ def translate(
     from allyouneed.apps.translate.translator import copied
 
     texts, files = file_arguments(texts, files, documents=format is not None)
-    format = format_of_table(format, column, header, files)
+    format = format_of_input(format, column, header, files)
     options = with_draft(decoding, compute, "translate_full", "translate")
-    if glossary is not None:
-        options |= {"glossary": Glossary.read(glossary)}
-    if every and format not in ("po", "auto"):
-        raise UserError("--all is for PO files; set --format po, or remove it")
+    if glossary is not None or keep:
+        terms = {} if glossary is None else Glossary.read(glossary).terms
+        options |= {"glossary": Glossary(terms | {name: name for name in keep or ()})}
+    if memory is not None:
+        from allyouneed.apps.translate.documents.memory import TranslationMemory
+
+        options |= {"memory": TranslationMemory.read(memory)}
+    if save_memory is not None and format is None:
+        raise UserError("--save-memory is for documents; set --format, or remove it")
+    if every and format not in (*DRAFTS, "auto"):
+        raise UserError("--all is for PO, XLIFF and TS files; set --format po, or remove it")
     if format is not None and (align or protect is not None or decoding.best is not None):
         raise UserError("--align, --best and --protect are for lines; remove them, or --format")
     translator = predictor_with(model or shipped(), compute, "translate_full", "translate")
@@ -108,7 +127,7 @@ def translate(
         options |= {"context": context}
     if format is not None:
         table = {"column": column or (), "header": header is not False}
-        command = DocumentCommand(translator, format, to, from_, every, options, table)
+        command = DocumentCommand(translator, format, to, from_, every, options, table, save_memory)
         translate_documents(command, texts, files, as_json)
         return
     note_lines(files)

@@ -1,11 +1,13 @@
-"""Commands for sound and images: transcribe, classify-image, match-image, caption."""
+"""Commands for sound and images: transcribe, classify-audio, classify-image, match-image, caption."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from allyouneed.cli.loading import predictor_with
 from allyouneed.cli.options import (
@@ -22,12 +24,15 @@ from allyouneed.cli.options import (
 from allyouneed.cli.text.shards import files_below
 from allyouneed.cli.text.streams import read_lines
 from allyouneed.cli.text.text_input import file_arguments
-from allyouneed.cli.text_commands import Paired, one_line, paired, ranked_lines, run
-from allyouneed.errors import UserError
+from allyouneed.cli.text_commands import Paired, TextCommand, one_line, paired, ranked_lines, run
+from allyouneed.errors import UserError, printable
 from allyouneed.errors.extras import is_installed, missing, require
 
 SOUND_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".m4a", ".opus", ".aiff")  # of the files of a folder
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
+SoundsArgument = Annotated[
+    list[str] | None, argument("SOUND", "sound files, or a folder or list of them; default: standard input")
+]
 ImagesArgument = Annotated[
     list[str] | None, argument("IMAGE", "image files, or a folder or list of them; default: standard input")
 ]
@@ -48,22 +53,30 @@ def _check_formats(sounds: list[str] | None, input_: Path | None) -> None:
 
 
 def transcribe(
-    sounds: Annotated[
-        list[str] | None, argument("SOUND", "sound files, or a folder or list of them; default: standard input")
-    ] = None,
+    sounds: SoundsArgument = None,
     *,
     model: ModelOption,
     language: Annotated[str | None, option(metavar="LANGUAGE", help="the spoken language; default: detected")] = None,
     to_english: Annotated[bool, option("--to-english", help="translate into English")] = False,
     timestamps: Annotated[bool, option("--timestamps", help="print start and end of each segment")] = False,
+    rate: Annotated[int, option(min=1, metavar="N", show_default=True, help="samples per second of `-`")] = 16_000,
     as_json: JsonOption = False,
     compute: ComputeOptions,
     files: PathFileOptions,
     beam: BeamOption = None,
 ) -> None:
-    """Transcribe sound files of any length, one line each."""
+    """Transcribe sound files of any length, one line each.
+
+    `-` reads a sound from standard input, a WAV file or 16-bit mono samples, and prints each line at a pause:
+    `arecord -f S16_LE -r 16000 | allyouneed transcribe --model MODEL -`.
+    """
     given = {"language": language, "task": "translate" if to_english else None, "timestamps": timestamps or None}
     options = {name: value for name, value in (given | {"beam": beam}).items() if value is not None}
+    if sounds == ["-"]:
+        _transcribe_stream(
+            predictor_with(model, compute, "transcribe_full", "transcribe sound"), rate, options, as_json
+        )
+        return
     sounds, files = file_arguments(sounds, files, paths=True)
     _check_formats(sounds, files.input_)
     transcriber = predictor_with(model, compute, "transcribe_full", "transcribe sound")
@@ -84,6 +97,48 @@ def transcribe(
     run(command, sounds, files, as_json, SOUND_SUFFIXES)
 
 
+def _transcribe_stream(model: Any, rate: int, options: dict[str, Any], as_json: bool) -> None:
+    """Each segment on a line as soon as it is known."""
+    from allyouneed.infer.speech.stream import read_pieces
+
+    if sys.stdin.isatty():
+        raise UserError("standard input is a terminal; pipe sound into it: arecord -f S16_LE -r 16000 | …")
+    pieces, rate = read_pieces(sys.stdin.buffer, rate)
+    timed = options.pop("timestamps", False)
+    for one in model.stream(pieces, rate, **options):
+        plain = (f"{one.start:.2f}\t{one.end:.2f}\t" if timed else "") + one_line(one.text.strip())
+        print(json.dumps(asdict(one), ensure_ascii=False) if as_json else printable(plain), flush=True)
+
+
+def classify_audio(
+    sounds: SoundsArgument = None,
+    *,
+    model: ModelOption,
+    top: TopOption = None,
+    as_json: JsonOption = False,
+    compute: ComputeOptions,
+    files: PathFileOptions,
+) -> None:
+    """Classify sounds."""
+    sounds, files = file_arguments(sounds, files, paths=True)
+    _check_formats(sounds, files.input_)
+    classifier = predictor_with(model, compute, "classify_audio_full", "classify sounds")
+    command = _classes("sound", lambda paths: classifier.classify_audio_full(paths, top=top or 5), top)
+    run(command, sounds, files, as_json, SOUND_SUFFIXES)
+
+
+def _classes(noun: str, find: Callable[[list[Any]], Sequence[Any]], top: int | None) -> TextCommand[Paired]:
+    return paired(
+        "classifying",
+        find,
+        lambda one: ranked_lines(
+            top is not None, [(s, label) for label, s in list(one.found.scores.items())[: top or 1]]
+        ),
+        lambda one: {noun: one.given, "label": one.found.label, "scores": one.found.scores},
+        chunk=64,
+    )
+
+
 def classify_image(
     images: ImagesArgument = None,
     *,
@@ -97,15 +152,7 @@ def classify_image(
     require("image", "an image file")
     images, files = file_arguments(images, files, paths=True)
     classifier = predictor_with(model, compute, "classify_image_full", "classify images")
-    command = paired(
-        "classifying",
-        lambda paths: classifier.classify_image_full(paths, top=top or 5),
-        lambda one: ranked_lines(
-            top is not None, [(s, label) for label, s in list(one.found.scores.items())[: top or 1]]
-        ),
-        lambda one: {"image": one.given, "label": one.found.label, "scores": one.found.scores},
-        chunk=64,
-    )
+    command = _classes("image", lambda paths: classifier.classify_image_full(paths, top=top or 5), top)
     run(command, images, files, as_json, IMAGE_SUFFIXES)
 
 

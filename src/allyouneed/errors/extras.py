@@ -15,6 +15,7 @@ EXTRAS = {
     "sound": ("soundfile", "only .wav files can be transcribed"),
     "parquet": ("pyarrow", ".parquet, .arrow and .feather files are refused"),
     "xlsx": ("openpyxl", ".xlsx files are refused"),
+    "pdf": ("pdfminer", "`translate` refuses .pdf files"),
     "image": ("PIL", "image files cannot be opened; pixels given as arrays work"),
     "serve": ("fastapi", "`serve` is refused"),
     "ctranslate2": ("ctranslate2", "`export --to ctranslate2` and `bench --against ctranslate2` are refused"),

@@ -45,11 +45,11 @@ class DeclaredSize:
 
 
 class BlockManager:
-    def __init__(self, engine: ModelRunner, pool: BlockPool) -> None:
-        self.engine, self.pool, self.prefixes = engine, pool, PrefixCache(pool)
-        states = PagedStates(_empty_states(engine), pool)
-        self.declared = DeclaredSize(engine.model.config, pool.size, states.has_pages, _itemsize(engine))
-        self.shares_prefixes, self.block_bytes = shares_prefixes(engine, states), ceil(self.declared.block)
+    def __init__(self, runner: ModelRunner, pool: BlockPool) -> None:
+        self.runner, self.pool, self.prefixes = runner, pool, PrefixCache(pool)
+        states = PagedStates(_empty_states(runner), pool)
+        self.declared = DeclaredSize(runner.model.config, pool.size, states.has_pages, _itemsize(runner))
+        self.shares_prefixes, self.block_bytes = shares_prefixes(runner, states), ceil(self.declared.block)
         self.unverified: dict[RequestState, list[int]] = {}  # prompts in blocks, of requests without a first token
 
     # --- what a request needs ----------------------------------------------------------------------------------------
@@ -159,26 +159,26 @@ class BlockManager:
         return 1 - sum(filled.values()) / (len(filled) * size) if filled else 0.0
 
 
-def shares_prefixes(engine: ModelRunner, states: PagedStates | None = None) -> bool:
+def shares_prefixes(runner: ModelRunner, states: PagedStates | None = None) -> bool:
     """A prefix can be shared when its whole state is paged and depends on nothing else. `states`: of the engine."""
-    states = states or PagedStates(_empty_states(engine), BlockPool(0))
-    return states.fully_paged and not states.has_sources and not engine.bidirectional_prompt
+    states = states or PagedStates(_empty_states(runner), BlockPool(0))
+    return states.fully_paged and not states.has_sources and not runner.bidirectional_prompt
 
 
-def block_bytes(engine: ModelRunner, size: int = BLOCK) -> int:
+def block_bytes(runner: ModelRunner, size: int = BLOCK) -> int:
     """Bytes of one block, in all layers."""
-    return ceil(DeclaredSize(engine.model.config, size, True, _itemsize(engine)).block)
+    return ceil(DeclaredSize(runner.model.config, size, True, _itemsize(runner)).block)
 
 
-def _itemsize(engine: ModelRunner) -> int:
-    return next(engine.model.parameters()).itemsize
+def _itemsize(runner: ModelRunner) -> int:
+    return next(runner.model.parameters()).itemsize
 
 
-def _empty_states(engine: ModelRunner) -> States:
+def _empty_states(runner: ModelRunner) -> States:
     """States of one row, to see what they consist of."""
-    model = engine.model
-    if not hasattr(model, "encode") or engine.retrieve is not None:
+    model = runner.model
+    if not hasattr(model, "encode") or runner.retrieve is not None:
         states: States = model.start(1)
     else:
-        states = model.start(Rows(torch.zeros(1, 1, dtype=torch.long)).to(engine.device))
+        states = model.start(Rows(torch.zeros(1, 1, dtype=torch.long)).to(runner.device))
     return states

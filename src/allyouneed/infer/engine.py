@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import closing, nullcontext
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
 from allyouneed.infer.decoding.observe import current_observer
 from allyouneed.infer.decoding.options import Decoding
-from allyouneed.infer.model_runner import ModelRunner
+from allyouneed.infer.model_runner import ModelRunner, RunnerOptions
 from allyouneed.infer.request import Medium, Request, StopCondition
 from allyouneed.infer.scheduler import Scheduler, new_graphs
 from allyouneed.infer.scheduling.admission import LargestFirst
@@ -31,7 +31,8 @@ Forward = Callable[[list[Any]], Sequence[Any]]  # one output per input
 
 
 class Engine:
-    """`options`: of its `ModelRunner`. Keep one engine as long as its model: captured CUDA graphs belong to it.
+    """`forbidden`, `limit`, `options`: of its `ModelRunner`. Keep one engine as long as its model: captured CUDA graphs
+    belong to it.
 
     `shared`: decodes in place of a scheduler of the call's own; `shared_compute`: in place of `compute`. A server sets
     them, so that the calls of all its threads share steps (apps/serve/engine/loop.py)."""
@@ -43,8 +44,17 @@ class Engine:
 
     _graphs: GraphRunnerCache | None = None
 
-    def __init__(self, model: Any, bos: int, eos: int, pad: int, *options: Any, **named: Any) -> None:
-        self.runner = ModelRunner(model, bos, eos, pad, *options, **named)
+    def __init__(
+        self,
+        model: Any,
+        bos: int,
+        eos: int,
+        pad: int,
+        forbidden: Sequence[int] = (),
+        limit: int | None = None,
+        **options: Unpack[RunnerOptions],
+    ) -> None:
+        self.runner = ModelRunner(model, bos, eos, pad, forbidden, limit, **options)
 
     @property
     def model(self) -> Any:

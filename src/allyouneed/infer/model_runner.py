@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -19,6 +19,17 @@ from allyouneed.runtime.cpu.executor import cpu_executor
 
 if TYPE_CHECKING:
     from allyouneed.data.shortlist import Shortlist
+
+
+class RunnerOptions(TypedDict, total=False):
+    """Named arguments of a `ModelRunner`."""
+
+    budget: int
+    bidirectional_prompt: bool
+    ends: Sequence[int]
+    counted: int
+    ended: bool
+    exact: bool
 
 
 class ModelRunner:

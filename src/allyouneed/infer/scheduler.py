@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     from allyouneed.infer.scheduling.preemption import Preemption
 
 
-def new_graphs(engine: ModelRunner) -> GraphRunnerCache | None:
+def new_graphs(runner: ModelRunner) -> GraphRunnerCache | None:
     """A cache of captured CUDA graphs for this engine; None on a CPU, which loads nothing of them."""
-    if not engine.captures:
+    if not runner.captures:
         return None
     from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
 
-    return GraphRunnerCache(engine)
+    return GraphRunnerCache(runner)
 
 
 class Scheduler:
@@ -65,7 +65,7 @@ class Scheduler:
 
     def __init__(
         self,
-        engine: ModelRunner,
+        runner: ModelRunner,
         rows: int = 64,
         budget: int = 512,
         memory: int | None = None,
@@ -76,9 +76,9 @@ class Scheduler:
     ) -> None:
         if rows < 1 or budget < 1:
             raise UserError(f"rows={rows}, budget={budget}: both must be at least 1")
-        if engine.exact and pool is not None:
+        if runner.exact and pool is not None:
             raise UserError("exact and pool are exclusive: requests with a common prefix share its blocks; set one")
-        self.engine, self.rows, self.budget, self.memory = engine, rows, budget, memory
+        self.runner, self.rows, self.budget, self.memory = runner, rows, budget, memory
         self.arrivals: deque[RequestState] = deque()
         self.fair, self.offline, self.postponement = FairQueue(), queue, Postponement()
         self.streams_offline = False  # whether the offline batch has requests that stream
@@ -88,7 +88,7 @@ class Scheduler:
         self.active: list[RequestState] = []  # admitted requests that hold rows or blocks
         self.failures: list[RequestState] = []  # in this step
         self.is_stepping = False  # also between steps if the last one was interrupted
-        self.validator = validator or RequestValidator(engine)
+        self.validator = validator or RequestValidator(runner)
         self.steps, self._numbers = 0, count()
         self.blocks: BlockManager | None = None
         self.preemption: Preemption | None = None
@@ -96,15 +96,15 @@ class Scheduler:
             from allyouneed.infer.block_manager import BlockManager
             from allyouneed.infer.scheduling.preemption import Preemption
 
-            self.blocks = BlockManager(engine, pool)
+            self.blocks = BlockManager(runner, pool)
             self.preemption = Preemption(self, self.blocks)
         # calls a function; where blocks run out, frees some
         self.with_blocks: Callable[..., None] = lambda act, _=None: act()
         if self.preemption is not None:
             self.with_blocks = self.preemption.run
         self.graphs: GraphRunnerCache | None = None
-        if memory is None and not engine.exact:
-            self.graphs = graphs or (new_graphs(engine) if pool is None else None)
+        if memory is None and not runner.exact:
+            self.graphs = graphs or (new_graphs(runner) if pool is None else None)
         self.slots: SchedulerSlots | None = None
         captured: PagedPrefill | None = None
         if self.graphs is not None and queue is None:
@@ -112,9 +112,9 @@ class Scheduler:
             from allyouneed.infer.cuda_graph.scheduler_slots import SchedulerSlots
 
             self.slots = SchedulerSlots(self.graphs, rows)
-            if pool is not None and not engine.bidirectional_prompt and engine.retrieve is None:
-                captured = PagedPrefill(engine, pool, rows)
-        self.prefill = ChunkedPrefill(self, engine, queue is not None, self.blocks, self.slots, captured)
+            if pool is not None and not runner.bidirectional_prompt and runner.retrieve is None:
+                captured = PagedPrefill(runner, pool, rows)
+        self.prefill = ChunkedPrefill(self, runner, queue is not None, self.blocks, self.slots, captured)
 
     # --- submitting --------------------------------------------------------------------------------------------------
 
@@ -137,11 +137,11 @@ class Scheduler:
     def prepare(self, request: Request, spec: DecodingSpec | Decoding | None) -> RequestState:
         """A request that is valid and fits into this scheduler; else an error."""
         spec, request = self.validator.spec(spec), self.validator.request(request)
-        shortlist = self.engine.shortlist
+        shortlist = self.runner.shortlist
         if shortlist is not None and request.source and request.allowed is None and spec.decoding.shortlist:
             request = request._replace(allowed=shortlist.allowed(request.source))
         streams = self.offline is None or request.listener is not None
-        limit, source = self.engine.token_limit(request), None if request.source is None else tuple(request.source)
+        limit, source = self.runner.token_limit(request), None if request.source is None else tuple(request.source)
         state = RequestState(request, spec, limit, streams, failures=self.failures, number=next(self._numbers))
         state.inputs = tuple(request.prompt_with_media() if request.media else request.prompt), source
         if source == ():
@@ -166,7 +166,7 @@ class Scheduler:
 
     def _bytes(self, states: Sequence[RequestState]) -> int:
         """Declared bytes of state they may need together; every row has positions for the longest."""
-        model = self.engine.model
+        model = self.runner.model
         length = max(len(state.request.prompt) + state.limit for state in states)
         source = max(len(state.request.source or ()) for state in states)
         cost = model.config.cost(max(length, source))
@@ -177,7 +177,7 @@ class Scheduler:
         """Prepare for the first request: capture the usual prefills, and decode these requests, which leave no trace
         but captured graphs and compiled kernels."""
         if self.prefill.captured is not None:
-            with inference(self.engine.model):
+            with inference(self.runner.model):
                 self.prefill.captured.warm_up(self.budget)
         if self.graphs is not None:
             self.graphs.capture_now()
@@ -205,7 +205,7 @@ class Scheduler:
     def run(self, on_step: Callable[[], None] | None = None) -> None:
         """Step until every request is finished. A failed one has its `error`; offline, where all belong to one call,
         the first is raised."""
-        with evaluation_mode(self.engine.model):
+        with evaluation_mode(self.runner.model):
             while not self.idle:
                 self.step()
                 if on_step is not None:
@@ -231,7 +231,7 @@ class Scheduler:
     def step(self) -> None:
         if self.is_stepping:
             self._refuse_inside_step()
-        with inference(self.engine.model):
+        with inference(self.runner.model):
             if self.is_stepping:  # the last step was interrupted, and so was cleaning up after it
                 self._abandon(KeyboardInterrupt())
             self.is_stepping = True
@@ -389,7 +389,7 @@ class Scheduler:
         graphs, captured = self.graphs, None
         if graphs is not None and graphs.admits(queue.waiting):
             captured = graphs.captured_batch(queue.waiting[::-1])
-        batch = queue.waiting[::-1] if captured else queue.next_batch(most=1 if self.engine.exact else None)
+        batch = queue.waiting[::-1] if captured else queue.next_batch(most=1 if self.runner.exact else None)
         self.active = self.active + batch
         self.streams_offline = any([state.streams for state in batch])
         for state in batch:
@@ -445,7 +445,7 @@ class Scheduler:
                 taken = self.slots.prefill(given)
             except Exception as error:
                 self.fail_unheld(given, error)
-        for some in share_rows(taken) if self.engine.exact else [taken] if taken else []:
+        for some in share_rows(taken) if self.runner.exact else [taken] if taken else []:
             self.prefill.start(some)
 
     def fail_unheld(self, requests: list[RequestState], error: Exception) -> None:
@@ -463,7 +463,7 @@ class Scheduler:
 
     def join(self, batch: RunningBatch) -> None:
         """Decode a batch together with a running one, or beside it."""
-        for other in [] if self.engine.exact else self.running:
+        for other in [] if self.runner.exact else self.running:
             if isinstance(other, RunningBatch) and other.can_join(batch):
                 try:
                     other.join(batch)

@@ -24,13 +24,13 @@ from allyouneed.nn.models.encoder_decoder import EncoderDecoder
 class RequestValidator:
     """What a model accepts. Sizes of models without a config are unknown and not checked."""
 
-    def __init__(self, engine: ModelRunner) -> None:
-        self.engine = engine
-        config = getattr(engine.model, "config", None)
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
+        config = getattr(runner.model, "config", None)
         sizes = getattr(config, "vocabs", None)
         self.source_size: int | None = None if sizes is None else sizes.source
         self.target_size: int | None = None if sizes is None else sizes.target
-        self.unlimited: bool = getattr(engine.model, "unlimited", False)  # retrieval/unlimited.py
+        self.unlimited: bool = getattr(runner.model, "unlimited", False)  # retrieval/unlimited.py
         self.source_limit: int | None = None if self.unlimited else getattr(config, "source_limit", None)
         self.takes_source: bool | None = None
         if isinstance(config, EncoderDecoder | GenerativeModel):
@@ -43,7 +43,7 @@ class RequestValidator:
         if accepted is not None and given is accepted:
             return accepted
         if given is None or isinstance(given, Decoding):
-            given = self.engine.spec(given or Decoding())
+            given = self.runner.spec(given or Decoding())
         if not isinstance(given, DecodingSpec) or not isinstance(given.decoding, Decoding):
             raise UserError(f"decoding: must be Decoding or DecodingSpec, not {type(given).__name__}")
         ids = (given.eos, *given.forbidden, *given.extra_eos)
@@ -73,7 +73,7 @@ class RequestValidator:
         prompt = _tokens("prompt", given.prompt, self.target_size)
         if not prompt:
             raise UserError("the prompt has no tokens; start it with the begin token")
-        limit = self.engine.limit
+        limit = self.runner.limit
         if limit is not None and len(prompt) > limit:
             raise UserError(f"the prompt has {len(prompt)} tokens, the model {limit} positions; shorten it")
         source = None if given.source is None else _tokens("source", given.source, self.source_size)
@@ -106,13 +106,13 @@ class RequestValidator:
     def check_allowed(self, given: Sequence[int] | Tensor) -> Tensor:
         """These tokens, sorted."""
         tokens = _tokens("allowed", given.tolist() if isinstance(given, Tensor) else given, self.target_size)
-        if set(tokens) <= set(self.engine.forbidden):
+        if set(tokens) <= set(self.runner.forbidden):
             raise UserError("allowed: no token that may be generated; list at least one")
         return torch.tensor(sorted(set(tokens)))
 
     def check_media(self, media: Sequence[Medium], length: int) -> None:
         """Refuse images and sounds that the model cannot read, or whose slots do not fit a prompt of this length."""
-        end, towers = 0, getattr(getattr(self.engine.model, "config", None), "towers", {})
+        end, towers = 0, getattr(getattr(self.runner.model, "config", None), "towers", {})
         for medium in media:
             if not isinstance(medium, Medium):
                 raise UserError(f"media: must be of type Medium, not {type(medium).__name__}")

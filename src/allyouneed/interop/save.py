@@ -29,6 +29,10 @@ BY_HEAD = {
 BY_HEAD |= {"mask-predict": "mask-predict"}
 BY_KIND = {"encoder-decoder": "translation", "encoder": "masked-lm", "two-towers": "image-text"}
 BY_KIND |= {"interleaved": "interleaved"}
+BY_MEDIUM = {
+    "images": {"classes": "image-classification", "vocabulary": "captioning"},
+    "audio": {"classes": "audio-classification", "vocabulary": "transcription"},
+}
 MAX_TOKENS = 256  # of a folder without another limit
 
 
@@ -63,10 +67,10 @@ def task_options(kind: str, config: Model) -> dict[str, Any]:
 def usual_task(config: Model) -> str:
     tree = tree_of(config)
     head = tree.get("head", {}).get("kind", "vocabulary")
-    if head == "classes" and tree.get("embed", {}).get("kind") == "patches":
-        return "image-classification"
-    if (tree.get("source_embed") or {}).get("kind") == "patches":
-        return "captioning"
+    read = getattr(getattr(config, "source_embed", None) or getattr(config, "embed", None), "medium", "text")
+    usual = BY_MEDIUM.get(read, {}).get(head)
+    if usual is not None and tree["kind"] in Task.known()[usual].kinds:
+        return usual
     return BY_HEAD.get(head) or BY_KIND.get(tree["kind"], "causal-lm")
 
 

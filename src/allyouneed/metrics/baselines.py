@@ -21,12 +21,15 @@ from torch import Tensor
 
 from allyouneed.data.files.images import CaptionedImage, LabelledImage
 from allyouneed.data.files.labels import Labelled, Scored, Tagged
+from allyouneed.data.files.media import LabelledMedium
 from allyouneed.data.files.pairs import Pair
+from allyouneed.data.files.sounds import LabelledSound, TranscribedSound
 from allyouneed.data.files.texts import TextDocument
 from allyouneed.data.languages import EAST_ASIAN
 from allyouneed.data.tokenizers.base import Tokenizer
 from allyouneed.metrics.answers import accuracy, has_spans, macro_f1, pearson, span_f1, spearman
 from allyouneed.metrics.translation import evaluate
+from allyouneed.metrics.words import character_error_rate, word_error_rate
 
 MOST_EXAMPLES = 50_000  # more would take longer than seconds
 BUCKETS = 1 << 16  # of hashed n-grams
@@ -69,7 +72,7 @@ def _classes(train: Sequence[Labelled], held: Sequence[Labelled], _: Tokenizer) 
         yield name, {"accuracy": accuracy(found, expected), "macro-f1": macro_f1(found, expected)}
 
 
-def _image_classes(train: Sequence[LabelledImage], held: Sequence[LabelledImage], _: Tokenizer | None) -> Found:
+def _media_classes(train: Sequence[LabelledMedium], held: Sequence[LabelledMedium], _: Tokenizer | None) -> Found:
     expected, usual = [example.label for example in held], _most_frequent(train)
     found = [usual] * len(held)
     yield f"always {usual!r}", {"accuracy": accuracy(found, expected), "macro-f1": macro_f1(found, expected)}
@@ -81,7 +84,14 @@ def _captions(train: Sequence[CaptionedImage], held: Sequence[CaptionedImage], _
     yield "always the most frequent text", {"bleu": scores.bleu, "chrf": scores.chrf, "exact": 100 * scores.exact}
 
 
-def _most_frequent(train: Sequence[LabelledImage]) -> str:
+def _transcripts(train: Sequence[TranscribedSound], held: Sequence[TranscribedSound], _: Tokenizer) -> Found:
+    usual = _most_frequent(train)
+    found, expected = [usual] * len(held), [example.value for example in held]
+    figures = {"wer": word_error_rate(found, expected), "cer": character_error_rate(found, expected)}
+    yield "always the most frequent transcript", figures
+
+
+def _most_frequent(train: Sequence[LabelledMedium]) -> str:
     return Counter(example.value for example in train).most_common(1)[0][0]
 
 
@@ -140,7 +150,9 @@ MEASURES: dict[type, Measure] = {
     Scored: _scores,
     Pair: _targets,
     TextDocument: _tokens,
-    LabelledImage: _image_classes,
+    LabelledImage: _media_classes,
+    LabelledSound: _media_classes,
+    TranscribedSound: _transcripts,
     CaptionedImage: _captions,
 }
 

@@ -94,9 +94,11 @@ class Rows(Tensors):
 
 @dataclass(frozen=True)
 class Signal(Tensors):
-    """Image or audio input: pixels (batch, channels, height, width) or log-mel frames (batch, mels, time)."""
+    """Image or audio input: pixels (batch, channels, height, width), log-mel frames (batch, mels, time) or samples
+    (batch, 1, time). `lengths` (batch,): the time of each sound, which is padded with zeros; default: all of it."""
 
     values: Tensor
+    lengths: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -163,10 +165,10 @@ class Batch(Tensors):
 
 
 def count_labels(labels: Tensor) -> Tensor:
-    """How many labels there are: numbers other than `IGNORE`, or rows of probabilities of the classes."""
+    """How many labels there are: numbers above `IGNORE`, or rows with a number for each class."""
     if labels.ndim == 2 and labels.is_floating_point():
-        return (labels.sum(-1) > 0).sum()
-    return (labels != IGNORE).sum()
+        return (labels != IGNORE).any(-1).sum()
+    return (labels > IGNORE).sum()
 
 
 def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:

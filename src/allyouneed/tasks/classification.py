@@ -18,7 +18,7 @@ from allyouneed.data.files.labels import LabelledFiles, classes
 from allyouneed.data.files.readers import Files
 from allyouneed.data.tokenizers.base import Tokenizer, Vocabularies
 from allyouneed.errors import UserError
-from allyouneed.nn.batch import IGNORE
+from allyouneed.nn.batch import IGNORE, count_labels
 from allyouneed.nn.context import TokenLayout
 from allyouneed.tasks.task import Loss, Task, class_loss, set_label_count
 
@@ -31,6 +31,7 @@ class Classification(Task):
     kinds: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
     heads: ClassVar[tuple[str, ...]] = ("classes",)
     has_perplexity: ClassVar[bool] = False
+    loss_unit: ClassVar[str] = "texts"
     metrics: ClassVar[dict[str, bool]] = {"accuracy": True, "macro-f1": True, "micro-f1": True, "loss": False}
     kind: Literal["classification"] = "classification"
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -46,10 +47,6 @@ class Classification(Task):
         if self.several and self.smoothing:
             raise ValueError("smoothing: only where a text has one label; remove it, or several")
         return self
-
-    @property
-    def loss_unit(self) -> str:  # type: ignore[override]
-        return "labels" if self.several else "texts"
 
     def entry_defaults(self) -> dict[str, Any]:
         return {"between": "|"} if self.several else {}
@@ -77,8 +74,8 @@ class Classification(Task):
         if self.several:
             logits, real = model.head(hidden, layout).float(), labels != IGNORE
             each = nn.functional.binary_cross_entropy_with_logits(logits, labels.where(real, 0), reduction="none")
-            total = each.where(real, 0).sum()
-            return Loss(total, total.detach(), real.sum())
+            total = each.where(real, 0).mean(-1).sum()
+            return Loss(total, total.detach(), count_labels(labels))
         return class_loss(model.head(hidden, layout), labels, self.smoothing)
 
 

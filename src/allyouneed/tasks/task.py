@@ -70,6 +70,10 @@ class Task(Part, slot="task", default="translation"):
     compares_batch: ClassVar[bool] = False  # the loss of an example depends on the others of its batch
     fills_rows: ClassVar[bool] = False  # an example may be as long as a row of the batch, by default
 
+    def reads_of(self, kind: str) -> Mapping[str, str]:
+        """What the embeddings of a model of this kind read, by slot, where it is not text."""
+        return self.reads
+
     @property
     def file_type(self) -> type[Files]:
         return self.files
@@ -109,6 +113,10 @@ class Task(Part, slot="task", default="translation"):
     def entry_defaults(self) -> dict[str, Any]:
         """Keys of its files that default to what it needs."""
         return {}
+
+    def finished(self, model: nn.Module) -> nn.Module:
+        """What remains of the model after training."""
+        return model
 
     def folder_files(self) -> dict[str, bytes]:
         """Small files that a model trained for it needs besides its weights and tokenizer, by name."""
@@ -183,6 +191,7 @@ def class_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Loss:
     flat, wanted = logits.float().flatten(0, -2), labels.flatten()
     if labels.is_floating_point():
         wanted = labels.flatten(0, -2)
+        wanted = wanted.where(wanted != IGNORE, 0)
     total = nn.functional.cross_entropy(flat, wanted, ignore_index=IGNORE, label_smoothing=smoothing, reduction="sum")
     plain = total
     if smoothing:

@@ -23,12 +23,7 @@ from allyouneed.runtime.float8 import check_device, use_float8
 from allyouneed.runtime.process import allow_tf32, run_eagerly
 from allyouneed.training.recipe.recipe import Recipe
 
-KERNELS = [
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-]
+KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 @dataclass(frozen=True)

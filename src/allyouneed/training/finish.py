@@ -28,7 +28,7 @@ from allyouneed.training.loop import Trainer
 from allyouneed.training.planning.memory import format_bytes, memory_in_use
 from allyouneed.training.prepare import RunFolder
 from allyouneed.training.recipe.recipe import Recipe
-from allyouneed.training.reporting.page import PAGE, RunFacts, write_page
+from allyouneed.training.reporting.page import CURVES, PAGE, RunFacts, write_page
 from allyouneed.training.reporting.progress import clock
 from allyouneed.training.validate import LOSS_METRICS, is_better, validation_loss
 
@@ -77,7 +77,11 @@ def model_card(fields: dict[str, Any], recipe_text: str) -> str:
         f"- trained on: {fields['examples']}, {fields['tokens']} in {fields['steps']:,} steps "
         f"({fields['epochs']} epochs begun), on {fields['machine']}",
         f"- weights: {fields['weights']}",
-        *([f"- report of the run: [{PAGE}](../{PAGE})"] if fields.get("baselines") is not None else []),
+        *(
+            [f"- report of the run: [{PAGE}](../{PAGE}), curves: [{CURVES}](../{CURVES})"]
+            if fields.get("baselines") is not None
+            else []
+        ),
         "",
         "## Scores",
         "",
@@ -120,15 +124,19 @@ def finish(trainer: Trainer, last: Checkpoint | None, run: RunFolder, recipe_tex
         fields = _card_fields(trainer, run, recipe_text, weights, scores) | {"baselines": stated}
         return model_card(fields, recipe_text)
 
+    def save(text: str) -> None:
+        folder = trainer.folder(text)
+        replace(folder, model=recipe.task.finished(folder.model)).save(run.model)
+
     single = trainer.checkpoints.best(state) or last
     weights = _load_first_choice(trainer, single)
-    trainer.folder(card(weights, {})).save(run.model)
+    save(card(weights, {}))
     scores: Scores = {}
     if prepared.valid is not None:
         before = weights
         weights, scores["valid"] = _compare_with_average(trainer, single, weights)
         if weights != before:
-            trainer.folder(card(weights, scores)).save(run.model)
+            save(card(weights, scores))
     if prepared.test_examples:
         scores["test"] = _score_test_set(trainer)
     for split, row in scores.items():

@@ -32,6 +32,7 @@ from allyouneed.training.distributed.tensor_parallel import tensor_parallel_size
 from allyouneed.training.guard import NonFiniteGuard, high_first_loss
 from allyouneed.training.optim.optimiser import averaged_weights, state_tensors
 from allyouneed.training.optim.schedule import PAPER_WARMUP, Schedule, default_warmup
+from allyouneed.training.planning.data_size import choose_duration
 from allyouneed.training.prefetch import Prefetcher, Update
 from allyouneed.training.prepare import PreparedData, RunFolder
 from allyouneed.training.random_state import RandomState, preserve_random_state, seed_all
@@ -107,7 +108,9 @@ class Trainer:
         self.log = Log(run.log if processes.is_main else None, self.state.step)
         writes = recipe.tensorboard and processes.is_main
         self.tensorboard = TensorBoard(run.folder / "tensorboard", self.state.step) if writes else None
-        self.total = recipe.last_step or (recipe.epochs or 1) * self._updates_per_epoch()
+        epoch = self._updates_per_epoch()
+        self.duration = choose_duration(recipe, epoch, reporter.print)
+        self.total = self.duration.steps or (recipe.epochs or 1) * epoch
         self.schedule = self._schedule()
         self.pending: list[PendingStep] = []
         self.saved_at = self.clock = time.monotonic()
@@ -223,10 +226,10 @@ class Trainer:
 
     @property
     def is_finished(self) -> bool:
-        now, patience = self.state, self.recipe.validation.patience
+        now, patience = self.state, self.duration.patience
         if patience is not None and now.stale >= patience and now.validated == now.step:
             return True
-        last = self.recipe.last_step
+        last = self.duration.steps
         return now.step >= last if last is not None else now.position.epoch >= (self.recipe.epochs or 0)
 
     @property
@@ -235,7 +238,7 @@ class Trainer:
 
     @property
     def _due_validation(self) -> bool:
-        now, every = self.state, self.recipe.validation.every
+        now, every = self.state, self.duration.every
         due = now.step // every > now.validated // every or (self.is_finished and now.step > now.validated)
         return self.prepared.valid is not None and due
 
@@ -349,7 +352,7 @@ class Trainer:
         self.reporter.print(
             f"step {now.step:,} validation  {text}{self.scorer.limit_text(limit)}  ({metric}: {record})"
         )
-        if self.is_finished and not improved and stale and self.recipe.validation.patience:
+        if self.is_finished and not improved and stale and self.duration.patience:
             self.reporter.print(f"no better {metric} for {stale} validations: stopping early")
         self.reporter.pause(time.monotonic() - began)
         self.clock = time.monotonic()

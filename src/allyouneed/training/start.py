@@ -146,12 +146,7 @@ def with_rows(recipe: Recipe, rows: int) -> Recipe:
 
 
 def _train_ppo(
-    recipe: Recipe,
-    run: RunFolder,
-    backend: Backend,
-    reporter: Reporter,
-    processes: ProcessGroup,
-    tree: dict[str, Any],
+    recipe: Recipe, run: RunFolder, backend: Backend, reporter: Reporter, processes: ProcessGroup, tree: dict[str, Any]
 ) -> Result:
     """PPO draws its own data, so it has a loop of its own."""
     if not processes.is_single:

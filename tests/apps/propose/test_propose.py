@@ -16,7 +16,7 @@ from allyouneed.cli import main
 from allyouneed.data.files.readers import Report
 from allyouneed.errors import UserError
 from allyouneed.training import load_recipe
-from toy_texts import chats, comparisons, documents, labelled, scored, tagged
+from toy_texts import chats, comparisons, documents, labelled, misspelt, scored, tagged
 
 SHORT = ["--set", "epochs=null", "--set", "steps=4", "--set", "validate.every=2", "--set", "save.every=2"]
 SHORT += ["--set", "batch={rows: 2, row: 128}", "--set", "decoding.max_length=5"]
@@ -57,6 +57,8 @@ DATA = {
     "causal-lm": ("book.txt", lambda dice: documents(60, dice)),
     "chat": ("chats.jsonl", lambda dice: chats(40, dice)),
     "preference": ("answers.jsonl", lambda dice: comparisons(40, dice)),
+    "correction": ("edits.tsv", lambda dice: misspelt(60, dice)),
+    "contrastive": ("searches.csv", lambda dice: "query,text\n" + pairs(60, dice).replace("\t", ",")),
 }
 
 
@@ -78,6 +80,41 @@ def test_the_task_is_seen_in_the_data(task: str, capsys: pytest.CaptureFixture[s
     recipe = load_recipe("recipe.yaml")
     assert tree["data"]["train"]["portion"] == [0, 0.9] and tree["data"]["valid"]["portion"] == [0.9, 1]
     assert recipe.data.train[0].files() == [Path(name).absolute()]
+
+
+def test_several_labels_of_a_text_are_seen() -> None:
+    dice = random.Random(1)
+    rows = [(f"text {n} of many words", dice.sample(["sea", "moon", "bread"], dice.randint(1, 2))) for n in range(60)]
+    Path("some.csv").write_text("text,about\n" + "".join(f"{text},{' ; '.join(about)}\n" for text, about in rows))
+    Path("some.jsonl").write_text("".join(json.dumps({"text": t, "about": about}) + "\n" for t, about in rows))
+    tree = init("some.csv")
+    assert tree["task"] == {"kind": "classification", "several": True}
+    assert tree["data"]["train"]["columns"] == ["text", "about"] and tree["data"]["train"]["between"] == ";"
+    labels = [
+        {name for one in entry.read(Report()) for name in one.labels} for entry in load_recipe("recipe.yaml").data.train
+    ]
+    assert labels == [{"sea", "moon", "bread"}]
+    assert init("some.jsonl", "--force")["task"] == tree["task"]
+
+
+def test_a_table_of_several_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with closing(sqlite3.connect("shop.sqlite")) as shop:
+        shop.execute("CREATE TABLE reviews (body TEXT, label TEXT)")
+        shop.execute("CREATE TABLE other (number INT)")
+        shop.executemany("INSERT INTO reviews VALUES (?, ?)", [(f"text {n} of many", "ab"[n % 2]) for n in range(40)])
+        shop.commit()
+    with pytest.raises(SystemExit) as ended:
+        main(["init", "shop.sqlite"])
+    assert ended.value.code == 2 and "2 tables (other, reviews)" in capsys.readouterr().err
+    tree = init("shop.sqlite", "--table", "reviews")
+    assert tree["task"] == "classification" and tree["data"]["train"]["table"] == "reviews"
+    assert sum(1 for entry in load_recipe("recipe.yaml").data.train for _ in entry.read(Report())) > 20
+
+
+def test_the_number_of_a_row_is_no_score() -> None:
+    rows = [{"translation": {"en": f"the cat {n}", "de": f"die Katze {n}"}, "meta": {"id": n}} for n in range(60)]
+    Path("hub.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert init("hub.jsonl")["task"] == "translation"
 
 
 @pytest.mark.parametrize("task", ["classification", "similarity", "translation", "causal-lm", "tagging"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import threading
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,6 +17,7 @@ from waiting import until
 
 KEY = "secret-key"
 PAGE = '<p title="The car">The <a href="/c?x=1&amp;y">red car</a> is fast.</p><!-- x --><pre>The car</pre>&copy; 2024'
+CONTENT = '<a xmlns:text="urn:oasis:names:tc:opendocument:xmlns:text:1.0"><text:p>{}</text:p></a>'
 PLACEHOLDERS = 'The car <x id="7"></x> of AT&amp;T is fast.\nThe house is big.'
 
 
@@ -156,3 +159,31 @@ def test_fields_that_are_ignored_are_named(translating: Any, client: httpx.Clien
     assert refused.status_code == 400 and "guided_json: not supported" in refused.text
     many = client.post("/v1/completions", json=lm | {f"field-{n}": n for n in range(101)})
     assert many.status_code == 400 and "the limit is 100" in many.text
+
+
+def test_a_file_is_translated_and_comes_back_as_a_file(translating: Any, page: str) -> None:
+    def send(content: bytes, name: str, **fields: str) -> httpx.Response:
+        found: httpx.Response = translating[1].post(
+            "/v1/documents/translations", files={"file": (name, content)}, data={"target_lang": "de"} | fields
+        )
+        return found
+
+    assert send(PAGE.encode(), "a.html", source_lang="en").text == page
+    assert send(b'{"a": "The car is red."}', "a.txt", format="json").json() == {"a": "Das Auto ist rot."}
+    plain = send("The car is red.\r\n".encode("utf-16"), "a.txt", colour="unknown")
+    assert plain.content.decode("utf-16") == "Das Auto ist rot.\r\n" and plain.headers["x-ignored-fields"] == "colour"
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as packed:
+        packed.writestr("content.xml", CONTENT.format("The car is red."))
+    answer = send(file.getvalue(), "a.odt")
+    with zipfile.ZipFile(io.BytesIO(answer.content)) as packed:
+        assert packed.read("content.xml").decode() == CONTENT.format("Das Auto ist rot.")
+    for name, content, fields, message in (
+        ("a.doc", b"x", {}, "format: 'a.doc' is none (allowed: html, md"),
+        ("a.docx", b"x", {}, "not .docx: File is not a zip file"),
+        ("a.csv", b"a,b\n", {}, "name the column that is translated"),
+        ("a.txt", b"word " * 300_000, {}, "1500000 characters"),
+    ):
+        refused = send(content, name, **fields)
+        assert refused.status_code in (400, 413) and message in refused.text.replace("\\", ""), refused.text
+    assert translating[1].post("/v1/documents/translations", json={}).status_code == 400

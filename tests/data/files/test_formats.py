@@ -1,10 +1,9 @@
-"""The formats people have: spreadsheets, Parquet, Arrow, databases, archives, other encodings. All give the same rows,
-and a damaged file gives one message or a report by row."""
+"""The formats people have: spreadsheets, Parquet, Arrow, databases, archives, other encodings. All give the same rows.
+Damaged files: test_data_fuzz.py."""
 
 from __future__ import annotations
 
 import json
-import random
 import sqlite3
 import struct
 import tarfile
@@ -23,7 +22,7 @@ from allyouneed.data.batches.encoding import LabelledTextEncoding
 from allyouneed.data.batches.store import InputHashes, Store
 from allyouneed.data.files.chats import ComparisonFiles
 from allyouneed.data.files.filters import Filters
-from allyouneed.data.files.formats.encodings import USUAL, fitting
+from allyouneed.data.files.formats.encodings import fitting
 from allyouneed.data.files.labels import LabelledFiles, TaggedFiles
 from allyouneed.data.files.pairs import PairFiles
 from allyouneed.data.files.prompts import PromptFiles
@@ -363,56 +362,3 @@ def test_a_million_columns_are_refused(tmp_path: Path) -> None:
     (tmp_path / "b.parquet").write_bytes(b"PAR1" + struct.pack("<I", 1 << 31) + b"PAR1")
     with pytest.raises(UserError, match="its columns take more than"):
         labelled(tmp_path / "b.parquet")
-
-
-# --- damaged files ----------------------------------------------------------------------------------------------------
-
-
-def mutate(content: bytes, dice: random.Random) -> bytes:
-    """Cut, flip, repeat, insert or overwrite: what transfers and editors do to files."""
-    damaged = bytearray(content)
-    for _ in range(dice.randint(1, 4)):
-        at, length = dice.randrange(len(damaged) + 1), dice.randint(1, 64)
-        how = dice.randrange(6)
-        if how == 0:
-            del damaged[at:]
-        elif how == 1 and damaged:
-            damaged[at % len(damaged)] ^= 1 << dice.randrange(8)
-        elif how == 2:
-            damaged[at:at] = damaged[at : at + length]
-        elif how == 3:
-            damaged[at:at] = dice.randbytes(length)
-        elif how == 4:
-            damaged[at : at + 4] = dice.choice([b"\xff" * 4, b"\0" * 4, struct.pack("<i", dice.randrange(1 << 31))])
-        else:
-            del damaged[at : at + length]
-    return bytes(damaged)
-
-
-def fuzz(folder: Path, count: int, seed: int) -> None:
-    dice = random.Random(seed)
-    originals = {}
-    for suffix, write in WRITERS.items():
-        write(folder / f"a{suffix}")
-        originals[suffix] = (folder / f"a{suffix}").read_bytes()
-    for number in range(count):
-        suffix = list(WRITERS)[number % len(WRITERS)]
-        path = folder / f"b{suffix}"
-        path.write_bytes(mutate(originals[suffix], dice))
-        encoding = dice.choice([None, None, *USUAL]) if suffix in (".csv", ".tsv", ".jsonl") else None
-        try:
-            found, report = read(LabelledFiles, path, **({"encoding": encoding} if encoding else {}))
-        except UserError as error:
-            assert f"b{suffix}" in str(error) and "\n" not in str(error).strip(), str(error)
-        else:
-            assert report.kept == len(found), "nothing is lost without a report"
-            assert all(example.texts[0].encode() is not None for example in found)
-
-
-def test_a_damaged_file_gives_a_message_or_a_report(tmp_path: Path) -> None:
-    fuzz(tmp_path, 200, seed=1)
-
-
-@pytest.mark.slow
-def test_ten_thousand_damaged_files(tmp_path: Path) -> None:
-    fuzz(tmp_path, 10_000, seed=2)

@@ -11,8 +11,9 @@ import pytest
 
 from allyouneed.config import parse
 from allyouneed.data.batches.encoding import Dropped
-from allyouneed.data.batches.images import ImageEncoding
-from allyouneed.data.files.images import CaptionedImages, ImageFiles, label_names
+from allyouneed.data.batches.media import MediaEncoding
+from allyouneed.data.files.images import CaptionedImages, ImageFiles
+from allyouneed.data.files.media import label_names
 from allyouneed.data.files.readers import Report
 from allyouneed.data.media.image import Pixels
 from allyouneed.errors import UserError
@@ -79,7 +80,7 @@ def test_every_form_has_the_same_images_and_labels(form, pictures, tmp_path):
     entry, report = ImageFiles(path=write(form, tmp_path, pixels, labels)), Report()
     examples = list(entry.read(report))
     assert (report.read, report.dropped) == (6, 0)
-    encoding = ImageEncoding(READER, label_names([entry]))
+    encoding = MediaEncoding(READER, label_names([entry]))
     rows = {(sorted(set(labels))[row[1][0]], bytes(row[0])) for row in encoding.encode(examples)}
     assert rows == {(label, image.tobytes()) for image, label in zip(pixels, labels, strict=True)}
 
@@ -94,7 +95,7 @@ def test_idx_files_of_mnist_are_read_with_the_labels_beside_them(packed, tmp_pat
     entry = ImageFiles(path=tmp_path / f"train-images-idx3-ubyte{end}")
     found = list(entry.read(Report()))
     assert [one.label for one in found] == ["7", "10"] == label_names([entry])
-    assert np.array_equal(found[1].image, pixels[1])
+    assert np.array_equal(found[1].content, pixels[1])
     assert len(entry.files()) == 2, "both are part of the fingerprint"
 
 
@@ -118,7 +119,7 @@ def test_unreadable_images_are_dropped_with_their_row(tmp_path, monkeypatch):
     (tmp_path / "a.tsv").write_text("".join(f"{name}.png\tx\n" for name in names))
     monkeypatch.setattr(pillow, "MAX_IMAGE_PIXELS", 10_000)
     examples = list(ImageFiles(path=tmp_path / "a.tsv").read(Report()))
-    found = dict(zip(names, ImageEncoding(READER, ["x"]).encode(examples), strict=True))
+    found = dict(zip(names, MediaEncoding(READER, ["x"]).encode(examples), strict=True))
     assert [name for name, row in found.items() if not isinstance(row, Dropped)] == ["good"]
     assert [example.line for example in examples] == list(range(1, 8))
     assert "exceeds limit" in found["bomb"].detail and "No such file" in found["missing"].detail
@@ -131,7 +132,7 @@ def test_damaged_files_give_a_message_or_a_dropped_row_but_never_another_error(s
     dice = random.Random(seed)
     source = write("npz of files", tmp_path, pixels, labels)
     whole, image = source.read_bytes(), png(pixels[0])
-    encoding = ImageEncoding(READER, ["blue", "green", "red"])
+    encoding = MediaEncoding(READER, ["blue", "green", "red"])
     for number in range(50):
         changed = bytearray(image if number % 2 else whole)
         for _ in range(dice.randint(1, 8)):
@@ -200,7 +201,7 @@ def test_captions_lie_beside_their_images_or_in_a_table(pictures, tmp_path):
     (tmp_path / "b.png").write_bytes(b"")
     report = Report()
     (found,) = CaptionedImages(path=tmp_path).read(report)
-    assert found.texts == ("a square",) and found.image == tmp_path / "a.png"
+    assert found.texts == ("a square",) and found.content == tmp_path / "a.png"
     assert report.drops["without a text"].count == 1
     (tmp_path / "metadata.csv").write_text("file_name,text\na.png,another\n")
     (found,) = CaptionedImages(path=tmp_path).read(Report())

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from allyouneed.data.files.sounds import TranscribedSound
 from allyouneed.data.tokenizers.base import Tokenizer as Ours
 from allyouneed.data.tokenizers.base import Vocabularies
 from allyouneed.data.tokenizers.special_tokens import Template
@@ -252,7 +253,9 @@ def test_it_is_scored_by_word_error_rate(tmp_path):
     with wave.open(str(path), "wb") as file:
         file.setnchannels(1), file.setsampwidth(2), file.setframerate(RATE)
         file.writeframes((noise(1) * 20000).short().numpy().tobytes())
-    judged = listener([said("hello brave world")]).judge([SimpleNamespace(texts=(path, "Hello, world!"))], show=1)
+    judged = listener([said("hello brave world")]).judge(
+        [TranscribedSound(path, "Hello, world!", "a.tsv", 1, "sound")], show=1
+    )
     assert judged.figures["wer"] == 50.0 and judged.samples[0]["found"] == "hello brave world"
 
 

@@ -77,7 +77,7 @@ def test_head_cost_and_equal_results_packed_and_padded(head: object) -> None:
 
 def test_every_head_is_covered() -> None:
     kinds = {head if isinstance(head, str) else head["kind"] for head in HEADS} | {"vocabulary"}
-    others = {"mask-predict", "click"}  # need a source, or a log: tests/parity
+    others = {"mask-predict", "click", "span"}  # need a source, or a log: tests/parity; test_span.py
     assert kinds | others == set(Head.registry)
 
 

@@ -90,7 +90,7 @@ def test_padding_packing_and_chunks_equal_a_text_alone(texts, chunk):
             padded = MODEL.logits(batch(texts, side))
             for row, found in zip(padded, expected, strict=True):
                 close(row[: len(found)] if side == "right" else row[-len(found) :], found)
-        rows, states = MODEL.filled(batch(texts)), MODEL.start(len(texts))
+        rows, states = MODEL.rows(batch(texts)), MODEL.start(len(texts))
         lengths = torch.tensor([len(found) for found in expected])
         pieces = []
         for at in range(0, rows.tokens.shape[1], chunk):  # a chunk may end inside an image

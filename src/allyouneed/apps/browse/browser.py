@@ -191,11 +191,7 @@ class Browser:
     """
 
     def __init__(
-        self,
-        pages: Path | str | Sequence[TextPage],
-        index: Path | str | None = None,
-        lines: int = 10,
-        results: int = 5,
+        self, pages: Path | str | Sequence[TextPage], index: Path | str | None = None, lines: int = 10, results: int = 5
     ) -> None:
         if lines < 1 or results < 1:
             raise UserError("a browser shows at least one line and one result")

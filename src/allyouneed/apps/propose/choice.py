@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from typing import Any
 
 from allyouneed.apps.propose.facts import PLAIN, TAGGED, ColumnFacts, DataFacts, FileFacts
@@ -18,6 +19,10 @@ SCORE_NAMES = re.compile(r"score|similarity|sim|relatedness|label|相似度|分�
 SOURCE_NAMES = re.compile(r"source|src|input|question|text|document|article|wrong|from|prompt", re.IGNORECASE)
 
 
+QUERY_NAMES = re.compile(r"query|queries|anchor|查询", re.IGNORECASE)
+MOST_PARTS = 200  # labels that texts have several of
+WORD = 15  # characters: shorter texts may be words in two spellings
+CHANGED = 0.45  # the most of a text that a correction changes
 MOST_CLASSES_IN_NUMBERS = 3  # of two texts: more numbers are a scale
 
 
@@ -62,7 +67,8 @@ def choose(facts: DataFacts, task: str | None = None) -> Choice:
     if not found:
         seen = ", ".join(map(str, facts.first.columns))
         raise UserError(f"{facts.first.file}: no task fits these columns ({seen}); name one with --task")
-    others = tuple(dict.fromkeys(one.task for one in found[1:] if one.task != found[0].task))
+    more = (*found[0].others, *(one.task for one in found[1:]))
+    others = tuple(dict.fromkeys(task for task in more if task != found[0].task))
     return Choice(**{**vars(found[0]), "others": others})
 
 
@@ -124,6 +130,7 @@ def _comparisons(facts: DataFacts) -> Choice | None:
 def _similarity(facts: DataFacts) -> Choice | None:
     numbers = [c for c in facts.first.columns.values() if c.is_number and SCORE_NAMES.fullmatch(str(c.name))]
     numbers += [c for c in facts.first.columns.values() if c.is_number and c.low < c.high and c not in numbers]
+    numbers = [c for c in numbers if not c.names_rows]
     texts = _texts(facts)
     scores = [c for c in numbers if not c.is_label or c.distinct > MOST_CLASSES_IN_NUMBERS]
     if len(texts) != 2 or not scores:
@@ -156,6 +163,33 @@ def _classification(facts: DataFacts) -> Choice | None:
     return Choice("classification", why, _entry(facts, *texts, label), tuple(texts), label)
 
 
+def _several_labels(facts: DataFacts) -> Choice | None:
+    """A column whose values are lists of the same few labels, or such labels with a separator."""
+    texts = sorted(_texts(facts), key=lambda column: -column.length)
+    for column in facts.first.columns.values():
+        listed = column.is_list and all(isinstance(one, str) for one in column.sample or [1])
+        for between in (" ",) if listed else ("|", ";", ","):
+            parts = {part.strip() for value in column.counts for part in value.split(between)}
+            several = sum(count for value, count in column.counts.items() if between in value)
+            few = 1 < len(parts) < min(MOST_PARTS, max(3, column.filled // 4)) and len(parts) < column.distinct
+            if not few or several < 0.05 * column.filled or max(map(len, parts)) > 40 or texts[:1] in ([], [column]):
+                continue
+            entry = _entry(facts, texts[0], column) | ({} if listed or between == "|" else {"between": between})
+            why = f"texts have several of {len(parts)} labels in column {column.name}"
+            return Choice("classification", why, entry, tuple(texts[:1]), options={"several": True})
+    return None
+
+
+def _searches(facts: DataFacts) -> Choice | None:
+    texts = _texts(facts)
+    queries = [column for column in texts if QUERY_NAMES.fullmatch(str(column.name))]
+    if len(texts) != 2 or len(queries) != 1:
+        return None
+    both = (queries[0], next(column for column in texts if column is not queries[0]))
+    why = "queries and texts that belong to them"
+    return Choice("contrastive", why, _entry(facts, *both), both, others=("reranking",))
+
+
 def _questions(facts: DataFacts) -> Choice | None:
     columns = facts.first.columns
     if not {"context", "question", "answers"} <= columns.keys():
@@ -177,9 +211,22 @@ def _pairs(facts: DataFacts) -> Choice | None:
             _entry(facts, source, target),
             (source, target),
         )
+    if _looks_corrected(source, target):
+        why = "texts and nearly the same texts"
+        return Choice("correction", why, _entry(facts, source, target), (source, target))
     kind = "summarisation" if target.length * 3 < source.length and "summarisation" in Task.known() else "seq2seq"
     task = kind if kind in Task.known() else "translation"
     return Choice(task, "a text for every text, in one language", _entry(facts, source, target), (source, target))
+
+
+def _looks_corrected(source: ColumnFacts, target: ColumnFacts) -> bool:
+    """Whether most of a text is in what it becomes."""
+    pairs = list(zip(source.examples, target.examples, strict=False))  # of the first rows, if none is repeated
+    same = [SequenceMatcher(None, one.split(), other.split(), autojunk=False).ratio() for one, other in pairs]
+    same = [
+        max(one, SequenceMatcher(None, *pair, autojunk=False).ratio()) for one, pair in zip(same, pairs, strict=True)
+    ]
+    return len(same) > 1 and sorted(same)[len(same) // 2] > 1 - CHANGED and source.length > WORD
 
 
 def _aligned(facts: DataFacts) -> Choice | None:
@@ -215,8 +262,10 @@ RULES: tuple[Rule, ...] = (
     _comparisons,
     _questions,
     _similarity,
+    _several_labels,
     _classification,
     _aligned,
+    _searches,
     _pairs,
     _language_model,
 )

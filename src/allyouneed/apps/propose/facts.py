@@ -41,7 +41,7 @@ SETS = ("train", "valid", "test")
 ROLES = {"train": "train", "training": "train", "test": "test", "eval": "test"}
 ROLES |= dict.fromkeys(("valid", "validation", "val", "dev"), "valid")
 SUFFIXES = (*CELL_SUFFIXES, ".txt", ".md", "", ".conll", ".bio", ".iob", *OBJECT_SUFFIXES)
-ID_NAMES = re.compile(r"(.*[_ -])?(id|uuid|guid|index|url|date|time|timestamp|编号|序号)", re.IGNORECASE)
+ID_NAMES = re.compile(r"(.*[_ .-])?(id|uuid|guid|index|url|date|time|timestamp|编号|序号)", re.IGNORECASE)
 PLAIN, TABLE, TAGGED = "text", "table", "tagged"
 SCRIPTS = {"ja": "[\u3040-\u30ff]", "ko": "[\uac00-\ud7af]", "zh": "[\u4e00-\u9fff]", "Cyrillic": "[\u0400-\u04ff]"}
 SCRIPTS |= {"Arabic": "[\u0600-\u06ff]", "Hebrew": "[\u0590-\u05ff]", "Greek": "[\u0370-\u03ff]"}
@@ -110,7 +110,12 @@ class ColumnFacts:
     def is_id(self) -> bool:
         """A name or a number of the row, not a text."""
         spelled = [example for example in self.examples if re.fullmatch(r"(?=.*\d)[\w:./-]+", example, re.ASCII)]
-        return ID_NAMES.fullmatch(str(self.name)) is not None or len(spelled) == len(self.examples) > 0
+        return self.names_rows or len(spelled) == len(self.examples) > 0
+
+    @property
+    def names_rows(self) -> bool:
+        """A number of the row by its name."""
+        return ID_NAMES.fullmatch(str(self.name)) is not None
 
     @property
     def length(self) -> float:
@@ -184,11 +189,11 @@ class DataFacts:
         return [(one, other, count) for one, other in both if (count := len(keys[one] & keys[other]))]
 
 
-def look_at(paths: Sequence[Path]) -> DataFacts:
-    """Read the files; a folder stands for the files in it."""
+def look_at(paths: Sequence[Path], table: str | None = None) -> DataFacts:
+    """Read the files; a folder stands for the files in it. `table`: the sheet or table of those that have several."""
     given = [inner for path in paths for inner in _splits(path)]
     opened = [(file, role) for path, role in given for file in expand_paths([path], SUFFIXES)]
-    files = [_look_at(path, role or _role(path)) for path, role in opened]
+    files = [_look_at(path, role or _role(path), table) for path, role in opened]
     if all(one.role != "train" for one in files):  # a single file called test.tsv
         for one in files:
             one.role = "train"
@@ -209,8 +214,8 @@ def _role(path: Path) -> str:
     return next((ROLES[word] for word in words if word in ROLES), "train")
 
 
-def _look_at(path: Path, role: str) -> FileFacts:
-    found = _opened(path, role)
+def _look_at(path: Path, role: str, table: str | None) -> FileFacts:
+    found = _opened(path, role, table)
     rows: Iterator[Mapping[int | str, Any]]
     if found.shape == TABLE:
         rows = (row for _, row in named_rows(found.file, found.layout, found.broken))
@@ -241,11 +246,11 @@ def _add_row(found: FileFacts, row: Mapping[int | str, Any], seen: set[bytes]) -
         found.keys.add(_digest(longest))
 
 
-def _opened(path: Path, role: str) -> FileFacts:
+def _opened(path: Path, role: str, table: str | None) -> FileFacts:
     suffix = inner_suffix(path)
     if suffix in formats.SUFFIXES:
-        header = _names_columns(DataFile(path), None) if suffix in formats.CELLS else None
-        return FileFacts(DataFile(path), role, TABLE, header)
+        whole = DataFile(path, table=table)
+        return FileFacts(whole, role, TABLE, _names_columns(whole, None) if suffix in formats.CELLS else None)
     sample = next(read_chunks(path), b"")[:SAMPLE]
     encodings = fitting(sample)
     if not encodings:

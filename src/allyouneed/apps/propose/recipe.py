@@ -16,6 +16,7 @@ from allyouneed.data.files.formats.read import CELLS
 from allyouneed.data.files.lines import inner_suffix
 from allyouneed.errors import UserError
 from allyouneed.files import write_text
+from allyouneed.infer.predictors.registry import TASKS
 from allyouneed.models import resolve
 from allyouneed.training import load_recipe
 from allyouneed.training.planning.data_size import Plan, plan
@@ -30,14 +31,6 @@ PRESETS: dict[str, tuple[str, tuple[str, ...]]] = {
     "encoder": ("bert-base", ("width=128", *(change.format("encoder") for change in STACK))),
     "decoder": ("gpt2", ("width=128", *(change.format("decoder") for change in STACK))),
     "encoder-decoder": ("transformer-tiny", ()),
-}
-TRY = {  # the command that uses a model of this task
-    "translation": "translate",
-    "classification": "classify",
-    "tagging": "tag",
-    "similarity": "embed",
-    "causal-lm": "generate",
-    "chat": "chat",
 }
 
 
@@ -65,6 +58,14 @@ def write_recipe(facts: DataFacts, choice: Choice, output: Path, start: str | No
     sizes = plan(facts.rows, max(1, tokens_in(characters, example) // sides), 512)
     notes = list(_notes(facts, choice, None if splits else longest))
     text = _text(facts, choice, output, start, sizes, limit, splits, characters, notes)
+    write_checked(output, text)
+    model = Path("runs") / output.stem / "model"
+    used = f"allyouneed {TASKS[choice.task].commands[0]} --model {model} …"
+    return Written(output, text, sizes, tuple(notes), used)
+
+
+def write_checked(output: Path, text: str) -> None:
+    """Write a recipe; one that is not valid is taken back."""
     before = output.read_bytes() if output.exists() else None
     output.parent.mkdir(parents=True, exist_ok=True)
     write_text(output, text)
@@ -76,10 +77,6 @@ def write_recipe(facts: DataFacts, choice: Choice, output: Path, start: str | No
         else:
             output.write_bytes(before)
         raise
-    command = TRY.get(choice.task)
-    model = Path("runs") / output.stem / "model"
-    used = f"allyouneed {command} --model {model} …" if command else f"allyouneed evaluate FILE --model {model}"
-    return Written(output, text, sizes, tuple(notes), used)
 
 
 def _notes(facts: DataFacts, choice: Choice, longest: int | None) -> Iterator[str]:
@@ -116,18 +113,18 @@ def _text(
         f"# {choice.why[0].upper()}{choice.why[1:]}. Train with: allyouneed train {output}",
         *(f"# Note: {note}." for note in notes),
         "",
-        f"task: {_flow(task)}" + (f"  # others that fit: {', '.join(choice.others)}" if choice.others else ""),
+        f"task: {flow(task)}" + (f"  # others that fit: {', '.join(choice.others)}" if choice.others else ""),
     ]
     if start is not None:
         folder = str(resolve(start)) if not Path(start).exists() else os.path.relpath(start, output.parent)
-        lines += [f"start: {_flow(folder)}  # fine-tune this model; its tokenizer is used"]
+        lines += [f"start: {flow(folder)}  # fine-tune this model; its tokenizer is used"]
     else:
         kind = task_type(choice.task).kinds[0]
         preset, changes = PRESETS[kind]
         changes = (*changes, f"dropout={sizes.dropout:g}")
         lines += [
             f"model: {preset}  # `allyouneed models` lists the others; `start: FOLDER` fine-tunes a trained model",
-            f"set: {_flow(list(changes))}  # a small version; without these, the sizes of the paper",
+            f"set: {flow(list(changes))}  # a small version; without these, the sizes of the paper",
         ]
         vocabulary = next(size for most, size in VOCABULARY if characters < most)
         lines += [f"tokenizer: {{vocab: {vocabulary}}}"]
@@ -157,10 +154,10 @@ def _data(facts: DataFacts, choice: Choice, output: Path) -> Iterator[str]:
         comments["valid"] = f"  # {1 - share:.3g} of the training data, chosen by a hash of the texts"
     for role, listed in entries.items():
         if len(listed) == 1:
-            yield f"  {role}: {_flow(listed[0])}{comments[role]}"
+            yield f"  {role}: {flow(listed[0])}{comments[role]}"
         elif listed:
             yield f"  {role}:{comments[role]}"
-            yield from (f"    - {_flow(entry)}" for entry in listed)
+            yield from (f"    - {flow(entry)}" for entry in listed)
 
 
 def _entries(files: list[FileFacts], choice: Choice, output: Path) -> Iterator[dict[str, Any]]:
@@ -169,20 +166,21 @@ def _entries(files: list[FileFacts], choice: Choice, output: Path) -> Iterator[d
     both = bool(choice.aligned)
     for one, other in zip(files[:: 1 + both], files[1 :: 1 + both] if both else files, strict=False):
         places = {"source": one, "target": other} if both else {"path": one}
-        entry: dict[str, Any] = {name: _seen_from(output, file.file.path) for name, file in places.items()}
+        entry: dict[str, Any] = {name: seen_from(output, file.file.path) for name, file in places.items()}
         usual = inner_suffix(one.file) in (".csv", *CELLS)
         header = None if one.header is None or one.header == usual else one.header
         read_as = {"encoding": one.file.encoding, "separator": one.file.separator, "header": header}
+        read_as |= {"table": one.file.table}
         read_as |= {"quotes": one.quotes}
         yield entry | choice.entry | {key: v for key, v in read_as.items() if v is not None and key in known}
 
 
-def _seen_from(output: Path, file: Path) -> str:
+def seen_from(output: Path, file: Path) -> str:
     """The path of a file in the recipe."""
     near = os.path.relpath(file, output.parent)
     return str(file.absolute()) if near.startswith("../..") else near
 
 
-def _flow(value: Any) -> str:
+def flow(value: Any) -> str:
     text = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True, sort_keys=False)
     return str(text).removesuffix("...\n").strip()

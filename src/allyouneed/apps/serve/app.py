@@ -17,7 +17,7 @@ from allyouneed import __version__
 from allyouneed.apps.serve import health, page, tokens
 from allyouneed.apps.serve.dialects import ollama, tasks, tei
 from allyouneed.apps.serve.dialects.openai import audio, chat, completions, embeddings, models
-from allyouneed.apps.serve.dialects.translation import deepl, deepl_glossaries, libretranslate
+from allyouneed.apps.serve.dialects.translation import deepl, deepl_glossaries, files, libretranslate
 from allyouneed.apps.serve.dialects.translation.glossaries import GlossaryStore
 from allyouneed.apps.serve.engine.registry import ModelRegistry
 from allyouneed.apps.serve.engine.watchdog import watched
@@ -45,6 +45,7 @@ ROUTERS = (
     ollama,
     tokens,
     libretranslate,
+    files,
     deepl,
     deepl_glossaries,
     page,

@@ -87,9 +87,15 @@ def parse_fields(content: bytes, kind: str, query: bytes, limits: Limits) -> dic
     return found
 
 
+class Upload(bytes):
+    """The content of a file of a form; `name`: of the file, as the client gives it."""
+
+    name: str = ""
+
+
 def parse_multipart(
     kind: str, content: bytes, files: int, fields: int
-) -> tuple[list[tuple[str, str]], dict[str, bytes]]:
+) -> tuple[list[tuple[str, str]], dict[str, Upload]]:
     """The fields and the files of a form whose Content-Type is `kind`, and at most how many. The body is in memory, so
     it is split at once; a parser of streams takes seconds for one of line breaks."""
     boundary = parse_options_header(kind)[1].get(b"boundary")
@@ -103,7 +109,7 @@ def parse_multipart(
     if not parts.pop().startswith(b"--"):
         raise _bad_form("its end is missing")
     found: list[tuple[str, str]] = []
-    uploads: dict[str, bytes] = {}
+    uploads: dict[str, Upload] = {}
     while parts:
         head, _, data = parts.pop(0).partition(b"\r\n\r\n")
         lines = (line.partition(b":") for line in head.split(b"\r\n"))
@@ -112,7 +118,8 @@ def parse_multipart(
         if not (name := options.get(b"name", b"").decode(errors="replace")):
             raise _bad_form("a part has no name")
         if b"filename" in options:
-            uploads[name] = data
+            uploads[name] = Upload(data)
+            uploads[name].name = options[b"filename"].decode(errors="replace")
         elif len(data) > FIELD_LIMIT:
             raise over_limit("bytes", len(data), FIELD_LIMIT, name)
         else:

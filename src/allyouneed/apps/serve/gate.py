@@ -34,7 +34,7 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 SHOWN = 2000  # bytes of a body in the log
 DISCARD, DISCARD_SECONDS = 4, 1.0  # what is read of a refused body: multiples of the limit, and seconds
 SHARE = 0.75  # the most that one client gets of what the server can hold: others are always let in
-UPLOADS = "/v1/audio/"  # routes that take files
+UPLOADS = ("/v1/audio/", "/v1/documents/")  # routes that take files
 PREFLIGHT = b"access-control-request-method"
 ALWAYS = ("/healthz", "/readyz", "/metrics")  # answered by a busy or stopping server too
 

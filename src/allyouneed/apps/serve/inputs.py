@@ -32,12 +32,7 @@ async def ranking_model(registry: ModelRegistry, name: str | None) -> str | None
 
 
 async def count_tokens(
-    predictor: Predictor,
-    texts: Sequence[str],
-    limits: Limits,
-    param: str,
-    truncate: bool = False,
-    least: int = 0,
+    predictor: Predictor, texts: Sequence[str], limits: Limits, param: str, truncate: bool = False, least: int = 0
 ) -> list[int]:
     """The number of tokens of each text. Too many texts, and too long ones unless `truncate`, are refused. `least`: the
     fewest characters of a text."""

@@ -15,7 +15,7 @@ class Limits(Config):
     """A request beyond a limit is refused with a 4xx status and one message that contains the number."""
 
     body_bytes: PositiveInt = 4 * MIB
-    upload_bytes: PositiveInt = 32 * MIB  # of a multipart body: sounds and images
+    upload_bytes: PositiveInt = 32 * MIB  # of a multipart body: sounds and documents
     buffered_bytes: PositiveInt = 512 * MIB  # bodies of all requests in progress together
     body_fields: PositiveInt = 50_000  # fields, lists and objects in a JSON body, at all depths
     header_bytes: PositiveInt = 64 * 1024

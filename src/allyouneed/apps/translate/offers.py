@@ -25,10 +25,7 @@ class Offer:
 
     @classmethod
     def of(
-        cls,
-        directions: Iterable[tuple[str | None, str]],
-        languages: Iterable[str],
-        detector: LanguageDetector | None,
+        cls, directions: Iterable[tuple[str | None, str]], languages: Iterable[str], detector: LanguageDetector | None
     ) -> Offer:
         """`directions`: of the training data, where it is known. `languages`: that a token chooses."""
         pairs, chosen = list(directions), sorted(languages)

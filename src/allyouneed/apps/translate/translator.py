@@ -47,6 +47,7 @@ from allyouneed.infer.predictors.base import EvaluationResult, check_texts, even
 from allyouneed.infer.predictors.generating import GeneratingPredictor
 
 if TYPE_CHECKING:
+    from allyouneed.apps.translate.documents.memory import Match, TranslationMemory
     from allyouneed.apps.translate.documents.translate import DocumentTranslation
     from allyouneed.data.files.pairs import Pair
 
@@ -136,6 +137,7 @@ class Translator(GeneratingPredictor):
         align: bool = False,
         protect: bool | None = None,
         glossary: Glossary | Mapping[str, str] | None = None,
+        memory: TranslationMemory | None = None,
         words: bool = False,
         sentences: bool = True,
         context: ContextOption = None,
@@ -146,9 +148,9 @@ class Translator(GeneratingPredictor):
 
         A model with a language detector detects `from_`, and chooses a default for `to`. `protect`: keep URLs, code,
         tags and other spans (docs/translator.md) as they are; default: if the model was trained with languages.
-        `glossary`: terms with a fixed translation (docs/documents.md). `words`: the confidence of each word, where the
-        model folder has a calibration. `sentences`: false to translate a line as a whole, if it does not exceed the
-        training length. `options`: see `call_options`.
+        `glossary`: terms with a fixed translation, `memory`: of earlier translations (docs/documents.md). `words`: the
+        confidence of each word, where the model folder has a calibration. `sentences`: false to translate a line as a
+        whole, if it does not exceed the training length. `options`: see `call_options`.
 
         `context`, of a model trained with it (docs/family/document.md): 2 reads each sentence with the 2 before it, in
         a request whose texts are consecutive; a blank text ends a document, and `preceding` are the texts before the
@@ -173,12 +175,24 @@ class Translator(GeneratingPredictor):
         if write is None or from_ != to:
             routes = self.routes.of_all([without_spans(text) for text in texts], to, from_)
         by_route: dict[Route, list[int]] = {}
-        for number, route in enumerate(routes):
-            by_route.setdefault(route, []).append(number)
         found: dict[int, Translation] = {}
+        near: dict[int, Match] = {}
+        only = self.routes.directions[0] if len(self.routes.directions) == 1 else (None, None)
+        for number, route in enumerate(routes):
+            match = None
+            if memory is not None and route.into:
+                match = memory.find(texts[number], route.here or only[0], route.into[-1] or only[1])
+            if match is not None and match.likeness == 1:
+                found[number] = Translation(texts[number], [Candidate(match.target, 0.0)], route=route.named)
+                continue
+            by_route.setdefault(route, []).append(number)
+            if match is not None:
+                near[number] = match
         for route, numbers in by_route.items():
             some, indices = [texts[number] for number in numbers], [call.first + number for number in numbers]
             found |= zip(numbers, self._translate_route(route, some, indices, settings), strict=True)
+        for number, match in near.items():
+            found[number] = replace(found[number], notes=[*found[number].notes, match.note])
         for number, text in enumerate(texts):
             if self.routes.detector is not None and from_ is None and self.routes.detector.is_unfamiliar(text):
                 known = ", ".join(self.routes.detector.languages)
@@ -188,7 +202,7 @@ class Translator(GeneratingPredictor):
 
     def translate_document(
         self,
-        text: str,
+        text: str | bytes,
         to: str | None = None,
         *,
         format: str,
@@ -197,8 +211,8 @@ class Translator(GeneratingPredictor):
         reading: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> DocumentTranslation:
-        """Translate a document; its markup is kept (docs/documents.md). `format`: html, md, srt, vtt, po, xml or text.
-        `reading`: options of the format, such as `{"ignore_tags": ["code"]}` of XML. `options`: see
+        """Translate a document; its markup is kept (docs/documents.md). `text`: or a file's bytes. `format`: html, md,
+        docx, …; `reading`: its options, such as `{"ignore_tags": ["code"]}` of XML. `options`: see
         `translate_full`."""
         return self.translate_documents(
             [text], to, format=format, from_=from_, glossary=glossary, reading=reading, **options
@@ -206,7 +220,7 @@ class Translator(GeneratingPredictor):
 
     def translate_documents(
         self,
-        texts: Sequence[str],
+        texts: Sequence[str | bytes],
         to: str | None = None,
         *,
         format: str,

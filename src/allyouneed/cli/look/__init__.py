@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from allyouneed.cli.commands import App, accept_plugins
+from allyouneed.cli.commands import App, accept_plugins, accept_quiet, expand_groups
 from allyouneed.cli.completion import presets
 from allyouneed.cli.options import JsonOption, argument, option
 from allyouneed.errors.extras import require
@@ -16,6 +17,19 @@ if TYPE_CHECKING:
     from allyouneed.apps.inspect.pictures.canvas import Panel
 
 look_app = App(help="Look inside: views of a model as a page, drawings of patterns and position encodings.")
+
+F = TypeVar("F", bound=Callable[..., None])
+
+
+def page_command(name: str) -> Callable[[F], F]:
+    """A command of `look` that writes a page: with groups of options, plugins and `--quiet`."""
+
+    def register(command: F) -> F:
+        look_app.command(name)(accept_quiet(accept_plugins(expand_groups(command))))
+        return command
+
+    return register
+
 
 WIDE = 1000  # columns, so that table rows are not wrapped when the output is not a terminal
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from allyouneed.cli.commands import accept_plugins, accept_quiet, expand_groups
 from allyouneed.cli.completion import words
 from allyouneed.cli.loading import load_predictor
-from allyouneed.cli.look import look_app
+from allyouneed.cli.look import page_command
 from allyouneed.cli.look.views import InputArgument, PageOption, input_fields, save_page
 from allyouneed.cli.messages import warnings_as_notes
 from allyouneed.cli.options import ComputeOptions, FromOption, ToOption, TranslatorOption, argument, option
@@ -47,10 +46,7 @@ def _look(
         save_page(collect(view_model(predictor), names, asked, lenient=names == INSIDE), output)
 
 
-@look_app.command("inside")
-@accept_quiet
-@accept_plugins
-@expand_groups
+@page_command("inside")
 def inside(text: InputArgument, *, output: PageOption, inside: InsideOptions, compute: ComputeOptions) -> None:
     """All views of one input in one file: walk, truth, mixing, why, what if."""
     from allyouneed.apps.inspect.notebook import INSIDE
@@ -58,10 +54,7 @@ def inside(text: InputArgument, *, output: PageOption, inside: InsideOptions, co
     _look(INSIDE, text, output, inside, compute)
 
 
-@look_app.command("lessons")
-@accept_quiet
-@accept_plugins
-@expand_groups
+@page_command("lessons")
 def lessons(
     text: Annotated[str, argument("TEXT", "the sentence that the lessons are about")] = EXAMPLE,
     *,
@@ -73,10 +66,7 @@ def lessons(
     _look(("lessons",), text, output, inside, compute)
 
 
-@look_app.command("walk")
-@accept_quiet
-@accept_plugins
-@expand_groups
+@page_command("walk")
 def walk(
     text: InputArgument,
     *,
@@ -89,10 +79,7 @@ def walk(
     _look(("walk", "truth"), text, output, inside, compute, position=position)
 
 
-@look_app.command("mixing")
-@accept_quiet
-@accept_plugins
-@expand_groups
+@page_command("mixing")
 def mixing(
     text: InputArgument,
     *,
@@ -106,10 +93,7 @@ def mixing(
     _look(("mixing",), text, output, inside, compute, site=site, head=head)
 
 
-@look_app.command("why")
-@accept_quiet
-@accept_plugins
-@expand_groups
+@page_command("why")
 def why(
     text: InputArgument,
     *,
@@ -138,10 +122,7 @@ def why(
     _look(("why",), text, output, inside, compute, answer=answer, method=method, unit=unit)
 
 
-@look_app.command("what-if")
-@accept_quiet
-@accept_plugins
-@expand_groups
+@page_command("what-if")
 def what_if(
     text: InputArgument,
     *,

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from allyouneed.cli.commands import accept_plugins, accept_quiet, expand_groups
 from allyouneed.cli.completion import folders, presets
 from allyouneed.cli.loading import load_predictor
-from allyouneed.cli.look import look_app
+from allyouneed.cli.look import page_command
 from allyouneed.cli.messages import show_status
 from allyouneed.cli.options import (
     MODEL,
@@ -45,10 +44,7 @@ class AnswerOptions(SearchOptions):
     tokens: LengthOption = None
 
 
-@look_app.command("use")
-@accept_quiet
-@accept_plugins
-@expand_groups
+@page_command("use")
 def use(
     text: InputArgument,
     *,
@@ -93,7 +89,7 @@ def _words(document: Document) -> list[tuple[int, list[int], list[int]]]:
 def input_fields(predictor: Any, text: str) -> dict[str, Any]:
     """The input as a view takes it."""
     images = ("image-classification", "image-text", "captioning")
-    kind = dict.fromkeys(images, "image") | {"transcription": "sound"}
+    kind = dict.fromkeys(images, "image") | dict.fromkeys(("transcription", "audio-classification"), "sound")
     name = kind.get(str(predictor.folder.task["kind"]))
     if name is None:
         return {"text": text}
@@ -103,9 +99,7 @@ def input_fields(predictor: Any, text: str) -> dict[str, Any]:
         raise UserError(f"{text}: cannot read the {name}: {getattr(error, 'strerror', error)}") from None
 
 
-@look_app.command("anatomy")
-@accept_quiet
-@accept_plugins
+@page_command("anatomy")
 def anatomy(
     model: Annotated[str, argument("MODEL", "a preset, a YAML file or a model folder", autocompletion=presets)],
     other: Annotated[str | None, argument("OTHER", "a second one to compare with", autocompletion=presets)] = None,
@@ -131,10 +125,7 @@ def anatomy(
     save_page([build_document("anatomy", None, **request)], output)
 
 
-@look_app.command("compare")
-@accept_quiet
-@accept_plugins
-@expand_groups
+@page_command("compare")
 def compare(
     text: InputArgument,
     *,
@@ -158,9 +149,7 @@ def compare(
     save_page([build_document("compare", sides, **asked, models=names)], output)
 
 
-@look_app.command("replay")
-@accept_quiet
-@accept_plugins
+@page_command("replay")
 def replay(
     run: Annotated[Path, argument("RUN", "the folder of a training run")],
     text: Annotated[str, argument("TEXT", "what every checkpoint answers")],

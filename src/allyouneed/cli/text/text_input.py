@@ -19,7 +19,10 @@ from allyouneed.cli.text.streams import always_ready, count_lines, end_of, open_
 from allyouneed.errors import UserError
 
 # an argument that can only be a file
-FILE_NAME = re.compile(r"\S*\.(txt|tsv|csv|jsonl?|md|html?|srt|vtt|po|xml|gz|zst)")
+FILE_NAME = re.compile(
+    r"\S*\.(txt|tsv|csv|jsonl?|md|markdown|x?html?|srt|vtt|pot?|xml|gz|zst|(doc|ppt|xls)[xm]|(dot|pot|xlt|pps)x|od[tspg]|"
+    r"ot[tsp]|epub|pdf|xlf|xliff|tmx|ts|arb|ya?ml|properties|strings|ipynb|tex|latex)"
+)
 F = TypeVar("F", bound=FileOptions)
 Item = tuple[str, str]  # where the text comes from, for error messages, and the text
 

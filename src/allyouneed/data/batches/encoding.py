@@ -27,7 +27,7 @@ class Encoding(ABC):
     """How a task encodes its examples. `columns`: names and dtypes. `spec`: everything besides the examples that the
     numbers depend on. `max_tokens`: longer examples are dropped; None if long ones are split later."""
 
-    name: ClassVar[str]  # part of a store's fingerprint: changing it re-encodes every data set
+    name: str  # part of a store's fingerprint: changing it re-encodes every data set
     most: ClassVar[int] = 1 << 16  # examples encoded together
     columns: dict[str, str]
     spec: dict[str, Any]

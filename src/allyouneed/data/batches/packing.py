@@ -343,16 +343,27 @@ class PaddedBatches:
 
 
 class SizedBatches(PaddedBatches):
-    """`rows` items per batch, one per row, fewer in the last of an epoch; with a `seed` in another order each epoch."""
+    """`rows` items per batch, one per row, fewer in the last of an epoch; with a `seed` in another order each epoch.
+    `near`: batches whose items are sorted by length together, so that less is padding."""
 
-    def __init__(self, items: Items, rows: int, seed: int | None = None) -> None:
+    def __init__(self, items: Items, rows: int, seed: int | None = None, near: int = 1) -> None:
         super().__init__(items, 0, seed)
-        self.rows = rows
+        self.rows, self.near = rows, near
 
     def _group(self, epoch: int) -> IndexGroups:
         count = len(self.items)
-        order = np.arange(count) if self.seed is None else generator(self.seed, epoch).permutation(count)
-        return IndexGroups(order, np.append(np.arange(0, count, self.rows), count))
+        bounds = np.append(np.arange(0, count, self.rows), count)
+        if self.seed is None:
+            return IndexGroups(np.arange(count), bounds)
+        rng = generator(self.seed, epoch)
+        order = rng.permutation(count)
+        if self.near == 1:
+            return IndexGroups(order, bounds)
+        lengths, pool = self.items.lengths(epoch)[0][order], np.arange(count) // (self.near * self.rows)
+        groups = IndexGroups(order[np.lexsort((lengths, pool))], bounds)
+        shuffled = rng.permutation(len(groups))
+        members = np.concatenate([groups[int(n)] for n in shuffled])
+        return IndexGroups(members, np.concatenate([[0], np.cumsum(np.diff(bounds)[shuffled])]))
 
 
 def add_special_tokens(tokens: Ints, lengths: Ints, first: Sequence[int] = (), last: Sequence[int] = ()) -> Ints:

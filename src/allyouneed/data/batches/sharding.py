@@ -36,9 +36,8 @@ def empty_like(batch: Batch) -> Batch:
 
     labels = batch.labels
     if labels is not None:
-        # not token ids: one, or one of each label; or probabilities of classes, of a batch without segments
+        # not token ids: one for each sequence, or numbers of its classes
         scores = labels.ndim == 1 or labels.is_floating_point()
         per_sequence = scores and isinstance(batch.target, Rows) and batch.target.segments is not None
-        shares = labels.ndim == 2 and labels.is_floating_point()
-        labels = labels[:0] if per_sequence else torch.full_like(labels, 0 if shares else IGNORE)
+        labels = labels[:0] if per_sequence else torch.full_like(labels, IGNORE)
     return Batch(side(batch.target), None if batch.source is None else side(batch.source), labels, batch.begins)

@@ -65,7 +65,7 @@ class StoreMeta(Config):
     fingerprint: str
     facts: dict[str, Any]
     examples: int
-    dtype: Annotated[dict[str, Literal["<u1", "<u2", "<u4", "<f4"]], Field(min_length=1)]
+    dtype: Annotated[dict[str, Literal["<u1", "<u2", "<u4", "<i2", "<f4"]], Field(min_length=1)]
     files: dict[str, StoredFile]
     report: StoredReport
     weights: list[tuple[Annotated[float, Field(gt=0)], Annotated[int, Field(gt=0)]]] | None = None

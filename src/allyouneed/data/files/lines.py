@@ -127,15 +127,26 @@ def _unpacked(path: Path) -> Iterator[bytes]:
     try:
         with open_binary(path) as file:
             if packed == ".zst":
-                yield from _unzstd(file, damaged)
+                yield from _bounded(_unzstd(file, damaged), path)
                 return
             stream = gzip.GzipFile(fileobj=file) if packed == ".gz" else file
-            while chunk := stream.read(CHUNK):
-                yield chunk
+            chunks = iter(lambda: stream.read(CHUNK), b"")
+            yield from _bounded(chunks, path) if packed == ".gz" else chunks
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise UserError(damaged) from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def _bounded(chunks: Iterable[bytes], path: Path) -> Iterator[bytes]:
+    """Chunks of a compressed file, until it turns out to be a bomb."""
+    from allyouneed.data.files.formats.archives import check_expansion, on_disk
+
+    unpacked, size = 0, on_disk(path).stat().st_size
+    for chunk in chunks:
+        unpacked += len(chunk)
+        check_expansion(path, unpacked, size)
+        yield chunk
 
 
 def _unzstd(file: BinaryIO, damaged: str) -> Iterator[bytes]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from allyouneed.data.files.formats import read as formats
-from allyouneed.data.files.lines import DataFile, as_data_file, inner_suffix, read_chunks
+from allyouneed.data.files.lines import MAX_LINE, DataFile, as_data_file, inner_suffix, read_chunks
 from allyouneed.data.files.readers import Report, read_text
 from allyouneed.errors import UserError
 
@@ -80,6 +80,10 @@ def array_elements(file: Path | DataFile) -> Iterator[tuple[int, Any]]:
         except ValueError as error:  # perhaps incomplete: read as much again
             fresh = "".join(islice(chunks, 1 + len(text) // (1 << 18)))
             more = bool(fresh)
+            if len(text) - at > MAX_LINE:
+                raise UserError(
+                    f"{file}:{line}: an element of more than {MAX_LINE >> 20} MiB, or an array without end"
+                ) from None
             if not more:
                 breaks = text.count("\n", start, at)
                 reason = getattr(error, "msg", error) if at < len(text) else "the array does not end; is it truncated?"
@@ -102,6 +106,15 @@ def _text_chunks(file: Path | DataFile) -> Iterator[str]:
         raise UserError(
             f"{file}: {as_data_file(file).not_text}; convert it with `iconv`, or set its encoding"
         ) from None
+
+
+def has_surrogates(value: Any) -> bool:
+    """Whether a text in this value has half of a character, which no file can hold."""
+    if isinstance(value, str):
+        return not is_unicode(value)
+    if isinstance(value, Mapping):
+        return any(map(has_surrogates, (*value.keys(), *value.values())))
+    return isinstance(value, list) and any(map(has_surrogates, value))
 
 
 def is_unicode(text: str) -> bool:

@@ -30,7 +30,7 @@ Tag = Annotated[str, StringConstraints(pattern=r"^[^\W\d_][\w-]*$")]
 class Pair(NamedTuple):
     """Two sentences and their origin; `to`: target language, for multilingual models; `weight`: how many times an epoch
     reads the pair; `bpe_dropout` and `segmentation`: of a random segmentation, its rate and number. `context`: the
-    pairs (source, target) before it in its document, nearest last."""
+    pairs (source, target) before it in its document, nearest last. `others`: further right targets."""
 
     source: str
     target: str
@@ -42,6 +42,7 @@ class Pair(NamedTuple):
     bpe_dropout: float | None = None
     segmentation: int = 0
     context: tuple[tuple[str, str], ...] = ()
+    others: tuple[str, ...] = ()
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -66,8 +67,9 @@ class PairFiles(TableFiles):
     """Instead of `path`: files of sources, aligned line by line with `target`."""
     target: Paths | None = None
     """The targets of `source`."""
-    columns: tuple[Column, Column] | None = None
-    """Columns of source and target, by index from 0 or by name; default: by `keys`, or the only two."""
+    columns: tuple[Column, ...] | None = None
+    """Columns of source and target, by index from 0 or by name; default: by `keys`, or the only two. Further ones are
+    of other right targets, for scoring (`correction`)."""
     keys: tuple[str, str] = ("source", "target")
     """The same names for JSON, and for a header without `columns`."""
     from_: Tag | None = Field(default=None, alias="from")
@@ -95,6 +97,8 @@ class PairFiles(TableFiles):
         together, apart = self.path is not None, (self.source is not None, self.target is not None)
         if together == any(apart) or any(apart) != all(apart):
             raise ValueError("give either 'path' (pairs in one file) or both 'source' and 'target' (aligned files)")
+        if self.columns is not None and len(self.columns) < 2:
+            raise ValueError("'columns' names one column; name those of source and target")
         if self.segmentations is not None and self.bpe_dropout is None:
             raise ValueError("'segmentations' counts random segmentations; set 'bpe_dropout' as well, or remove it")
         if not together:
@@ -143,7 +147,9 @@ class PairFiles(TableFiles):
                 )
             return
         for file, number, found in read_rows(self.sources(), self.layout, report, str(self.document)):
-            yield Pair(found[0], found[1], str(file), number, *besides), "".join(found[2:])
+            last = 2 if self.columns is None else len(self.columns)
+            others, document = tuple(filter(None, found[2:last])), "".join(found[last:])
+            yield Pair(found[0], found[1], str(file), number, *besides, others=others), document
 
     @property
     def layout(self) -> Layout:

@@ -220,8 +220,9 @@ def _in_portion(examples: Iterator[Any], bounds: tuple[float, float], report: Re
 
 
 def position(example: Example) -> float:
-    """A number in [0, 1) that depends on nothing but the texts, or on the place of an example without any."""
-    texts = "\x1f".join(example.texts)
+    """A number in [0, 1) that depends on nothing but the texts, or on the place of an example without any, or of an
+    image or a sound, whose text many others may share."""
+    texts = getattr(example, "place", None) or "\x1f".join(example.texts)
     key = texts if texts.strip("\x1f") else f"{Path(example.file).name}:{example.line}"
     return int.from_bytes(hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=6).digest()) / (1 << 48)
 

@@ -21,7 +21,7 @@ from pydantic import Field, NonNegativeInt
 
 from allyouneed.data.files.formats import read as formats
 from allyouneed.data.files.lines import DataFile, as_data_file, inner_suffix, raw_lines
-from allyouneed.data.files.objects import at_path, entries, is_unicode, paths
+from allyouneed.data.files.objects import at_path, entries, has_surrogates, is_unicode, paths
 from allyouneed.data.files.readers import (
     CELL_SUFFIXES,
     JSON_SUFFIXES,
@@ -40,6 +40,7 @@ SHOWN_KEYS = 50  # in messages
 MOST_COLUMNS = 10_000
 LONGEST_CELL = 1 << 24  # characters; a quote that is never closed ends there
 LISTED = "\x1f"  # between the elements of a list in a cell
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # perhaps: as JSON and Python write it
 READING = Lock()  # while the limit of cells is ours
 
 
@@ -311,6 +312,8 @@ def read_objects(
         problem = entry if isinstance(entry, str) else _problem(entry, keys, option)
         if problem and isinstance(entry, Mapping) and inner_suffix(file) not in JSON_SUFFIXES:
             raise UserError(f"{file}: {problem}")  # of every row
+        if not problem and SURROGATE.search(text) and has_surrogates(entry):
+            problem = "an unpaired surrogate, or bytes that are not text"
         if problem:
             report.drop("broken", file, number, problem, text)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from allyouneed.data.files.lines import DataFile, decode_utf8, inner_suffix, raw_lines
 from allyouneed.data.files.readers import (
@@ -15,7 +15,8 @@ from allyouneed.data.files.readers import (
     Report,
     expand_paths,
 )
-from allyouneed.data.files.tables import Layout, has_columns, read_rows
+from allyouneed.data.files.tables import Layout, has_columns, named_rows, read_rows
+from allyouneed.errors import UserError
 
 TEXT_SUFFIXES = (".txt", ".md", "", *CELL_SUFFIXES, *OBJECT_SUFFIXES)
 
@@ -60,6 +61,23 @@ class TextFiles(Files):
                     yield TextDocument(found[0], str(file), number)
             else:
                 yield from self._documents(file, report)
+
+    def rows(self, report: Report) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Each document with the other columns of its row."""
+        for file in self.sources():
+            if not self._is_table(file):
+                yield from ((one.text, {}) for one in self._documents(file, report))
+                continue
+            before = report.dropped
+            for number, row in named_rows(file, Layout(None, (self.key,)), report):
+                named = {str(name): value for name, value in row.items() if not isinstance(value, bytes)}
+                if isinstance(text := named.pop(self.key, None), str):
+                    yield text, named
+                    before = -1
+                    continue
+                report.drop("broken", file, number, f"{self.key!r} is not a text", str(row))
+            if report.dropped > before >= 0:
+                raise UserError(f"{file}: no texts in {self.key!r} (columns: {', '.join(named)}); name their column")
 
     def _is_table(self, file: DataFile) -> bool:
         """All but plain text, which a TSV is without the key in its header."""

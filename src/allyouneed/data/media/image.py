@@ -5,10 +5,12 @@ pixels = Pixels(size=256, crop=(224, 224)).read("photo.jpg")      # (channels, h
 
 from __future__ import annotations
 
+import functools
+import warnings
 from io import BytesIO
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -23,11 +25,15 @@ from allyouneed.errors.extras import missing
 Side = Annotated[int, Field(gt=0, le=1 << 14)]
 Channel = tuple[float, ...]
 WHITE = (255, 255, 255, 255)
+# Pillow reads by content whatever the name is, and its reader of EPS runs another program
+FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM", "AVIF", "JPEG2000")
 
 
 class Pixels(Config):
     """Resize, crop, then (pixel · scale − mean) / std per channel."""
 
+    medium: ClassVar[str] = "image"
+    dtype: ClassVar[str] = "<u1"
     size: Side | tuple[Side, Side] | None = None
     """Length of the shorter side, or [height, width], which may change the aspect ratio; default: unchanged."""
     filter: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"] = "bilinear"
@@ -65,6 +71,14 @@ class Pixels(Config):
         if self.crop is not None:
             values = _center_crop(values, *self.crop)
         return np.ascontiguousarray(values)
+
+    def stored(self, image: Any) -> NDArray[np.uint8]:
+        """The image as it is stored: (height, width, channels)."""
+        return self.resized(image)
+
+    def restored(self, stored: NDArray[np.uint8]) -> Any:
+        """What is stored, as it is given."""
+        return stored
 
     def scaled(self, values: NDArray[Any]) -> Tensor:
         """(…, height, width, channels) -> (…, channels, height, width)"""
@@ -111,16 +125,32 @@ def _pillow() -> Any:
     return Image
 
 
+@functools.cache
+def _formats() -> list[str]:
+    """The formats of images that this Pillow has."""
+    pillow = _pillow()
+    pillow.init()
+    warnings.filterwarnings("ignore", category=pillow.DecompressionBombWarning)  # such images are refused
+    return [name for name in FORMATS if name in pillow.OPEN]
+
+
 def _open_file(file: Path | BytesIO) -> Any:
     from PIL import ImageOps, UnidentifiedImageError
 
     pillow, name = _pillow(), str(file) if isinstance(file, Path) else "the image"
-    if isinstance(file, Path) and file.is_dir():
-        raise UserError(f"{file}: a folder, not an image file")
+    if isinstance(file, Path) and file.exists() and not file.is_file():
+        raise UserError(f"{file}: a {'folder' if file.is_dir() else 'device'}, not an image file")
     try:
-        with pillow.open(file) as opened:
+        with pillow.open(file, formats=_formats()) as opened:
+            if opened.width * opened.height > (pillow.MAX_IMAGE_PIXELS or inf):
+                raise UserError(
+                    f"{name}: {opened.width:,} × {opened.height:,} pixels; at most {pillow.MAX_IMAGE_PIXELS:,} are "
+                    "read: make it smaller"
+                )
             opened.load()
             return ImageOps.exif_transpose(opened)
+    except UserError:
+        raise
     except UnidentifiedImageError:
         raise UserError(f"{name}: not an image that Pillow can read") from None
     except pillow.DecompressionBombError as error:

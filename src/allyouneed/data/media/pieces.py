@@ -93,10 +93,6 @@ class ImageInput(Pixels):
     slots: Size = 1
     """Vectors of an image in the text; set from the model."""
 
-    def stored(self, image: Any) -> NDArray[np.uint8]:
-        """The image as it is stored: (height, width, channels)."""
-        return self.resized(image)
-
     def load(self, stored: NDArray[Any]) -> Tensor:
         """(count, channels, height, width) of flat stored images."""
         return self.scaled(stored.reshape(-1, *self.sides, self.channels))

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+import re
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
 from allyouneed.config import Config, model_validator
+from allyouneed.data.tokenizers.base import Tokenizer
 
 Id = Annotated[int, Field(ge=0)]
 TICK = 0.02  # seconds between two timestamp tokens: two frames
+NO_TIMESTAMPS = "<|notimestamps|>"
+BEYOND = 1 << 30  # more than any id
+MARK = re.compile(r"<\|(\d{1,4}\.\d\d)\|>")  # a time in a transcript
 TASKS = ("transcribe", "translate")
 Task = Literal["transcribe", "translate"]
 
@@ -23,14 +28,16 @@ LANGUAGES = tuple(_CODES.split())
 
 
 class Speech(Config):
-    """Ids of a Whisper vocabulary. Text tokens are below `end`; timestamp tokens start at `first_time`, 20 ms apart.
+    """Ids of a Whisper vocabulary. Text tokens are below `end`, or from `first_text` on; timestamp tokens start at
+    `first_time`, 20 ms apart.
 
     A multilingual model gets language and task tokens after `start`; an English-only model does not.
     """
 
     start: Id
     end: Id
-    no_timestamps: Id
+    no_timestamps: Id | None  # None: a model without timestamps
+    first_text: Id | None = None
     previous: Id | None = None  # precedes the text of the previous window
     no_speech: Id | None = None
     languages: dict[str, Id] = Field(default_factory=dict)
@@ -55,4 +62,49 @@ class Speech(Config):
 
     @property
     def first_time(self) -> int:
-        return self.no_timestamps + 1
+        return BEYOND if self.no_timestamps is None else self.no_timestamps + 1
+
+    def is_text(self, ids: Any) -> Any:
+        """Whether an id, or each id of a tensor, is one of text."""
+        if self.first_text is None:
+            return ids < self.end
+        return (ids >= self.first_text) & (ids < (BEYOND if self.no_timestamps is None else self.no_timestamps))
+
+    def prompt(self, language: str | None, task: Task, timed: bool) -> list[int]:
+        """The tokens before a text."""
+        found = [self.start]
+        if self.languages:
+            assert language is not None
+            found += [self.languages[language], self.tasks[task]]
+        return found if timed or self.no_timestamps is None else [*found, self.no_timestamps]
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, seconds: float) -> Speech:
+        """The control tokens of a tokenizer that was trained here: begin, end, and times behind the text if there are
+        any (`timed_tokens`)."""
+        none = next((number for number, name in tokenizer.added.items() if name == NO_TIMESTAMPS), None)
+        before = [number for number in tokenizer.specials if none is None or number < none]
+        never = tuple(number for number in before if number != tokenizer.eos)
+        return cls(
+            start=tokenizer.bos,
+            end=tokenizer.eos,
+            no_timestamps=none,
+            first_text=max(before) + 1,
+            suppress=never,
+            begin_suppress=(tokenizer.eos,),
+            first_within=seconds,
+            seconds=seconds,
+        )
+
+
+def timed_tokens(seconds: float) -> list[str]:
+    """What a vocabulary needs for timestamps."""
+    return [NO_TIMESTAMPS, *(f"<|{number * TICK:.2f}|>" for number in range(round(seconds / TICK) + 1))]
+
+
+def split_marks(text: str) -> tuple[str, list[float | str]]:
+    """A transcript without its times, and the times and texts one by one."""
+    parts: list[float | str] = [
+        float(part) if number % 2 else part for number, part in enumerate(MARK.split(text)) if part.strip()
+    ]
+    return " ".join(part.strip() for part in parts if isinstance(part, str)), parts

@@ -164,6 +164,15 @@ class Tokenizer:
         fitted.template = replace(self.template, types=(0, count - 1))
         return fitted
 
+    def extended(self, tokens: Sequence[str]) -> Tokenizer:
+        """This tokenizer, trained here, with further special tokens behind all others."""
+        from tokenizers import AddedToken
+        from tokenizers import Tokenizer as Inner
+
+        inner = Inner.from_str(self.text)
+        inner.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
+        return Tokenizer(inner, self.pad, self.bos, self.eos, notes=self.notes)
+
     def language(self, tag: str) -> int:
         """The id of a language's token. `tag`: its name in any usual form (data/languages.py): "German" is "de_DE"."""
         matches = find_language(tag, self.languages)

@@ -14,13 +14,7 @@ MIN_FREQUENCY = 2
 # numbers needs.
 EAST_ASIAN = r"\p{Han}\p{Hiragana}\p{Katakana}ー"
 PIECES = "|".join(
-    [
-        rf"[{EAST_ASIAN}]+",
-        rf" ?[\p{{L}}\p{{M}}&&[^{EAST_ASIAN}]]+",
-        r"\p{N}",
-        r" ?[^\s\p{L}\p{M}\p{N}]+",
-        r"\s+",
-    ]
+    [rf"[{EAST_ASIAN}]+", rf" ?[\p{{L}}\p{{M}}&&[^{EAST_ASIAN}]]+", r"\p{N}", r" ?[^\s\p{L}\p{M}\p{N}]+", r"\s+"]
 )
 
 

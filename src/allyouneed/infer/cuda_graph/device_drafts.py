@@ -14,14 +14,7 @@ from allyouneed.infer.decoding.base import RequestState
 from allyouneed.infer.decoding.sampling import invert_cdf, token_probs
 from allyouneed.infer.decoding.topk import argmax
 from allyouneed.infer.request import Request
-from allyouneed.infer.speculative.drafts import (
-    MAX_NGRAM,
-    MIN_NGRAM,
-    Draft,
-    DraftModel,
-    PromptLookup,
-    fit_requests,
-)
+from allyouneed.infer.speculative.drafts import MAX_NGRAM, MIN_NGRAM, Draft, DraftModel, PromptLookup, fit_requests
 from allyouneed.nn.batch import to_device
 from allyouneed.runtime.cuda.decode_step import DecodeStep
 from allyouneed.runtime.cuda.multi_token import accept, keep
@@ -140,17 +133,17 @@ class DeviceModelDrafter(DeviceDrafter):
     token that may be accepted."""
 
     def __init__(self, draft: DraftModel, search: DeviceSpeculation) -> None:
-        theirs, self.engine, self.ahead = search.states, draft.engine, draft.ahead
+        theirs, self.runner, self.ahead = search.states, draft.runner, draft.ahead
         sizes = (theirs.slot_count, theirs.group, theirs.capacity, theirs.source_capacity)
-        self.states = StaticStates(draft.engine.model, *sizes, tokens=draft.ahead + 1)
-        self.step = DecodeStep(draft.engine.model, self.states)
+        self.states = StaticStates(draft.runner.model, *sizes, tokens=draft.ahead + 1)
+        self.step = DecodeStep(draft.runner.model, self.states)
         self.before = self.states.device_lengths
         self.fits = torch.ones(theirs.rows, dtype=torch.long, device=theirs.device)
 
     def assign(self, slots: Sequence[int], requests: Sequence[RequestState]) -> None:
-        engine, device = self.engine, self.states.device
+        runner, device = self.runner, self.states.device
         self.states.refresh()
-        some, fits = fit_requests(engine, [state.request for state in requests])
+        some, fits = fit_requests(runner, [state.request for state in requests])
         for single in (True, False):  # there is no token to read before the last one, or there are some
             numbers = [number for number, request in enumerate(some) if (len(request.prompt) == 1) == single]
             if numbers:
@@ -160,10 +153,10 @@ class DeviceModelDrafter(DeviceDrafter):
         self.fits.view(self.states.slot_count, -1)[at] = fit[:, None]
 
     def _load(self, slots: Sequence[int], requests: Sequence[Request], single: bool) -> None:
-        engine, read = self.engine, [request.prompt[:-1] for request in requests]
-        past = engine.start(requests, engine.model)
+        runner, read = self.runner, [request.prompt[:-1] for request in requests]
+        past = runner.start(requests, runner.model)
         if not single:
-            engine.prefill_chunk(past, read, engine.model, engine.encode_media(requests))
+            runner.prefill_chunk(past, read, runner.model, runner.encode_media(requests))
         slot, count = to_device(torch.tensor([list(slots), list(map(len, read))]), self.states.device)
         self.states.load(slot, past, count)
 
@@ -186,8 +179,8 @@ class DeviceModelDrafter(DeviceDrafter):
             if search.options.has_penalties:
                 history.append(token, lengths + number)
         counts = search.wanted() * self.fits
-        if self.engine.limit is not None:  # positions of its model; the last token is not read
-            room = self.engine.limit + 1 - history.prompts - lengths
+        if self.runner.limit is not None:  # positions of its model; the last token is not read
+            room = self.runner.limit + 1 - history.prompts - lengths
             counts = torch.minimum(counts, room.clamp(min=0))
         return Proposal(torch.stack(tokens, 1), counts, torch.stack(probs, 1) if probs else None)
 

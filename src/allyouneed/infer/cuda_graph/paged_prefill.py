@@ -82,8 +82,8 @@ class PrefillChunk(NamedTuple):
 class PagedPrefill:
     """Prefill with the blocks of one pool. `rows`: the most rows of a batch."""
 
-    def __init__(self, engine: ModelRunner, pool: BlockPool, rows: int) -> None:
-        self.engine, self.pool, self.rows = engine, pool, rows
+    def __init__(self, runner: ModelRunner, pool: BlockPool, rows: int) -> None:
+        self.runner, self.pool, self.rows = runner, pool, rows
         self.fits: bool | None = None  # whether the model's prefill can be captured; None: not known yet
         self.weights = 0  # addresses that the graphs have captured
         self.seen: Counter[PassSize] = Counter()
@@ -93,7 +93,7 @@ class PagedPrefill:
     @property
     def enabled(self) -> bool:
         """Whether replaying is faster than launching."""
-        return self.engine.device.type == "cuda"
+        return self.runner.device.type == "cuda"
 
     def read(self, states: PagedStates, chunks: Sequence[Sequence[int]]) -> Tensor | None:
         """Read the next tokens of each row; hidden states of the last ones (rows, width). None, with nothing read: this
@@ -101,7 +101,7 @@ class PagedPrefill:
         longest = max(map(len, chunks))
         if not self.enabled or longest > LONGEST or states.marks or not states.fully_paged or not self.can_capture():
             return None
-        limit = self.engine.model.embed.limit
+        limit = self.runner.model.embed.limit
         whole = [
             PrefillChunk(row, seen, tokens)
             for row, (seen, tokens) in enumerate(zip(states.lengths, chunks, strict=True))
@@ -129,14 +129,14 @@ class PagedPrefill:
 
     def can_capture(self) -> bool:
         if self.fits is None:
-            self.fits = can_capture_prefill(self.engine.model)
+            self.fits = can_capture_prefill(self.runner.model)
         return self.fits
 
     # --- sizes -------------------------------------------------------------------------------------------------------
 
     def find(self, size: PassSize) -> Graph | None:
         """The graph that runs a pass of this size; None: there is none yet."""
-        limit = self.engine.model.embed.limit
+        limit = self.runner.model.embed.limit
         if size.tokens * size.end > SCORES or (limit is not None and size.tokens > limit):
             return None
         self.seen[size] += 1
@@ -154,7 +154,7 @@ class PagedPrefill:
         return self.graphs[best]
 
     def drop_stale(self) -> None:
-        weights = weight_addresses(self.engine.model)
+        weights = weight_addresses(self.runner.model)
         if weights != self.weights:
             self.weights = weights
             self.graphs.clear()
@@ -164,7 +164,7 @@ class PagedPrefill:
         if not self.enabled or not self.can_capture():
             return
         self.drop_stale()
-        for size in warm_sizes(self.rows, budget, self.engine.model.embed.limit):
+        for size in warm_sizes(self.rows, budget, self.runner.model.embed.limit):
             if size not in self.graphs and not self.capture(size):
                 return
 
@@ -179,7 +179,7 @@ class PagedPrefill:
         """Read the tokens of a pass, without synchronizing with the host. `inputs` (rows, 2 + blocks + tokens): tokens
         seen before, new ones, block table, token ids. The same as `PagedStates` and `base.advance`, but for where
         lengths are known."""
-        model, pool = self.engine.model, self.pool
+        model, pool = self.runner.model, self.pool
         seen, counts = inputs[:, :1], inputs[:, 1:2]  # (rows, 1)
         table, tokens = inputs[:, 2:].split([blocks_of(size, pool), size.tokens], 1)
         steps = torch.arange(size.tokens, device=inputs.device)[None]
@@ -219,8 +219,8 @@ class PagedPrefill:
 
     def _capture(self, size: PassSize) -> Graph:
         """Capture a pass without tokens, which changes nothing but block 0."""
-        device = self.engine.device
-        move_constants(self.engine.model, device)
+        device = self.runner.device
+        move_constants(self.runner.model, device)
         inputs = torch.zeros(size.rows, 2 + blocks_of(size, self.pool) + size.tokens, dtype=torch.long, device=device)
         if device.type != "cuda":
             output = self.compute(inputs, size)

@@ -26,29 +26,29 @@ def model_limits(model: Any) -> ModelLimits:
 
 
 def refusal(
-    engine: ModelRunner, spec: DecodingSpec, requests: Sequence[Request] = (), known: ModelLimits | None = None
+    runner: ModelRunner, spec: DecodingSpec, requests: Sequence[Request] = (), known: ModelLimits | None = None
 ) -> str | None:
     """Why model, specification and requests have no steps of a fixed shape that do not depend on the host; None: they
     have. `known`: the limits of the model, if the caller has looked them up."""
-    found = _options(spec, requests) or _engine(engine)
+    found = _options(spec, requests) or _engine(runner)
     if found is not None:
         return found
-    if spec.draft is not None and (found := _draft(engine, spec.draft)) is not None:
+    if spec.draft is not None and (found := _draft(runner, spec.draft)) is not None:
         return found
     ahead = 0 if spec.draft is None else spec.draft.ahead
-    limits = [known or model_limits(engine.model)]
+    limits = [known or model_limits(runner.model)]
     if isinstance(spec.draft, DraftModel):
-        limits.append(model_limits(spec.draft.engine.model))
+        limits.append(model_limits(spec.draft.runner.model))
     for captures, positions, _ in limits:
         if not captures:
             return "a part of the model cannot be captured"
-        if positions is not None and _longest(engine, requests, ahead) > positions:
+        if positions is not None and _longest(runner, requests, ahead) > positions:
             return f"parts of the model have {positions} positions, which a captured step cannot check"
     return None
 
 
-def _longest(engine: ModelRunner, requests: Sequence[Request], ahead: int) -> int:
-    sizes = [max(len(r.prompt) + engine.token_limit(r) + ahead, len(r.source or ())) for r in requests]
+def _longest(runner: ModelRunner, requests: Sequence[Request], ahead: int) -> int:
+    sizes = [max(len(r.prompt) + runner.token_limit(r) + ahead, len(r.source or ())) for r in requests]
     return max(sizes, default=0)
 
 
@@ -61,17 +61,17 @@ def _options(spec: DecodingSpec, requests: Sequence[Request]) -> str | None:
     return None
 
 
-def _engine(engine: ModelRunner) -> str | None:
-    return "neighbours are retrieved by the host" if engine.retrieve is not None else None
+def _engine(runner: ModelRunner) -> str | None:
+    return "neighbours are retrieved by the host" if runner.retrieve is not None else None
 
 
-def _draft(engine: ModelRunner, draft: Draft) -> str | None:
+def _draft(runner: ModelRunner, draft: Draft) -> str | None:
     if type(draft) is PromptLookup:
         return None
     if type(draft) is not DraftModel:
         return f"{type(draft).__name__} drafts on the host"
-    if draft.engine.device != engine.device:
+    if draft.runner.device != runner.device:
         return "the draft model is on another device"
-    if draft.engine.bidirectional_prompt:
+    if draft.runner.bidirectional_prompt:
         return "the tokens of a prompt attend to each other in the draft model"
-    return _engine(draft.engine)
+    return _engine(draft.runner)

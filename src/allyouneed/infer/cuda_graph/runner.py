@@ -196,13 +196,13 @@ class GraphBatch:
     def __init__(
         self,
         runner: GraphRunner,
-        engine: ModelRunner,
+        model_runner: ModelRunner,
         waiting: Sequence[RequestState] = (),
         cache: GraphRunnerCache | None = None,
         key: Shape | None = None,
         is_joined: bool = False,
     ) -> None:
-        self.runner, self.engine, self.waiting = runner, engine, deque(waiting)
+        self.runner, self.model_runner, self.waiting = runner, model_runner, deque(waiting)
         self.cache, self.key, self.is_joined = cache, key, is_joined
         self.runs: deque[LaunchedSteps] = deque()
         self.is_intact = True  # False while slots change, and for good once that has failed or was interrupted
@@ -250,20 +250,22 @@ class GraphBatch:
         while waiting and len(taken) < len(self.runner.free):
             request = waiting[0].request
             longest = max(longest, len(request.prompt), len(request.source or ()))
-            too_large = (len(taken) + 1) * longest > self.engine.budget
+            too_large = (len(taken) + 1) * longest > self.model_runner.budget
             if taken and (too_large or (len(request.prompt) == 1) != single):
                 break
             taken.append(waiting.popleft())
-        engine, requests = self.engine, [state.request for state in taken]
-        media = engine.encode_media(requests)
-        if media or engine.bidirectional_prompt or not self.runner.prefill(taken):
-            states = engine.start(requests, engine.model)
-            if engine.bidirectional_prompt:  # the others see the last token, which the first step reads once more
-                engine.prefill_chunk(states, [request.prompt for request in requests], engine.model, media)
+        model_runner, requests = self.model_runner, [state.request for state in taken]
+        media = model_runner.encode_media(requests)
+        if media or model_runner.bidirectional_prompt or not self.runner.prefill(taken):
+            states = model_runner.start(requests, model_runner.model)
+            if model_runner.bidirectional_prompt:  # the others see the last token, which the first step reads once more
+                model_runner.prefill_chunk(states, [request.prompt for request in requests], model_runner.model, media)
                 self.runner.add(states, taken, [len(request.prompt) - 1 for request in requests])
                 return
             if not single:
-                engine.prefill_chunk(states, [request.prompt[:-1] for request in requests], engine.model, media)
+                model_runner.prefill_chunk(
+                    states, [request.prompt[:-1] for request in requests], model_runner.model, media
+                )
             self.runner.add(states, taken)
 
     def add(self, past: States, rows: Sequence[int], requests: Sequence[RequestState]) -> None:
@@ -279,7 +281,7 @@ class GraphBatch:
 
     def prefill(self, requests: Sequence[RequestState]) -> bool:
         """See `GraphRunner.prefill`."""
-        if self.engine.bidirectional_prompt:
+        if self.model_runner.bidirectional_prompt:
             return False
         self.is_intact = False
         is_read = self.runner.prefill(requests)
@@ -298,8 +300,8 @@ class GraphBatch:
 class GraphRunnerCache:
     """Runners of the shapes that were used last; one serves one batch at a time."""
 
-    def __init__(self, engine: ModelRunner) -> None:
-        self.engine, self.requested = engine, 0
+    def __init__(self, model_runner: ModelRunner) -> None:
+        self.model_runner, self.requested = model_runner, 0
         self.refused: str | None = None  # why a capture has failed; there are no others then
         self.refused_drafts: str | None = None  # why one with a draft has; there are others without
         self.known: ModelLimits | None = None  # of the model, inside of `ask_model_once`
@@ -310,7 +312,7 @@ class GraphRunnerCache:
 
     def admits(self, requests: Sequence[RequestState]) -> bool:
         """Whether these are decoded by graphs: on a GPU, after the first `WORTH` tokens, where `suits` allows it."""
-        if not self.engine.captures or not self.suits(requests[0].spec, [s.request for s in requests]):
+        if not self.model_runner.captures or not self.suits(requests[0].spec, [s.request for s in requests]):
             return False
         self.requested += requests[0].spec.decoding.rows * sum(state.limit for state in requests)
         return self.requested >= WORTH
@@ -328,16 +330,16 @@ class GraphRunnerCache:
     def suits(self, spec: DecodingSpec, requests: Sequence[Request] = ()) -> bool:
         """Whether model and specification have steps of a fixed shape that do not depend on the host."""
         failed = self.refused or (self.refused_drafts if spec.draft is not None else None)
-        return failed is None and refusal(self.engine, spec, requests, self.known) is None
+        return failed is None and refusal(self.model_runner, spec, requests, self.known) is None
 
     @contextmanager
     def ask_model_once(self) -> Iterator[None]:
         """Inside, the limits of the model and the addresses of its weights are known. Looking for them takes as long as
         some steps; for limits, it is done again only when weights have been replaced."""
-        if self.engine.captures:
-            self.weights = weight_addresses(self.engine.model)
+        if self.model_runner.captures:
+            self.weights = weight_addresses(self.model_runner.model)
             if self.limits is None or self.limits[0] != self.weights:
-                self.limits = self.weights, model_limits(self.engine.model)
+                self.limits = self.weights, model_limits(self.model_runner.model)
             self.known = self.limits[1]
         try:
             yield
@@ -347,7 +349,7 @@ class GraphRunnerCache:
     def addresses(self, spec: DecodingSpec) -> int:
         """See `all_addresses`."""
         if self.weights is None or isinstance(spec.draft, DraftModel):
-            return all_addresses(self.engine.model, spec)
+            return all_addresses(self.model_runner.model, spec)
         return self.weights
 
     def captured_batch(self, requests: Sequence[RequestState]) -> GraphBatch | None:
@@ -366,7 +368,7 @@ class GraphRunnerCache:
         return kept
 
     def make(self, key: Shape) -> GraphRunner:
-        return GraphRunner(self.engine.model, key.kind, key.slots, key.capacity, key.sources, key.stops)
+        return GraphRunner(self.model_runner.model, key.kind, key.slots, key.capacity, key.sources, key.stops)
 
     def refuse(self, error: Exception, spec: DecodingSpec) -> None:
         """Note that a capture has failed: a part waits for the host, or a kernel does not compile here."""
@@ -386,7 +388,7 @@ class GraphRunnerCache:
         """As `captured_batch`, or an error; no other batch uses its runner meanwhile."""
         key = self.shape(requests)
         self.drop_stale(key)
-        return GraphBatch(self.runner(key), self.engine, requests, self, key)
+        return GraphBatch(self.runner(key), self.model_runner, requests, self, key)
 
     def decode_prefilled(self, states: States, requests: Sequence[RequestState]) -> bool:
         """Decode requests of one specification to their ends; `states` have read their whole prompts, a row each, as
@@ -402,7 +404,7 @@ class GraphRunnerCache:
         except Exception as error:
             self.refuse(error, key.kind)
             return False
-        batch = GraphBatch(runner, self.engine, cache=self, key=key)
+        batch = GraphBatch(runner, self.model_runner, cache=self, key=key)
         batch.add(states, range(len(requests)), requests)
         while batch.active:
             batch.step()
@@ -426,9 +428,9 @@ class GraphRunnerCache:
         found = Shape(spec.device_key, slots, capacity, sources, self.addresses(spec), stops)
         if found in self.kept:
             return found
-        if (fits := rows_in_memory(self.engine.model, capacity) // rows) < slots:  # there is none to spare
+        if (fits := rows_in_memory(self.model_runner.model, capacity) // rows) < slots:  # there is none to spare
             found = found._replace(capacity=next_power(longest + tokens - 1, MIN_CAPACITY))
-            fits = rows_in_memory(self.engine.model, found.capacity) // rows
+            fits = rows_in_memory(self.model_runner.model, found.capacity) // rows
         return found._replace(slots=min(slots, max(1, fits)))
 
     def capacity(self, tokens: int, spec: DecodingSpec, slots: int) -> int:
@@ -436,13 +438,13 @@ class GraphRunnerCache:
         least, options = next_power(tokens, MIN_CAPACITY), spec.decoding
         if options.rows > 1 or options.has_penalties or spec.draft is not None or spec.logits_processor is not None:
             return least
-        limits = self.known or model_limits(self.engine.model)
+        limits = self.known or model_limits(self.model_runner.model)
         return max(least, self.room(slots)) if limits.spares else least
 
     def room(self, rows: int) -> int:
         """See `shape.room`, which takes longer than looking it up."""
         if rows not in self.rooms:
-            self.rooms[rows] = room(self.engine.model, rows)
+            self.rooms[rows] = room(self.model_runner.model, rows)
         return self.rooms[rows]
 
     def keep(self, shape: Shape, runner: GraphRunner) -> None:

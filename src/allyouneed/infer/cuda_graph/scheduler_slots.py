@@ -24,7 +24,7 @@ class SchedulerSlots:
     """`rows`: the most rows of a batch; the scheduler admits no more requests than that."""
 
     def __init__(self, graphs: GraphRunnerCache, rows: int) -> None:
-        self.graphs, self.engine, self.rows = graphs, graphs.engine, rows
+        self.graphs, self.model_runner, self.rows = graphs, graphs.model_runner, rows
         self.batches: dict[Shape, GraphBatch] = {}
 
     @property
@@ -75,7 +75,7 @@ class SchedulerSlots:
         for some in alike.values():
             spec = some[0].spec
             if spec.draft not in weights:
-                weights[spec.draft] = all_addresses(self.engine.model, spec)
+                weights[spec.draft] = all_addresses(self.model_runner.model, spec)
             groups.setdefault(self._shape(some[0], weights[spec.draft]), []).extend(some)
         found = []
         for shape, some in groups.items():
@@ -92,7 +92,7 @@ class SchedulerSlots:
     def _make(self, shape: Shape) -> bool:
         """False: there is no memory for it, or it cannot be captured."""
         self.batches = {old: b for old, b in self.batches.items() if b.active or old.weights == shape.weights}
-        slots = rows_in_memory(self.engine.model, shape.capacity) // shape.kind.decoding.rows
+        slots = rows_in_memory(self.model_runner.model, shape.capacity) // shape.kind.decoding.rows
         if not slots:
             return False
         count = min(shape.slots, slots)
@@ -102,7 +102,7 @@ class SchedulerSlots:
         except Exception as error:
             self.graphs.refuse(error, shape.kind)
             return False
-        self.batches[shape] = GraphBatch(runner, self.engine, is_joined=True)
+        self.batches[shape] = GraphBatch(runner, self.model_runner, is_joined=True)
         return True
 
     def _shape(self, state: RequestState, weights: int) -> Shape:

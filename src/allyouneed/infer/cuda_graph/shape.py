@@ -31,7 +31,7 @@ def tokens_per_step(spec: DecodingSpec) -> int:
 def all_addresses(model: Any, spec: DecodingSpec) -> int:
     """`weight_addresses` of the model, and of its draft if that is another one."""
     own = weight_addresses(model)
-    return hash((own, weight_addresses(spec.draft.engine.model))) if isinstance(spec.draft, DraftModel) else own
+    return hash((own, weight_addresses(spec.draft.runner.model))) if isinstance(spec.draft, DraftModel) else own
 
 
 def weight_addresses(model: Any) -> int:

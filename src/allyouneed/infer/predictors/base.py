@@ -80,6 +80,11 @@ class Predictor(ABC):
         self.folder = folder
         self.model: Any = folder.model
 
+    @classmethod
+    def of(cls, folder: Folder) -> Predictor:
+        """The predictor of a folder whose task this class serves."""
+        return cls(folder)
+
     def __repr__(self) -> str:
         """`Translator(encoder-decoder, translation, … parameters, int8, cpu, …/models/translator)`"""
         config, task = self.model.config, self.folder.task.get("kind")

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from allyouneed.config import tree_of
 from allyouneed.errors import UserError
 from allyouneed.infer.decoding.base import DecodingSpec, RequestState
@@ -20,7 +18,7 @@ from allyouneed.infer.running_batch import RunningBatch
 from allyouneed.metrics.translation import evaluate
 from allyouneed.nn.batch import Rows, Signal
 from allyouneed.nn.states.base import States
-from allyouneed.runtime.process import refuse_after_fork
+from allyouneed.runtime.process import inference
 
 TOGETHER = 16  # images decoded together
 
@@ -55,9 +53,8 @@ class Captioner(Predictor):
             found += self._decode(images[start : start + TOGETHER], chosen, first + start)
         return found
 
-    @torch.inference_mode()
+    @inference()
     def _decode(self, images: Sequence[Image], decoding: Decoding, first: int) -> list[Caption]:
-        refuse_after_fork()
         target = self.folder.tokenizers.target
         pixels = read_images(pixels_of(self.folder), images)
         memory = self.model.encode(Signal(pixels.to(self.device, next(self.model.parameters()).dtype)))
@@ -83,7 +80,7 @@ class Captioner(Predictor):
         examples, found, notes = for_readable(
             examples,
             pixels_of(self.folder),
-            lambda some: [full.text for full in self.caption_full([one.image for one in some], decoding=decoding)],
+            lambda some: [full.text for full in self.caption_full([one.content for one in some], decoding=decoding)],
         )
         expected = [example.value for example in examples]
         scores = evaluate(found, expected, None, resamples=resamples)

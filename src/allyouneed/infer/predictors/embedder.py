@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -11,12 +14,17 @@ from torch import Tensor, nn
 
 from allyouneed.data.files.labels import Scored
 from allyouneed.errors import UserError
+from allyouneed.folder import Folder
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.predictors.base import EvaluationResult, Predictor, check_texts, evenly_spaced, run_in_batches
 from allyouneed.metrics.answers import pearson, recall_at_1, spearman
 from allyouneed.nn.batch import Batch
 from allyouneed.nn.heads.sentence import PooledHeadModule
 from allyouneed.runtime.process import ignore_warnings
+
+if TYPE_CHECKING:
+    from allyouneed.infer.predictors.reranker import Reranker
+    from allyouneed.infer.retrieval.text_index import FoundText, Row, TextIndex
 
 BLOCK = 1024  # rows of the similarity matrix computed at a time
 
@@ -61,6 +69,59 @@ class Embedder(Predictor):
         found: list[float] = nn.functional.cosine_similarity(vectors[::2], vectors[1::2]).tolist()
         return found[0] if one else found
 
+    def index(
+        self,
+        texts: Iterable[str | Row],
+        folder: Path | str | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> Embedder:
+        """Save the vectors of these texts in a folder with this model, for `search`: in a new one, or added to its own.
+        A text may come with other columns, `("text", {"title": …})`; what is in the index already is left out."""
+        from allyouneed.infer.retrieval.text_index import TextIndex, fingerprint
+
+        path = self.folder.path if folder is None else Path(folder)
+        if path is None:
+            raise UserError("the model has not been saved; name a folder for the index")
+        target = self
+        if TextIndex.is_in(path):
+            target = self if path == self.folder.path else type(self)(Folder.load(path, self.device))
+            found = TextIndex.open(target.folder)
+            found.check(self.folder)
+        elif path == self.folder.path:
+            raise UserError(f"{path}: has no index; name a new folder for it")
+        else:
+            if path.exists() and (not path.is_dir() or any(path.iterdir())):
+                raise UserError(f"{path}: exists and is not an index; name another folder")
+            target = type(self)(replace(self.folder))
+            target.save(path)
+            models = [fingerprint(target.folder)]
+            models += [fingerprint(self.folder)] if self.folder.path is not None else []
+            found = TextIndex(path, self.embed([""]).shape[1], models)
+        with ignore_warnings():  # long texts are truncated
+            rows = ((one, {}) if isinstance(one, str) else one for one in texts)
+            found.add(rows, target.embed, progress)
+        target.__dict__["texts"] = found
+        return target
+
+    @cached_property
+    def texts(self) -> TextIndex:
+        """The index in its folder."""
+        from allyouneed.infer.retrieval.text_index import TextIndex
+
+        return TextIndex.open(self.folder)
+
+    def search(
+        self, query: str | Sequence[str], top: int = 10, rerank: Reranker | None = None, candidates: int = 50
+    ) -> Any:
+        """The texts of the index that are most similar to a query, the best first; of a list of queries, a list of
+        such lists. `rerank`: a cross-encoder that ranks the first `candidates` anew."""
+        if isinstance(query, str):
+            return self.search([query], top, rerank, candidates)[0]
+        found = self.texts.search(self.embed(query), top if rerank is None else max(top, candidates))
+        if rerank is None:
+            return found
+        return [_ranked(rerank, *one)[:top] for one in zip(query, found, strict=True)]
+
     def judge(
         self, examples: Sequence[Any], decoding: Decoding | None = None, show: int = 0, resamples: int = 0
     ) -> EvaluationResult:
@@ -69,6 +130,11 @@ class Embedder(Predictor):
         if isinstance(examples[0], Scored):
             return _evaluate_scores(examples, nn.functional.cosine_similarity(first, second).tolist(), show)
         return _evaluate_matches(examples, first, second, show)
+
+
+def _ranked(reranker: Reranker, query: str, found: list[FoundText]) -> list[FoundText]:
+    ranked = reranker.rerank(query, [one.text for one in found])
+    return [replace(found[one.index], score=one.score) for one in ranked]
 
 
 def _evaluate_scores(examples: Sequence[Scored], found: list[float], show: int) -> EvaluationResult:

@@ -84,7 +84,7 @@ class ImageMatcher(Predictor):
     ) -> EvaluationResult:
         """Images with texts, each ranked among those of all examples; equal texts are one."""
         examples, vectors, notes = for_readable(
-            examples, pixels_of(self.folder), lambda some: list(self.embed_images([one.image for one in some]))
+            examples, pixels_of(self.folder), lambda some: list(self.embed_images([one.content for one in some]))
         )
         texts = list(dict.fromkeys(example.value for example in examples))
         own = np.array([texts.index(example.value) for example in examples])

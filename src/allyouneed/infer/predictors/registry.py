@@ -50,10 +50,14 @@ TASKS = {
     "classification": TaskEntry(f"{__package__}.classifier", "Classifier", ("classify",)),
     "question-answering": TaskEntry(f"{__package__}.question_answerer", "QuestionAnswerer", ("answer",)),
     "tagging": TaskEntry(f"{__package__}.tagger", "Tagger", ("tag",)),
-    "similarity": TaskEntry(f"{__package__}.embedder", "Embedder", ("embed", "similarity")),
-    "contrastive": TaskEntry(f"{__package__}.embedder", "Embedder", ("embed", "similarity")),
+    "replaced-token": TaskEntry(f"{__package__}.tagger", "Discriminator", ("tag",), pretrained=True),
+    "similarity": TaskEntry(f"{__package__}.embedder", "Embedder", ("embed", "similarity", "search")),
+    "contrastive": TaskEntry(f"{__package__}.embedder", "Embedder", ("embed", "similarity", "search")),
     "reranking": TaskEntry(f"{__package__}.reranker", "Reranker", ("rerank",)),
     "transcription": TaskEntry(f"{__package__}.transcriber", "Transcriber", ("transcribe",)),
+    "audio-classification": TaskEntry(
+        "allyouneed.infer.speech.audio_classifier", "AudioClassifier", ("classify-audio",)
+    ),
     "click": TaskEntry(f"{__package__}.click_predictor", "ClickPredictor", ("predict-click",)),
     "image-classification": TaskEntry(f"{__package__}.image_classifier", "ImageClassifier", ("classify-image",)),
     "captioning": TaskEntry(f"{__package__}.captioner", "Captioner", ("caption",)),
@@ -107,4 +111,4 @@ def predictor(folder: Folder) -> Predictor:
     except UserError as error:
         raise UserError(f"{folder.path}: {error}") from None
     parse(Decoding, folder.decoding, f"{folder.path}: decoding")
-    return TASKS[task].predictor_class(folder)
+    return TASKS[task].predictor_class.of(folder)

@@ -6,16 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from allyouneed.data.batches.encoding import add_spaces, encode_words
+from allyouneed.data.batches.packing import generator
 from allyouneed.data.files.labels import Tagged
 from allyouneed.data.tokenizers.base import EAST_ASIAN_CHARACTER
 from allyouneed.errors import UserError
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.predictors.base import EvaluationResult, Predictor, evenly_spaced, run_in_batches
 from allyouneed.metrics.answers import EntitySpan, accuracy, has_spans, macro_f1, span_f1, spans
+from allyouneed.metrics.ranking import auc
 from allyouneed.nn.batch import Batch
+from allyouneed.tasks.language.masked_lm import choose_masked
+from allyouneed.tasks.task import VALIDATION_SEED
 
 Sentence = str | Sequence[str]
+SHARE = 0.15  # of the tokens, replaced when a discriminator is evaluated
 
 
 @dataclass(frozen=True)
@@ -62,19 +71,23 @@ class Tagger(Predictor):
 
         def answer(batch: list[int]) -> list[list[int]]:
             given = self.to_rows([rows[n] for n in batch])
-            best: list[list[int]] = self.model.logits(Batch(given)).argmax(-1).tolist()
-            return best
+            return self.best(self.model.logits(Batch(given)))
 
-        found: list[list[str]] = [[] for _ in sentences]
+        found, labels = [list[str]() for _ in sentences], self.labels
         for (number, part), tags in zip(
             parts, run_in_batches(self.model, [len(r) for r, _ in rows], answer), strict=True
         ):
             position = len(self.tokenizer.template.before)
             last = position + sum(map(len, part)) - 1
             for word in part:
-                found[number].append(self.folder.labels[tags[max(0, min(position, last))]])
+                found[number].append(labels[tags[max(0, min(position, last))]])
                 position += len(word)
         return [TaggedSentence(words, tags) for words, tags in zip(words_of, found, strict=True)]
+
+    def best(self, scores: Tensor) -> list[list[int]]:
+        """The number of the tag of each token, from its scores (…, labels)."""
+        found: list[list[int]] = scores.argmax(-1).tolist()
+        return found
 
     def _words(self, sentence: Any) -> list[str]:
         if isinstance(sentence, str):
@@ -131,6 +144,50 @@ class Tagger(Predictor):
             for example, tags in evenly_spaced(list(zip(examples, found, strict=True)), show)
         ]
         return EvaluationResult(figures, text, samples)
+
+
+class Discriminator(Tagger):
+    """Tags each word as `original` or `replaced` (ELECTRA)."""
+
+    @property
+    def labels(self) -> list[str]:
+        return ["original", "replaced"]
+
+    def best(self, scores: Tensor) -> list[list[int]]:
+        found: list[list[int]] = (scores[..., 0] > 0).long().tolist()
+        return found
+
+    def judge(
+        self, examples: Sequence[Any], decoding: Decoding | None = None, show: int = 0, resamples: int = 0
+    ) -> EvaluationResult:
+        """Tell tokens drawn at random from those of the texts; the same ones in every evaluation."""
+        own = np.setdiff1d(np.arange(self.tokenizer.size), self.tokenizer.specials)
+        texts, replaced = list[np.ndarray](), list[np.ndarray]()
+        for number, ids in enumerate(self.tokenizer.encode_batch([example.text for example in examples])):
+            rng, kept = generator(VALIDATION_SEED, 0, number), np.array(ids[: self.max_input - 2], np.int64)
+            chosen = choose_masked(len(kept), None, SHARE, rng) if len(kept) else np.zeros(0, bool)
+            drawn = np.where(chosen, own[rng.integers(len(own), size=len(kept))], kept)
+            texts.append(drawn)
+            replaced.append(drawn != kept)
+        rows, first = [self.tokenizer.frame(ids.tolist()) for ids in texts], len(self.tokenizer.template.before)
+
+        def answer(batch: list[int]) -> list[Tensor]:
+            scores = self.model.logits(Batch(self.to_rows([rows[n] for n in batch])))[..., 0].float().cpu()
+            return [scores[row, first : first + len(texts[n])] for row, n in enumerate(batch)]
+
+        found = run_in_batches(self.model, [len(row) for row, _ in rows], answer)
+        scores, wanted = torch.cat(found).numpy(), np.concatenate(replaced)
+        right = (scores > 0) == wanted
+        figures = {"auc": auc(scores.tolist(), wanted.tolist()), "accuracy": 100 * float(right.mean())}
+        text = f"AUC      {figures['auc']:.3f}\naccuracy {figures['accuracy']:5.1f} %  of {len(wanted):,} tokens"
+        samples = [
+            {"text": self.tokenizer.decode(texts[n].tolist()), "found": self._shown(texts[n], found[n].numpy() > 0)}
+            for n in evenly_spaced(range(len(examples)), show)
+        ]
+        return EvaluationResult(figures, f"{text}, {SHARE:.0%} of them replaced at random", samples)
+
+    def _shown(self, ids: Any, marked: Any) -> str:
+        return " ".join(self.tokenizer.tokens(ids[marked].tolist())) or "nothing"
 
 
 def split_words(text: str) -> list[str]:

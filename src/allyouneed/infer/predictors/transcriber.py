@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,19 +16,22 @@ from allyouneed.config import parse
 from allyouneed.data.languages import parse_name, resolve
 from allyouneed.data.media.sound import HOP, RATE, log_mel
 from allyouneed.data.media.sound_files import read_samples
-from allyouneed.data.media.speech import TASKS, TICK, Speech
+from allyouneed.data.media.sound_input import SoundInput
+from allyouneed.data.media.speech import TASKS, TICK, Speech, split_marks
 from allyouneed.errors import UserError
 from allyouneed.folder import Folder
 from allyouneed.infer.decoding.base import DecodingSpec, Hypothesis, RequestState
 from allyouneed.infer.decoding.options import Decoding
 from allyouneed.infer.model_runner import ModelRunner
 from allyouneed.infer.predictors.base import EvaluationResult, Predictor, add_tokens, evenly_spaced
+from allyouneed.infer.predictors.image_classifier import for_readable
 from allyouneed.infer.request import Request
 from allyouneed.infer.running_batch import RunningBatch
 from allyouneed.infer.scheduler import new_graphs
 from allyouneed.infer.speech.fallback import TranscriptionOptions, WindowResult
 from allyouneed.infer.speech.timestamp_rules import TimestampRules
 from allyouneed.infer.speech.timestamps import split_segments
+from allyouneed.infer.speech.tracks import Segment, SegmentDetail, Track, Transcript, join, quietest
 from allyouneed.infer.speech.words import Word, split_words, time_words, token_positions
 from allyouneed.metrics.words import character_error_rate, word_error_rate
 from allyouneed.nn.batch import Batch, Rows, Signal
@@ -40,59 +43,11 @@ if TYPE_CHECKING:
     from allyouneed.infer.cuda_graph.runner import GraphRunnerCache
 
 BATCH = 8  # sounds per batch
+LONGEST = 3600.0  # seconds of a sound that is scored
 LOUDEST = 2.0  # samples should be within -1 and 1
 
 SoundLike = Any  # a path; samples at RATE; or (samples, rate)
 Progress = Callable[[float, float], None]
-
-
-@dataclass(frozen=True)
-class Segment:
-    """The text from `start` to `end`, in seconds."""
-
-    start: float
-    end: float
-    text: str
-
-
-@dataclass(frozen=True)
-class Transcript:
-    """A transcript. `language`: given or detected; None for an English-only model."""
-
-    text: str
-    segments: list[Segment]
-    seconds: float
-    language: str | None = None
-    notes: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class SegmentDetail:
-    """How a segment was decoded: in the window that begins at frame `seek`, as these tokens, timestamps included."""
-
-    seek: int
-    tokens: tuple[int, ...]
-    result: WindowResult
-
-
-@dataclass
-class Track:
-    """A sound in progress: frames before `at` are transcribed. `details`: of each segment."""
-
-    number: int
-    seconds: float
-    frames: Tensor  # (mels, time), at least one window
-    at: int = 0
-    language: str | None = None
-    segments: list[Segment] = field(default_factory=list)
-    details: list[SegmentDetail] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)  # of all segments
-    context: list[int] = field(default_factory=list)  # tokens that prompt the next window
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def total(self) -> int:
-        return max(1, round(self.seconds * RATE) // HOP)
 
 
 class Transcriber(Predictor):
@@ -100,8 +55,24 @@ class Transcriber(Predictor):
 
     def __init__(self, folder: Folder) -> None:
         super().__init__(folder)
-        self.mels = int(self.model.config.source_embed.mels)
         self._graphs: GraphRunnerCache | None = None
+
+    @classmethod
+    def of(cls, folder: Folder) -> Transcriber:
+        if getattr(folder.model.config, "kind", "") != "encoder":
+            return cls(folder)
+        from allyouneed.infer.speech.ctc_transcriber import CtcTranscriber
+
+        return CtcTranscriber(folder)
+
+    @property
+    def mels(self) -> int:
+        return int(self.model.config.source_embed.mels)
+
+    def frames(self, samples: Tensor) -> Tensor:
+        """(mels, time) What the model reads of a sound; a short one is padded with silence to a window."""
+        seconds = self.speech.seconds
+        return log_mel(samples, self.mels, seconds if len(samples) <= seconds * RATE else None)
 
     @cached_property
     def speech(self) -> Speech:
@@ -109,6 +80,11 @@ class Transcriber(Predictor):
         settings = {key: value for key, value in self.folder.task.items() if key != "kind"}
         if "lacks" in settings:
             raise UserError(f"{self.folder.path}: cannot transcribe: {settings['lacks']}")
+        if "sound" in settings:  # trained here
+            seconds = float((settings["sound"] or {}).get("seconds", 30.0))
+            if (given := settings.get("speech")) is None:
+                return Speech.of(self.tokenizer, seconds)
+            settings = given
         speech = parse(Speech, settings, f"{self.folder.path}: task")
         sizes = getattr(self.model.config, "vocabs", None)
         if sizes is not None and (largest := max(speech.ids)) >= sizes.target:
@@ -118,7 +94,7 @@ class Transcriber(Predictor):
     @property
     def graphs(self) -> GraphRunnerCache | None:
         """Captured CUDA graphs of the current model; None on a CPU."""
-        if self._graphs is None or self._graphs.engine.model is not self.model:
+        if self._graphs is None or self._graphs.model_runner.model is not self.model:
             start, end = self.speech.start, self.speech.end
             self._graphs = new_graphs(ModelRunner(self.model, start, end, end, limit=self.limit))
         return self._graphs
@@ -154,7 +130,7 @@ class Transcriber(Predictor):
         if isinstance(sounds, str | Path | Tensor | np.ndarray | tuple):
             raise UserError("transcribe_full takes a list of sounds; use [sound] for a single one")
         language = self.check(language, task)
-        options = parse(TranscriptionOptions, changes, "transcribe")
+        options = self.options(changes)
         for sound in sounds:
             if isinstance(sound, str | Path) and not Path(sound).is_file():
                 raise UserError(f"{sound}: no such sound file")
@@ -169,6 +145,22 @@ class Transcriber(Predictor):
                     on_progress(begin + sum(min(1.0, t.at / t.total) for t in tracks), len(sounds))
             found += [self.transcript(track) for track in tracks]
         return found
+
+    @property
+    def seconds(self) -> float:
+        """The longest sound that is read at once."""
+        return self.speech.seconds
+
+    def stream(self, pieces: Iterable[Any], rate: int = RATE, **options: Any) -> Iterator[Segment]:
+        """The segments of a sound that comes in pieces, mono samples at `rate` between -1 and 1, each as soon as a
+        pause follows. `options`: see `transcribe_full`."""
+        from allyouneed.infer.speech.stream import stream
+
+        return stream(self, pieces, rate, **options)
+
+    def options(self, changes: dict[str, Any]) -> TranscriptionOptions:
+        """Decoding options, with these changes."""
+        return parse(TranscriptionOptions, changes, "transcribe")
 
     def detect(self, sounds: Sequence[SoundLike]) -> list[dict[str, float]]:
         """The probability of each language, most likely first, from the first window of each sound."""
@@ -198,19 +190,27 @@ class Transcriber(Predictor):
         loudest = float(samples.abs().max()) if len(samples) else 0.0
         if seconds < TICK or not loudest:
             note = "silence: every sample is 0" if seconds >= TICK else f"{seconds:.3f} s of sound: too short"
-            track = Track(number, seconds, torch.empty(self.mels, 0), language=language, notes=[note])
+            track = Track(number, seconds, torch.empty(1, 0), language=language, notes=[note])
             track.at = track.total
             return track
-        short = seconds <= self.speech.seconds  # padded with silence
-        track = Track(number, seconds, log_mel(samples, self.mels, self.speech.seconds if short else None), 0, language)
+        track = Track(number, seconds, self.frames(samples), 0, language)
         if loudest > LOUDEST:
             track.notes.append(f"samples up to {loudest:g}; expected -1 to 1")
         return track
 
     def _window_frames(self, track: Track) -> Tensor:
         """(mels, window), padded with 0, the middle of the value range, as in the authors' code."""
-        part = track.frames[:, track.at : track.at + self.window]
+        cut = self.piece(track) if self.speech.no_timestamps is None and track.total > self.window else self.window
+        part = track.frames[:, track.at : track.at + cut]
         return torch.nn.functional.pad(part, (0, self.window - part.shape[1]))
+
+    def piece(self, track: Track) -> int:
+        """Frames of the next window. Without timestamps, which say where a window's text ends, a longer sound is cut at
+        the quietest place of the second half."""
+        left = track.total - track.at
+        if left <= self.window or self.speech.no_timestamps is not None:
+            return min(left, self.window)
+        return quietest(track.frames[:, track.at : track.at + self.window].mean(0))
 
     def _encode(self, tracks: Sequence[Track]) -> Memory:
         refuse_after_fork()
@@ -239,8 +239,11 @@ class Transcriber(Predictor):
             detected = self._language_probabilities(self._select(memory, unknown)).argmax(-1)
             for n, best in zip(unknown, detected.tolist(), strict=True):
                 tracks[n].language = self.languages[best]
+        times = self.speech.no_timestamps is not None
         for timed in (False, True):
-            indices = [n for n, track in enumerate(tracks) if (timestamps or track.total > self.window) == timed]
+            indices = [
+                n for n, track in enumerate(tracks) if (times and (timestamps or track.total > self.window)) == timed
+            ]
             if indices:
                 chosen = [tracks[n] for n in indices]
                 kept = memory if len(indices) == len(tracks) else self._select(memory, indices)
@@ -268,11 +271,7 @@ class Transcriber(Predictor):
         if track.context and speech.previous is not None:
             room = (self.limit or len(track.context) * 2 + 2) // 2 - 1
             prompt = [speech.previous, *track.context[-room:]]
-        prompt.append(speech.start)
-        if speech.languages:
-            assert track.language is not None
-            prompt += [speech.languages[track.language], speech.tasks[task]]  # type: ignore[index]
-        return prompt if timed else [*prompt, speech.no_timestamps]
+        return [*prompt, *speech.prompt(track.language, task, timed)]  # type: ignore[arg-type]
 
     def _decode(
         self,
@@ -320,11 +319,11 @@ class Transcriber(Predictor):
         return WindowResult(found.tokens, self._text(found.tokens), mean_log_prob, no_speech, temperature)
 
     def _text(self, tokens: Sequence[int]) -> str:
-        return self.tokenizer.decode([token for token in tokens if token < self.speech.end]).strip()
+        return self.tokenizer.decode([token for token in tokens if self.speech.is_text(token)]).strip()
 
     def _add_segments(self, track: Track, result: WindowResult, timed: bool, options: TranscriptionOptions) -> None:
         """Append the segments of this window and advance to the next."""
-        left = min(self.window, track.total - track.at)
+        left = self.piece(track)
         if options.is_silence(result):
             track.at += left
             return
@@ -346,8 +345,9 @@ class Transcriber(Predictor):
         notes = track.notes
         if not track.segments and not notes:
             notes = ["no speech detected"]
+        own = self.speech.first_text is not None  # windows of our own models do not begin with a space
         return Transcript(
-            self._text(track.tokens),
+            join(segment.text for segment in track.segments) if own else self._text(track.tokens),
             track.segments,
             track.seconds,
             track.language if self.speech.languages else None,
@@ -362,7 +362,7 @@ class Transcriber(Predictor):
         dtype = next(self.model.parameters()).dtype
         for seek in dict.fromkeys(detail.seek for detail in track.details):
             details = [detail for detail in track.details if detail.seek == seek]
-            text = [token for detail in details for token in detail.tokens if token < self.speech.end]
+            text = [token for detail in details for token in detail.tokens if self.speech.is_text(token)]
             prompt = self._prompt(replace(track, context=[]), task, timed=False)
             room = (self.limit or len(prompt) + len(text) + 1) - len(prompt) - 1
             text = text[:room]
@@ -384,14 +384,22 @@ class Transcriber(Predictor):
     def judge(
         self, examples: Sequence[Any], decoding: Decoding | None = None, show: int = 0, resamples: int = 0
     ) -> EvaluationResult:
-        """Examples of `texts`: a sound file and its transcript."""
-        changes = {} if decoding is None else {"beam": decoding.beam if decoding.method == "beam" else 1}
-        found = self.transcribe([example.texts[0] for example in examples], **changes)
-        expected = [example.texts[1] for example in examples]
+        """Sounds with transcripts; those that cannot be read are left out and noted."""
+        changes = {} if decoding is None else self.judged_with(decoding)
+        examples, found, notes = for_readable(
+            examples,
+            SoundInput(seconds=LONGEST),
+            lambda some: self.transcribe([one.content for one in some], **changes),
+        )
+        expected = [split_marks(example.value)[0] for example in examples]
         figures = {"wer": word_error_rate(found, expected), "cer": character_error_rate(found, expected)}
         text = f"word error rate      {figures['wer']:5.1f} %\ncharacter error rate {figures['cer']:5.1f} %"
         samples = [
-            {"sound": str(example.texts[0]), "expected": example.texts[1], "found": text}
-            for example, text in evenly_spaced(list(zip(examples, found, strict=True)), show)
+            {"sound": example.name, "reference": right, "found": text}
+            for example, right, text in evenly_spaced(list(zip(examples, expected, found, strict=True)), show)
         ]
-        return EvaluationResult(figures, f"{text}  of {len(found)} sounds, case and punctuation aside", samples)
+        return EvaluationResult(figures, f"{text}  of {len(found)} sounds, case and punctuation aside", samples, notes)
+
+    def judged_with(self, decoding: Decoding) -> dict[str, Any]:
+        """The options of a transcript that correspond to these."""
+        return {"beam": decoding.beam if decoding.method == "beam" else 1}

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch.nn.functional import normalize
 
+from allyouneed.data.retrieval.nearest import nearest
 from allyouneed.errors import UserError
 from allyouneed.files import sha256
 from allyouneed.infer.predictors.registry import predictor
@@ -18,7 +18,6 @@ from allyouneed.runtime.process import ignore_warnings
 from allyouneed.tasks.reranking import QueryItems
 
 KEPT = 32  # texts of each query
-BLOCK = 1024  # queries compared at a time
 
 
 def with_hard_negatives(items: QueryItems, embedder: Path, device: str) -> QueryItems:
@@ -36,14 +35,8 @@ def with_hard_negatives(items: QueryItems, embedder: Path, device: str) -> Query
     asked = [decode(items.store["text"][int(example)].tolist()) for example in firsts]
     with ignore_warnings():  # long texts are truncated
         there, here = (normalize(model.embed(some), dim=-1) for some in (texts, asked))
-    kept = min(KEPT, len(texts))
-    found = np.zeros((len(queries), kept), np.int64)
-    for begin in range(0, len(queries), BLOCK):
-        scores = here[begin : begin + BLOCK] @ there.T
-        numbers = np.arange(len(texts))
-        for row in range(len(scores)):
-            scores[row, torch.from_numpy(items.is_right(queries[begin + row : begin + row + 1], numbers))] = -2.0
-        found[begin : begin + BLOCK] = scores.topk(kept, 1).indices.numpy()
+    numbers = np.arange(len(texts))
+    _, found = nearest(here, there, KEPT, lambda row: items.is_right(queries[row : row + 1], numbers))
     hard = found[items.queries]
     partial = path.with_name(f"{path.stem}.{os.getpid()}.npy")  # several processes may write the same
     np.save(partial, hard)

@@ -132,10 +132,7 @@ class Retriever:
         return [[self.index.value(number) for number in numbers] for numbers in found]
 
     def neighbours(
-        self,
-        texts: Sequence[Sequence[int]],
-        count: int = 2,
-        documents: Sequence[Sequence[int]] | None = None,
+        self, texts: Sequence[Sequence[int]], count: int = 2, documents: Sequence[Sequence[int]] | None = None
     ) -> Neighbours:
         """The neighbours of all full chunks of these texts. `documents`: the document of each text, by default the
         text; a chunk's own document is excluded."""

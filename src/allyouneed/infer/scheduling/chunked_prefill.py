@@ -32,13 +32,13 @@ class ChunkedPrefill:
     def __init__(
         self,
         scheduler: SchedulerProtocol,
-        engine: ModelRunner,
+        runner: ModelRunner,
         whole: bool = False,
         blocks: BlockManager | None = None,
         slots: SchedulerSlots | None = None,
         captured: PagedPrefill | None = None,
     ) -> None:
-        self.scheduler, self.engine, self.whole = scheduler, engine, whole
+        self.scheduler, self.runner, self.whole = scheduler, runner, whole
         self.blocks, self.slots, self.captured = blocks, slots, captured
         self.batches: list[PrefillBatch] = []
 
@@ -49,9 +49,9 @@ class ChunkedPrefill:
                 self.start([state for state in requests if (state.request.source is None) is kind])
             return
         try:
-            model, rows = self.engine.decoder, share_rows(requests)
+            model, rows = self.runner.decoder, share_rows(requests)
             distinct = [row[0].request for row in rows]
-            states, media = self.engine.start(distinct, model), self.engine.encode_media(distinct)
+            states, media = self.runner.start(distinct, model), self.runner.encode_media(distinct)
             if self.blocks is not None:
                 states = self.blocks.start(states, [row[0] for row in rows])
             self.batches.append(PrefillBatch(model, states, rows, list(states.lengths), media))
@@ -73,9 +73,9 @@ class ChunkedPrefill:
         self.batches = [batch for batch in self.batches if batch.rows]
 
     def _read_chunk(self, batch: PrefillBatch, size: int) -> None:
-        engine, prompts = self.engine, batch.prompts
+        runner, prompts = self.runner, batch.prompts
         # chunks change the last bits, and cut tokens that attend to each other apart
-        if self.whole or engine.bidirectional_prompt or engine.exact:
+        if self.whole or runner.bidirectional_prompt or runner.exact:
             size = max(map(len, prompts))
         chunks = [prompt[at : at + size] for prompt, at in zip(prompts, batch.read, strict=True)]
         if self.blocks is not None:
@@ -84,7 +84,7 @@ class ChunkedPrefill:
         if self.captured is not None and not batch.media and isinstance(batch.states, PagedStates):
             last = self.captured.read(batch.states, chunks)
         if last is None:  # captured graphs cannot read this batch
-            last = engine.prefill_chunk(batch.states, chunks, batch.model, batch.media)
+            last = runner.prefill_chunk(batch.states, chunks, batch.model, batch.media)
         batch.read = [at + len(chunk) for at, chunk in zip(batch.read, chunks, strict=True)]
         left = list[int]()
         done: dict[int, list[ReadPrompt]] = {}  # a running batch needs equally many rows for each request
@@ -93,7 +93,7 @@ class ChunkedPrefill:
                 left.append(n)
                 continue
             for state in row:  # in exact mode each runs alone
-                done.setdefault(len(done) if engine.exact else state.spec.rows, []).append((n, state))
+                done.setdefault(len(done) if runner.exact else state.spec.rows, []).append((n, state))
         for _, some in sorted(done.items()):
             try:
                 self._decode(batch, some, last)
@@ -144,7 +144,7 @@ class ChunkedPrefill:
                 taken += rows
                 chosen.append((kind, requests))
             states, last = self._take(batch, taken, last)
-            running = RunningBatch(batch.model, states, chosen, self.engine.limit)
+            running = RunningBatch(batch.model, states, chosen, self.runner.limit)
             running.append_tokens(last)
             if running.active:
                 running.states.ungroup()

@@ -165,17 +165,17 @@ class LookupDrafter(Drafter):
 class DraftModel(Draft):
     """Another engine, whose model has the same vocabulary."""
 
-    def __init__(self, engine: ModelRunner, ahead: int = MODEL_AHEAD) -> None:
+    def __init__(self, runner: ModelRunner, ahead: int = MODEL_AHEAD) -> None:
         super().__init__(ahead)
-        self.engine = engine
+        self.runner = runner
 
     @property
     def key(self) -> tuple[Any, ...]:
-        own = (self.ahead, id(self.engine.model), self.engine.limit)
+        own = (self.ahead, id(self.runner.model), self.runner.limit)
         return own if type(self) is DraftModel else super().key
 
     def start(self, requests: Sequence[Request], group: int, rules: PositionRules, vocab: int) -> Drafter:
-        return ModelDrafter(self.engine, requests, group, rules, vocab)
+        return ModelDrafter(self.runner, requests, group, rules, vocab)
 
 
 class ModelDrafter(Drafter):
@@ -183,12 +183,12 @@ class ModelDrafter(Drafter):
     nothing for texts longer than its model supports."""
 
     def __init__(
-        self, engine: ModelRunner, requests: Sequence[Request], group: int, rules: PositionRules, vocab: int
+        self, runner: ModelRunner, requests: Sequence[Request], group: int, rules: PositionRules, vocab: int
     ) -> None:
-        self.engine, self.rules, self.vocab = engine, rules, vocab
-        engine.model.eval()
-        some, fits = fit_requests(engine, requests)
-        self.states, _ = engine.prefill(some)
+        self.runner, self.rules, self.vocab = runner, rules, vocab
+        runner.model.eval()
+        some, fits = fit_requests(runner, requests)
+        self.states, _ = runner.prefill(some)
         if group > 1:
             self.states.repeat_rows(group)
         self.fits = [fit for fit in fits for _ in range(group)]
@@ -213,7 +213,7 @@ class ModelDrafter(Drafter):
 
     def _room(self, row: DraftRow, count: int) -> int:
         """How many of `count` tokens its model has positions for; the last one is not read."""
-        limit = self.engine.limit
+        limit = self.runner.limit
         return count if limit is None else max(0, min(count, limit + 1 - len(row.tokens)))
 
     def _trim(self, rows: Sequence[DraftRow]) -> None:
@@ -228,12 +228,12 @@ class ModelDrafter(Drafter):
 
     def _advance(self, active: Sequence[int], rows: Sequence[DraftRow], texts: Sequence[list[int]]) -> Tensor:
         """Logits (active, vocab) of the token after these texts, under the model's rules."""
-        engine, seen = self.engine, self.states.lengths
+        runner, seen = self.runner, self.states.lengths
         new: list[list[int]] = [[] for _ in texts]
         for number in active:
             new[number] = texts[number][seen[number] :]
-        last = engine.decoder.advance(Rows.of(new, engine.pad).to(self.states.device), self.states, last=True)[:, 0]
-        logits = engine.decoder.head(last if len(active) == len(new) else last[list(active)]).float()
+        last = runner.decoder.advance(Rows.of(new, runner.pad).to(self.states.device), self.states, last=True)[:, 0]
+        logits = runner.decoder.head(last if len(active) == len(new) else last[list(active)]).float()
         logits = nn.functional.pad(logits, (0, self.vocab - logits.shape[1]), value=-torch.inf)  # or cut
         lengths = [len(texts[number]) - rows[number].prompt_length for number in active]
         return self.rules.apply(logits, lengths, [texts[number] for number in active])
@@ -252,15 +252,15 @@ class ModelDrafter(Drafter):
         self.fits = [self.fits[row] for row in rows]
 
 
-def fit_requests(engine: ModelRunner, requests: Sequence[Request]) -> tuple[list[Request], list[bool]]:
+def fit_requests(runner: ModelRunner, requests: Sequence[Request]) -> tuple[list[Request], list[bool]]:
     """Requests that a draft model can read, and which of them are the given ones; for the others it drafts nothing."""
-    fits = [_fits(engine, request) for request in requests]
+    fits = [_fits(runner, request) for request in requests]
     return [request if fit else _shorten(request) for request, fit in zip(requests, fits, strict=True)], fits
 
 
-def _fits(engine: ModelRunner, request: Request) -> bool:
-    source_limit = getattr(getattr(engine.model, "config", None), "source_limit", None)
-    if engine.limit is not None and len(request.prompt) > engine.limit:
+def _fits(runner: ModelRunner, request: Request) -> bool:
+    source_limit = getattr(getattr(runner.model, "config", None), "source_limit", None)
+    if runner.limit is not None and len(request.prompt) > runner.limit:
         return False
     return source_limit is None or len(request.source or ()) <= source_limit
 

@@ -13,8 +13,9 @@ class TimestampRules:
 
     def __init__(self, speech: Speech, timestamps: bool, device: torch.device) -> None:
         self.speech, self.timestamps = speech, timestamps
-        never = {*speech.suppress, speech.no_timestamps} - {speech.end}
-        self.never = torch.tensor(sorted(never), device=device)
+        none = () if speech.no_timestamps is None else (speech.no_timestamps,)
+        never = {*speech.suppress, *none} - {speech.end}
+        self.never = torch.tensor(sorted(never), dtype=torch.long, device=device)
         self.not_first = torch.tensor(sorted({*speech.begin_suppress}), dtype=torch.long, device=device)
 
     def __call__(self, logits: Tensor, tokens: Tensor) -> Tensor:
@@ -32,7 +33,7 @@ class TimestampRules:
         return self.speech.first_time
 
     def _mask_times(self, logits: Tensor, tokens: Tensor) -> Tensor:
-        first, end = self._first, self.speech.end
+        first = self._first
         ids = torch.arange(logits.shape[-1], device=logits.device)
         times = ids >= first
         if not tokens.shape[1]:  # starts with an early timestamp
@@ -44,7 +45,9 @@ class TimestampRules:
         opens, ended = last & before, last & ~before  # text must follow, or a segment has just ended
         earliest = torch.where(is_time, tokens, first - 1).amax(1)  # the last timestamp
         earliest = torch.where(ended, earliest, earliest + 1)  # the next segment may start there; no segment is empty
-        forbidden = (opens[:, None] & times) | (ended[:, None] & (ids < end)) | (times & (ids < earliest[:, None]))
+        forbidden = (
+            (opens[:, None] & times) | (ended[:, None] & self.speech.is_text(ids)) | (times & (ids < earliest[:, None]))
+        )
         logits = logits.masked_fill(forbidden, -torch.inf)
         # if all timestamps together are more likely than any text token, only timestamps remain
         time_log_prob, text = logits[:, first:].logsumexp(-1), logits[:, :first].amax(-1)

@@ -27,11 +27,7 @@ from allyouneed.nn.models.weights import assign_weights, cast_weights, meta_mode
 MODEL = "model.bin"
 PAD = "<pad>"
 DEFAULT_LENGTH = 512  # tokens, where positions are computed
-TASKS = {
-    "encoder-decoder": ("translation", *REWRITING),
-    "decoder": ("causal-lm",),
-    "encoder": ("similarity",),
-}
+TASKS = {"encoder-decoder": ("translation", *REWRITING), "decoder": ("causal-lm",), "encoder": ("similarity",)}
 OURS = "allyouneed"  # key of config.json in folders that we wrote: what CTranslate2 does not need
 
 

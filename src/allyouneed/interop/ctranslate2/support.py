@@ -92,6 +92,7 @@ HEAD = {
     "transform": (None,),
     "maxout": (None,),
     "copy": (False,),
+    "pair": (None,),
 }
 MODEL = {"kind|width|vocab": ANY, "vocab.*": ANY, "linear.kind": ("dense",), "norm.*": NORM}
 RULES: dict[str, Mapping[str, Any]] = {
@@ -112,6 +113,7 @@ RULES: dict[str, Mapping[str, Any]] = {
         "embed.types": ANY,
         "embed.*": EMBED,
         "encoder.*": ENCODER_LAYERS,
+        "generator": (None,),
         "head.kind": ("none", "pooled"),
         "head.width": (None,),
         "head.*": ANY,

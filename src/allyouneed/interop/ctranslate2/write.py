@@ -147,12 +147,7 @@ def token_config(folder: Folder, tree: Tree) -> dict[str, Any]:
 
 def own_settings(folder: Folder) -> dict[str, Any]:
     """What CTranslate2 ignores and reading the folder again needs."""
-    return {
-        "task": folder.task,
-        "directions": folder.directions,
-        "max_tokens": folder.max_tokens,
-        "tokenizer": OURS,
-    }
+    return {"task": folder.task, "directions": folder.directions, "max_tokens": folder.max_tokens, "tokenizer": OURS}
 
 
 def write_tokenizers(folder: Folder, out: Path) -> None:

@@ -34,23 +34,20 @@ FAMILIES = Families()
 
 def closest_refusal(config: Model) -> UserError:
     """The error of the family that comes closest to a model that none can express."""
-    found = []
-    for family in FAMILIES.values():
-        try:
-            family.write_config(config)
-        except UserError as error:
-            found.append(error)
+    found = [error for family in FAMILIES.values() if (error := refusal(family, config)) is not None]
     # prefer a family that has every part and lacks only values
     return min(found, key=lambda error: ("cannot be expressed" not in str(error), len(str(error).splitlines())))
 
 
 def matching_families(config: Model) -> list[Family]:
     """The families that can express this model of ours."""
-    found = []
-    for family in FAMILIES.values():
-        try:
-            family.write_config(config)
-        except UserError:
-            continue
-        found.append(family)
-    return found
+    return [family for family in FAMILIES.values() if refusal(family, config) is None]
+
+
+def refusal(family: Family, config: Model) -> UserError | None:
+    """Why a family cannot express a model; None: it can."""
+    try:
+        family.write_config(config)
+    except UserError as error:
+        return error
+    return None

@@ -8,6 +8,7 @@ HEADS = bert.HEADS.replace("classifier_dropout", "classifier_dropout_prob")
 FIELDS = bert.MODEL + HEADS + bert.LEARNED + """
 embed.inner = embedding_size ?? 128 |inner always
 encoder.share: true
+head<vocabulary>.pair = architectures |pair Albert
 num_hidden_groups in [1]
 inner_group_num in [1]
 -> {num_hidden_groups: 1, inner_group_num: 1}
@@ -30,6 +31,8 @@ encoder.blocks.0.wiring.norms.1.* = LAYER.full_layer_layer_norm.*
 head.bias = predictions.bias
 head.transform.linear.* = predictions.dense.*
 head.transform.norm.* = predictions.LayerNorm.*
+head.pooler.* = albert.pooler.*
+head.pair.* = sop_classifier.classifier.*
 head.hidden.* = albert.pooler.*
 head.classes.* = classifier.*
 head.tags.* = classifier.*

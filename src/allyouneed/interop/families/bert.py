@@ -87,7 +87,19 @@ def read_inner(config: ConfigReader, line: Line) -> Any:
     return inner
 
 
+def read_pair(config: ConfigReader, line: Line) -> int | None:
+    """The classes of sentence pairs; ALBERT's have the number of its labels."""
+    if not (config.get("architectures") or [""])[0].endswith("ForPreTraining"):
+        return None
+    return len(config.get("id2label") or "01") if line.argument == "Albert" else 2
+
+
+def write_pair(ours: ModelTree, line: Line) -> Any:
+    return [f"{line.argument}ForPreTraining"] if ours.get(line.path) else OMITTED
+
+
 CONVERSIONS = {
+    "pair": Conversion(read_pair, write_pair),  # of classes with the head of sentence pairs
     "inner": Conversion(read_inner, lambda ours, line: ours.get(line.path, ours["width"])),
     "offset": Conversion(read_offset, write_offset),
 }
@@ -199,7 +211,7 @@ encoder.mixer.positions = position_embedding_type, max_position_embeddings |rela
 uniem_embedding_strategy in [last_mean]
 ?? {max_position_embeddings: 512}
 """
-FIELDS = POSITION_FIELDS + MODEL + HEADS
+FIELDS = POSITION_FIELDS + MODEL + HEADS + "head<vocabulary>.pair = architectures |pair Bert\n"
 # the last is a key of M3E: mean pooling, as ours
 RELATIVE_TERMS = {"absolute": None, "relative_key": "key", "relative_key_query": "key-query"}
 
@@ -237,6 +249,8 @@ POSITIONS = {
 }
 POOLER = """
 encoder.blocks.{n}.sublayers.mixer.relative.keys_table.weight = DISTANCES |reversed
+head.pooler.* = bert.pooler.dense.*
+head.pair.* = cls.seq_relationship.*
 head.hidden.* = bert.pooler.dense.*
 head.classes.* = classifier.*
 head.tags.* = classifier.*

@@ -44,12 +44,5 @@ def lines(config: HfConfig) -> str:
 
 
 FAMILY = Family(
-    "deit",
-    ConfigTable(FIELDS, CONVERSIONS),
-    lines,
-    (),
-    vit.TRANSFORMS,
-    vit.prepare,
-    vit.PRESERVED_WEIGHTS,
-    vit.finish,
+    "deit", ConfigTable(FIELDS, CONVERSIONS), lines, (), vit.TRANSFORMS, vit.prepare, vit.PRESERVED_WEIGHTS, vit.finish
 )

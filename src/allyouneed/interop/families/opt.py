@@ -40,10 +40,7 @@ def read_wiring(config: ConfigReader, line: Line) -> Tree:
 
 def write_wiring(ours: ModelTree, line: Line) -> Tree:
     before = ours.get("decoder.wiring.kind") == "pre-norm"
-    return {
-        "do_layer_norm_before": before,
-        "_remove_final_layer_norm": before and not ours["decoder.wiring.final"],
-    }
+    return {"do_layer_norm_before": before, "_remove_final_layer_norm": before and not ours["decoder.wiring.final"]}
 
 
 CONVERSIONS = {

@@ -142,10 +142,7 @@ SHORT = {
 for _short, _name in SHORT.items():
     LINES = LINES.replace(_short, _name)
 IGNORED_WEIGHTS = ("lm_head.weight",)
-PRESERVED_WEIGHTS = (
-    "shared.weight",
-    "*.EncDecAttention.relative_attention_bias.weight",
-)  # a table in old files
+PRESERVED_WEIGHTS = ("shared.weight", "*.EncDecAttention.relative_attention_bias.weight")  # a table in old files
 SIDES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 
 

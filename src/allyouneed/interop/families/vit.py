@@ -112,10 +112,7 @@ head.classes.* = classifier.*
 
 def patch_shape(config: HfConfig) -> tuple[int, int, int]:
     """(channels, height, width) of a patch; ours is flat."""
-    return (
-        config.get("num_channels", 3),
-        *_sides(config.get("patch_size", 16)),
-    )
+    return (config.get("num_channels", 3), *_sides(config.get("patch_size", 16)))
 
 
 FLAT = TensorTransform(

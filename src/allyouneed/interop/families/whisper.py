@@ -66,11 +66,5 @@ decoder.blocks.{n}.sublayers.cross.v.* = DEC.encoder_attn.v_proj.*
 """.replace("ENC", ENC).replace("DEC", DEC)  # fmt: skip
 IGNORED_WEIGHTS = ("proj_out.weight",)
 FAMILY = Family(
-    "whisper",
-    ConfigTable(FIELDS),
-    LINES,
-    IGNORED_WEIGHTS,
-    prepare=prepare,
-    preserve=(TABLE,),
-    finish=finish,
+    "whisper", ConfigTable(FIELDS), LINES, IGNORED_WEIGHTS, prepare=prepare, preserve=(TABLE,), finish=finish
 )

@@ -41,8 +41,7 @@ head<tags>.dropout = summary_last_dropout |optional
 ignore mem_len, reuse_len, use_mems_*, start_n_top, end_n_top, n_token, untie_r, d_head, same_length
 """
 CLAMP = Conversion(
-    lambda config, line: config[line.key] if config[line.key] > 0 else None,
-    lambda ours, line: ours.get(line.path, -1),
+    lambda config, line: config[line.key] if config[line.key] > 0 else None, lambda ours, line: ours.get(line.path, -1)
 )
 LINES = """
 embed.tokens.weight = transformer.word_embedding.weight

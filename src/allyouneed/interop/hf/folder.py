@@ -148,7 +148,7 @@ def task_and_head(
     """The task, and the head it needs where that is not the model's own."""
     own = task_of(config) if modules is None else "similarity"
     if own == "masked-lm" and labels_of(config, model):
-        own = "tagging"  # ELECTRA's discriminator: one score per token, replaced or not
+        own = "replaced-token"  # ELECTRA's discriminator: one score per token
     kind = own if task is None else check_task(path, model, own, task)
     headless = kind in ("classification", "tagging") and not labels_of(config, model)
     if headless or (kind == "similarity" and tree_of(model)["kind"] not in POOLABLE):

@@ -178,10 +178,7 @@ def _preprocessor(config: Mapping[str, Any]) -> dict[str, Any]:
 
 # symbols of subtitles that are not speech
 PAIRS = "<< >> <<< >>> -- --- -( -[ (' (\" (( )) ((( ))) [[ ]] {{ }} ♪♪ ♪♪♪"
-SYMBOLS = [
-    *'"#()*+/:;<=>@[\\]^_`{|}~「」『』',
-    *PAIRS.split(),
-]
+SYMBOLS = [*'"#()*+/:;<=>@[\\]^_`{|}~「」『』', *PAIRS.split()]
 MUSIC = "♩♪♫♬♭♮♯"  # several tokens each; banning the first suffices
 
 

@@ -6,9 +6,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from allyouneed.kernels import has_pdl
+from allyouneed.kernels.triton import await_inputs
 
 
 @triton.jit
@@ -25,9 +25,7 @@ def _add_norm(
         scale = tl.load(weight + f, mask=inside, other=0.0).to(tl.float32)
     if BIAS:
         shift = tl.load(bias + f, mask=inside, other=0.0).to(tl.float32)
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_inputs(OVERLAP)
     values = tl.load(x + row * width + f, mask=inside, other=0.0).to(tl.float32)
     for part in tl.static_range(PARTS):
         values += tl.load(more + (part * rows + row) * width + f, mask=inside, other=0.0).to(tl.float32)

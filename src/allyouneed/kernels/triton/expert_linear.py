@@ -18,9 +18,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from allyouneed.kernels import has_pdl
+from allyouneed.kernels.triton import await_inputs
 from allyouneed.kernels.triton.small_batch_linear import _activate
 
 ROWS = 16  # rows of a tile, the fewest of a matrix product
@@ -93,9 +93,7 @@ def _route(
     row = tl.program_id(0).to(tl.int64)
     e = tl.arange(0, WIDE)
     known = e < EXPERTS
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_inputs(OVERLAP)
     if PARTS > 0:
         logits = tl.zeros((WIDE,), tl.float32)
         for number in tl.static_range(PARTS):
@@ -162,9 +160,7 @@ def _one_choice(
     choice = tl.program_id(1)
     row, k = choice // TOP, choice % TOP
     inside = n < outputs
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_inputs(OVERLAP)
     expert = tl.load(chosen + choice)
     here = tl.multiple_of(tl.load(weights + expert).to(like.dtype), 16) + n[:, None].to(tl.int64) * inputs
     there = here + tl.cast(outputs, tl.int64) * inputs
@@ -213,9 +209,7 @@ def _all_choices(
     each: tl.constexpr = (inputs + PARTS * INPUTS - 1) // (PARTS * INPUTS) * INPUTS
     here = tl.multiple_of(tl.load(weights + expert).to(like.dtype), 16) + n[:, None].to(tl.int64) * inputs
     there = here + tl.cast(outputs, tl.int64) * inputs
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_inputs(OVERLAP)
     k = tl.full((ROWS,), -1, tl.int32)  # as which of its choices a row has this expert
     for number in tl.static_range(TOP):
         k = tl.where(tl.load(chosen + r * TOP + number, mask=r < rows, other=-1) == expert, number, k)

@@ -122,10 +122,12 @@ def merge_heads(parts: Sequence[Tensor], rows: int) -> tuple[Tensor, Tensor]:
 
 
 @triton.jit
-def _layer_norm_backward(
-    gradient, residual, x, weight, mean, scale, found, sums, tokens, width, parts,
-    ROWS: tl.constexpr, STEP: tl.constexpr, WIDE: tl.constexpr,
+def _norm_backward(
+    gradient, second, residual, total, kept, weight, mean, scale, found, dropped, sums, tokens, width, parts, factor,
+    ROWS: tl.constexpr, STEP: tl.constexpr, WIDE: tl.constexpr, TWO: tl.constexpr, RESIDUAL: tl.constexpr,
+    DROPOUT: tl.constexpr,
 ):  # fmt: skip
+    """The gradient of a layer norm of `total`: plus `residual`, or also behind dropout."""
     column = tl.arange(0, WIDE)[None, :]
     first = tl.program_id(0) * ROWS
     weights = tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)
@@ -137,18 +139,29 @@ def _layer_norm_backward(
         at = line.to(tl.int64)[:, None] * width + column
         inside = (line < tokens)[:, None] & (column < width)
         grad = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
+        if TWO:
+            grad += tl.load(second + at, mask=inside, other=0.0).to(tl.float32)
         centre = tl.load(mean + line, mask=line < tokens, other=0.0)[:, None]
         by = tl.load(scale + line, mask=line < tokens, other=0.0)[:, None]
-        normal = tl.where(inside, (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - centre) * by, 0.0)
-        more = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+        normal = tl.where(inside, (tl.load(total + at, mask=inside, other=0.0).to(tl.float32) - centre) * by, 0.0)
+        if RESIDUAL:
+            more = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+            passed += more
         by_weight += grad * normal
         by_bias += grad
-        passed += more
         grad *= weights
         even = tl.sum(grad, 1)[:, None] / width
         along = tl.sum(grad * normal, 1)[:, None] / width
-        more += by * (grad - even - normal * along)
-        tl.store(found + at, more.to(found.dtype.element_ty), mask=inside)
+        grad = by * (grad - even - normal * along)
+        if RESIDUAL:
+            grad += more
+        tl.store(found + at, grad.to(found.dtype.element_ty), mask=inside)
+        if DROPOUT:
+            stays = tl.load(kept + at, mask=inside, other=0).to(tl.int1)
+            grad = tl.where(stays, grad * factor, 0.0)
+            tl.store(dropped + at, grad.to(dropped.dtype.element_ty), mask=inside)
+        if not RESIDUAL:
+            passed += tl.where(inside, grad, 0.0)
     column = tl.arange(0, WIDE)
     there = sums + tl.program_id(0) * width + column
     tl.store(there, tl.sum(by_weight, 0), mask=column < width)
@@ -168,9 +181,10 @@ def layer_norm_backward(
     sums = torch.empty(3, parts, width, dtype=torch.float32, device=x.device)
     if parts:
         step = max(1, min(LAYER_NORM.tokens, 1024 * LAYER_NORM.tokens // wide))
-        _layer_norm_backward[(parts,)](
-            gradient, residual, x, weight, mean, scale, found, sums, tokens, width, parts,
-            ROWS=rows, STEP=step, WIDE=wide, num_warps=min(16, max(LAYER_NORM.warps, wide // 512)),
+        _norm_backward[(parts,)](
+            gradient, gradient, residual, x, x, weight, mean, scale, found, found, sums, tokens, width, parts, 1.0,
+            ROWS=rows, STEP=step, WIDE=wide, TWO=False, RESIDUAL=True, DROPOUT=False,
+            num_warps=min(16, max(LAYER_NORM.warps, wide // 512)),
         )  # fmt: skip
     return found, sums
 
@@ -221,41 +235,28 @@ def _add_norm(
     line = tl.program_id(0) * STEP + tl.arange(0, STEP)
     c0 = tl.arange(0, PART)[None, :]
     row, there = line.to(tl.int64)[:, None] * width, (line < tokens)[:, None]
-    c1, c2, c3, c4 = c0 + PART, c0 + 2 * PART, c0 + 3 * PART, c0 + 4 * PART
-    c5, c6, c7 = c0 + 5 * PART, c0 + 6 * PART, c0 + 7 * PART
-    x0, y0 = _two(x, y, row, c0, there, width)
-    x1, y1 = _two(x, y, row, c1, there, width)
-    x2, y2 = _two(x, y, row, c2, there, width)
-    x3, y3 = _two(x, y, row, c3, there, width)
-    x4, y4 = _two(x, y, row, c4, there, width)
-    x5, y5 = _two(x, y, row, c5, there, width)
-    x6, y6 = _two(x, y, row, c6, there, width)
-    x7, y7 = _two(x, y, row, c7, there, width)
-    d0 = c0 + line[:, None] * PART
-    d1, d2, d3 = d0, d0, d0
+    given, t = (), ()
+    for part in tl.static_range(8):
+        given += (_two(x, y, row, c0 + part * PART, there, width),)  # type: ignore[assignment]
+    draw = c0 + line[:, None] * PART
+    draws = draw, draw, draw, draw
     if DROPOUT:
-        d0, d1, d2, d3 = tl.randint4x(tl.load(seed), d0, 7)  # as many rounds as pass all tests (Salmon et al. 2011)
-    t0 = _summed(x0, y0, shift, kept, total, row, c0, there, width, d0, limit, factor, SHIFT, DROPOUT)
-    t1 = _summed(x1, y1, shift, kept, total, row, c1, there, width, d1, limit, factor, SHIFT, DROPOUT)
-    t2 = _summed(x2, y2, shift, kept, total, row, c2, there, width, d2, limit, factor, SHIFT, DROPOUT)
-    t3 = _summed(x3, y3, shift, kept, total, row, c3, there, width, d3, limit, factor, SHIFT, DROPOUT)
-    t4 = _summed(x4, y4, shift, kept, total, row, c4, there, width, d0 >> 16, limit, factor, SHIFT, DROPOUT)
-    t5 = _summed(x5, y5, shift, kept, total, row, c5, there, width, d1 >> 16, limit, factor, SHIFT, DROPOUT)
-    t6 = _summed(x6, y6, shift, kept, total, row, c6, there, width, d2 >> 16, limit, factor, SHIFT, DROPOUT)
-    t7 = _summed(x7, y7, shift, kept, total, row, c7, there, width, d3 >> 16, limit, factor, SHIFT, DROPOUT)
-    mid = (tl.sum((t0 + t1) + (t2 + t3) + (t4 + t5) + (t6 + t7), 1) / width)[:, None]
-    squares = _square(t0, mid, c0, width) + _square(t1, mid, c1, width) + _square(t2, mid, c2, width)
-    squares += _square(t3, mid, c3, width) + _square(t4, mid, c4, width) + _square(t5, mid, c5, width)
-    squares += _square(t6, mid, c6, width) + _square(t7, mid, c7, width)
+        draws = tl.randint4x(tl.load(seed), draw, 7)  # as many rounds as pass all tests (Salmon et al. 2011)
+    for part in tl.static_range(8):
+        column, bits = c0 + part * PART, draws[part % 4] if part < 4 else draws[part % 4] >> 16
+        t += (_summed(  # type: ignore[assignment]
+            given[part][0], given[part][1], shift, kept, total, row, column, there, width, bits, limit, factor, SHIFT,
+            DROPOUT,
+        ),)  # fmt: skip
+    summed = (t[0] + t[1]) + (t[2] + t[3]) + (t[4] + t[5]) + (t[6] + t[7])  # type: ignore[misc]
+    mid = (tl.sum(summed, 1) / width)[:, None]
+    q = ()
+    for part in tl.static_range(8):
+        q += (_square(t[part], mid, c0 + part * PART, width),)  # type: ignore[assignment]
+    squares = q[0] + q[1] + q[2] + (q[3] + q[4] + q[5]) + (q[6] + q[7])  # type: ignore[misc]
     by = tl.rsqrt(tl.sum(squares, 1) / width + eps)[:, None]
-    _scaled(out, weight, bias, row, c0, there, width, (t0 - mid) * by)
-    _scaled(out, weight, bias, row, c1, there, width, (t1 - mid) * by)
-    _scaled(out, weight, bias, row, c2, there, width, (t2 - mid) * by)
-    _scaled(out, weight, bias, row, c3, there, width, (t3 - mid) * by)
-    _scaled(out, weight, bias, row, c4, there, width, (t4 - mid) * by)
-    _scaled(out, weight, bias, row, c5, there, width, (t5 - mid) * by)
-    _scaled(out, weight, bias, row, c6, there, width, (t6 - mid) * by)
-    _scaled(out, weight, bias, row, c7, there, width, (t7 - mid) * by)
+    for part in tl.static_range(8):
+        _scaled(out, weight, bias, row, c0 + part * PART, there, width, (t[part] - mid) * by)
     tl.store(mean + line, tl.sum(mid, 1), mask=line < tokens)
     tl.store(scale + line, tl.sum(by, 1), mask=line < tokens)
 
@@ -284,46 +285,6 @@ def add_norm(
     return out, total, kept, mean, scale
 
 
-@triton.jit
-def _add_norm_backward(
-    gradient, second, total, kept, weight, mean, scale, found, dropped, sums, tokens, width, parts, factor,
-    ROWS: tl.constexpr, STEP: tl.constexpr, WIDE: tl.constexpr, TWO: tl.constexpr, DROPOUT: tl.constexpr,
-):  # fmt: skip
-    column = tl.arange(0, WIDE)[None, :]
-    first = tl.program_id(0) * ROWS
-    weights = tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)
-    by_weight = tl.zeros((STEP, WIDE), tl.float32)
-    by_bias = tl.zeros((STEP, WIDE), tl.float32)
-    passed = tl.zeros((STEP, WIDE), tl.float32)
-    for start in tl.range(0, ROWS, STEP, num_stages=3):
-        line = first + start + tl.arange(0, STEP)
-        at = line.to(tl.int64)[:, None] * width + column
-        inside = (line < tokens)[:, None] & (column < width)
-        grad = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
-        if TWO:
-            grad += tl.load(second + at, mask=inside, other=0.0).to(tl.float32)
-        centre = tl.load(mean + line, mask=line < tokens, other=0.0)[:, None]
-        by = tl.load(scale + line, mask=line < tokens, other=0.0)[:, None]
-        normal = tl.where(inside, (tl.load(total + at, mask=inside, other=0.0).to(tl.float32) - centre) * by, 0.0)
-        by_weight += grad * normal
-        by_bias += grad
-        grad *= weights
-        even = tl.sum(grad, 1)[:, None] / width
-        along = tl.sum(grad * normal, 1)[:, None] / width
-        grad = by * (grad - even - normal * along)
-        tl.store(found + at, grad.to(found.dtype.element_ty), mask=inside)
-        if DROPOUT:
-            stays = tl.load(kept + at, mask=inside, other=0).to(tl.int1)
-            grad = tl.where(stays, grad * factor, 0.0)
-            tl.store(dropped + at, grad.to(dropped.dtype.element_ty), mask=inside)
-        passed += tl.where(inside, grad, 0.0)
-    column = tl.arange(0, WIDE)
-    there = sums + tl.program_id(0) * width + column
-    tl.store(there, tl.sum(by_weight, 0), mask=column < width)
-    tl.store(there + parts * width, tl.sum(by_bias, 0), mask=column < width)
-    tl.store(there + 2 * parts * width, tl.sum(passed, 0), mask=column < width)
-
-
 def add_norm_backward(
     gradient: Tensor, second: Tensor | None, total: Tensor, kept: Tensor | None, factor: float, weight: Tensor,
     mean: Tensor, scale: Tensor, rows: int,
@@ -339,9 +300,10 @@ def add_norm_backward(
     sums = torch.empty(3, parts, width, dtype=torch.float32, device=total.device)
     if parts:
         step = max(1, min(ADD_NORM.tokens, 512 * ADD_NORM.tokens // wide))
-        _add_norm_backward[(parts,)](
-            gradient, gradient if second is None else second, total, total if kept is None else kept, weight, mean,
-            scale, found, dropped, sums, tokens, width, parts, factor, ROWS=rows, STEP=step, WIDE=wide,
-            TWO=second is not None, DROPOUT=kept is not None, num_warps=min(16, max(ADD_NORM.warps, wide // 512)),
+        _norm_backward[(parts,)](
+            gradient, gradient if second is None else second, gradient, total, total if kept is None else kept, weight,
+            mean, scale, found, dropped, sums, tokens, width, parts, factor, ROWS=rows, STEP=step, WIDE=wide,
+            TWO=second is not None, RESIDUAL=False, DROPOUT=kept is not None,
+            num_warps=min(16, max(ADD_NORM.warps, wide // 512)),
         )  # fmt: skip
     return found, dropped, sums

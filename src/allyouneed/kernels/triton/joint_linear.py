@@ -11,9 +11,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from allyouneed.kernels import has_pdl
+from allyouneed.kernels.triton import await_inputs
 
 MOST = 4  # maps of a launch
 
@@ -61,9 +61,7 @@ def _joint(
     if ROWS == 1:
         at = tl.arange(0, INPUTS)
         tile = tl.load(here + at[None, :], mask=inside[:, None] & (at < inputs)[None, :], other=0.0)
-        if OVERLAP:
-            gdc_launch_dependents()
-            gdc_wait()
+        await_inputs(OVERLAP)
         sums = tl.zeros((OUTPUTS, INPUTS), dtype=tl.float32)
         for _ in range(0, inputs, INPUTS):
             given = tl.load(x + at, mask=at < inputs, other=0.0).to(tl.float32)
@@ -82,9 +80,7 @@ def _joint(
         keep = inside
     else:
         r = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-        if OVERLAP:
-            gdc_launch_dependents()
-            gdc_wait()
+        await_inputs(OVERLAP)
         found = tl.zeros((OUTPUTS, ROWS), dtype=tl.float32)
         for start in range(0, inputs, INPUTS):
             at = start + tl.arange(0, INPUTS)

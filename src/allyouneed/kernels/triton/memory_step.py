@@ -9,9 +9,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from allyouneed.kernels import has_pdl
+from allyouneed.kernels.triton import await_inputs
 
 
 @triton.jit
@@ -32,9 +32,7 @@ def _infini_step(
     next_z = tl.load(following + last, mask=known, other=0.0)
     sums = tl.load(memory + spot, mask=both, other=0.0)
     z = tl.load(memory + last, mask=known, other=0.0)
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_inputs(OVERLAP)
     begins = tl.load(places + row) == 0
     at = row * row_stride + head * WIDTH + f
     key, query = tl.load(k + at, mask=known, other=0.0), tl.load(q + at, mask=known, other=0.0)

@@ -14,9 +14,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from allyouneed.kernels import has_pdl
+from allyouneed.kernels.triton import await_inputs
 
 
 @triton.jit
@@ -33,9 +33,7 @@ def _retention_step(
     scales = f * 0.0 + 1.0
     if WEIGHT:
         scales = tl.load(weight + f, mask=known, other=0.0).to(tl.float32) + offset
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_inputs(OVERLAP)
     if GATED:
         raw = tl.load(decay + row * decay_row + head).to(tl.float32)
         log = (tl.minimum(raw, 0.0) - tl.log(1.0 + tl.exp(-tl.abs(raw)))) / temperature
@@ -122,9 +120,7 @@ def _wkv_step(
     inside = f < hidden
     rate = tl.exp(tl.load(decay + f, mask=inside, other=0.0).to(tl.float32))
     extra = tl.load(bonus + f, mask=inside, other=0.0).to(tl.float32)
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_inputs(OVERLAP)
     given = tl.load(x + row * x_row + f, mask=f < width, other=0.0)
     tl.store(before + row * width + f, given, mask=f < width)
     key = tl.load(k + row * k_row + f, mask=inside, other=0.0).to(tl.float32)
@@ -173,9 +169,7 @@ def _gate_shift(
     row = tl.program_id(0).to(tl.int64)
     f = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = f < width
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_inputs(OVERLAP)
     tl.store(before + row * width + f, tl.load(x + row * x_row + f, mask=inside, other=0.0), mask=inside)
     opened = tl.load(gate + row * gate_row + f, mask=inside, other=0.0).to(tl.float32)
     found = tl.load(y + row * y_row + f, mask=inside, other=0.0).to(tl.float32)
@@ -203,9 +197,7 @@ def _rnn_gates(seen, kept, h, c, out, hidden, LSTM: tl.constexpr, BLOCK: tl.cons
     row = tl.program_id(0).to(tl.int64)
     f = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = f < hidden
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_inputs(OVERLAP)
     at = row * hidden + f
     if LSTM:
         a, b = seen + row * 4 * hidden + f, kept + row * 4 * hidden + f

@@ -359,11 +359,7 @@ def _forward(
     return o, r, ends
 
 
-@_forward.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, log: Tensor, before: Tensor, starts: Tensor | None, steady: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    return *_empty_outputs(q, v), torch.empty_like(before)
+_forward.register_fake(lambda q, k, v, log, before, *rest: (*_empty_outputs(q, v), torch.empty_like(before)))
 
 
 def _empty_outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -404,9 +400,8 @@ def _backward(
 
 @_backward.register_fake
 def _(
-    do: Tensor, d_after: Tensor, q: Tensor, k: Tensor, v: Tensor, log: Tensor, before: Tensor, starts: Tensor | None,
-    steady: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    do: Tensor, d_after: Tensor, q: Tensor, k: Tensor, v: Tensor, log: Tensor, before: Tensor, starts: Any, steady: bool
+) -> tuple[Tensor, ...]:
     tiles, (batch, heads, time, width) = 0 if steady else triton.cdiv(q.shape[-1], _Plan.of(q, v).keys), q.shape
     d_log = q.new_empty(tiles, batch, heads, time, dtype=torch.float32)
     d_ends = before.new_empty(batch, heads, width * v.shape[-1])

@@ -352,10 +352,8 @@ def _forward(
 
 
 @_forward.register_fake
-def _(
-    x: Tensor, steps: Tensor, bias: Tensor, a: Tensor, b: Tensor, c: Tensor, skip: Tensor, state: Tensor,
-    lengths: Tensor | None, begins: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+def _(x: Tensor, steps: Tensor, bias: Tensor, a: Tensor, b: Tensor, c: Tensor, skip: Tensor, state: Tensor,
+      *rest: Any) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     segments = _Cut.of(x, triton.cdiv(state.shape[1], STATES)).segments
     starts = state.new_empty(state.shape[0], segments, *state.shape[1:])
     return torch.empty_like(x), torch.empty_like(state), starts
@@ -402,12 +400,9 @@ def _backward(
 
 
 @_backward.register_fake
-def _(
-    dy: Tensor, d_last: Tensor, x: Tensor, steps: Tensor, bias: Tensor, a: Tensor, b: Tensor, c: Tensor, skip: Tensor,
-    starts: Tensor, lengths: Tensor | None, begins: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    rest = [torch.empty_like(part) for part in (x, steps, bias, a, b, c, skip)]
-    return *rest, starts.new_empty(starts.shape[0], *starts.shape[2:])  # type: ignore[return-value]
+def _(dy: Tensor, d_last: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    *parts, starts, _, _ = given
+    return *(torch.empty_like(part) for part in parts), starts.new_empty(starts.shape[0], *starts.shape[2:])
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:

@@ -139,9 +139,7 @@ def _forward(x: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None, sta
     return y
 
 
-@_forward.register_fake
-def _(x: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None, starts: Tensor | None) -> Tensor:
-    return x.new_empty(x.shape)
+_forward.register_fake(lambda x, *rest: x.new_empty(x.shape))
 
 
 @torch.library.custom_op("allyouneed::short_convolution_backward", mutates_args=())
@@ -159,11 +157,7 @@ def _backward(
     return dx, d_before, d_weight, d_bias
 
 
-@_backward.register_fake
-def _(
-    dy: Tensor, x: Tensor, before: Tensor, weight: Tensor, bias: Tensor | None, starts: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _empty_gradients(x, before, weight)
+_backward.register_fake(lambda dy, x, before, weight, *rest: _empty_gradients(x, before, weight))
 
 
 def _optional(weight: Tensor, *given: Tensor | None) -> list[Tensor]:

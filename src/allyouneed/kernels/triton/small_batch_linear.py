@@ -17,6 +17,7 @@ from triton.language.extra import libdevice
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from allyouneed.kernels import has_pdl
+from allyouneed.kernels.triton import await_inputs
 
 
 @triton.jit
@@ -70,9 +71,7 @@ def _one_row(
     twin = tile
     if GATED:
         twin = tl.load(there + at[None, :], mask=real, other=0.0, eviction_policy="evict_first")
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_inputs(OVERLAP)
     for _ in range(0, each, INPUTS):
         given = tl.load(x + at, mask=at < end, other=0.0).to(tl.float32)[None, :]
         at += INPUTS

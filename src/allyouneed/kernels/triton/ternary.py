@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from allyouneed.kernels import has_pdl
+from allyouneed.kernels.triton import await_inputs
 
 FEW = 16
 
@@ -34,9 +34,7 @@ def _quantize(
     x, whole, step, inputs, x_row, smallest: tl.constexpr, most: tl.constexpr, WIDE: tl.constexpr, OVERLAP: tl.constexpr
 ):
     row, at = tl.program_id(0).to(tl.int64), tl.arange(0, WIDE)
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_inputs(OVERLAP)
     inside = at < inputs
     values = tl.load(x + row * x_row + at, mask=inside, other=0.0).to(tl.float32)
     peak = tl.maximum(tl.max(tl.abs(values), 0), smallest)
@@ -94,9 +92,7 @@ def _one_token(
     added = step
     if BIAS:
         added = tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_inputs(OVERLAP)
     column = (part * quarter + 4 * word)[:, None] + tl.arange(0, 4)[None, :]
     values = tl.load(x + column, mask=(word < width)[:, None] & (column < inputs), other=0.0).to(tl.float32)
     peak = tl.maximum(_peak(values), smallest)
@@ -147,9 +143,7 @@ def _matmul(
     inside, real = n < outputs, token < tokens
     given = x + token[None, :].to(tl.int64) * x_row
     row_step = tl.load(weight_step + n, mask=inside, other=0.0)[:, None]  # before the input is ready
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_inputs(OVERLAP)
     if WHOLE:
         rate = tl.zeros((TOKENS,), tl.float32)
         step = tl.load(token_step + token, mask=real, other=0.0)

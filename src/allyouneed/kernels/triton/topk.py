@@ -6,9 +6,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from allyouneed.kernels import has_pdl
+from allyouneed.kernels.triton import await_inputs
 
 PIECE = 2048  # logits per program
 
@@ -18,9 +18,7 @@ def _argmax_pieces(
     scores, bans, ages, least, tops, places, highs, sums, vocab,
     PIECE: tl.constexpr, PIECES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_inputs(OVERLAP)
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = piece * PIECE + tl.arange(0, PIECE)
     inside = at < vocab
@@ -43,9 +41,7 @@ def _argmax_merge(
     tops, places, highs, sums, ages, newest, record, clock, rows, vocab,
     PIECES: tl.constexpr, ALL: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_inputs(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     p = tl.arange(0, ALL)
     inside = p < PIECES
@@ -89,9 +85,7 @@ def _topk_pieces(
     scores, bans, ages, least, tops, places, highs, sums, vocab, group,
     PIECE: tl.constexpr, PIECES: tl.constexpr, COUNT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_inputs(OVERLAP)
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = piece * PIECE + tl.arange(0, PIECE)
     inside = at < vocab
@@ -114,9 +108,7 @@ def _topk_merge(
     tops, places, highs, sums, best, tokens, mass, vocab,
     PIECES: tl.constexpr, ALL: tl.constexpr, COUNT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_inputs(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     p = tl.arange(0, ALL)
     high = tl.load(highs + row * PIECES + p, mask=p < PIECES, other=float("-inf"))

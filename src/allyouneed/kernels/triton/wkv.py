@@ -269,12 +269,7 @@ def _forward(
     return out, ends
 
 
-@_forward.register_fake
-def _(
-    past: Tensor, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, lengths: Tensor | None, starts: Tensor | None,
-    least: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return torch.empty_like(v), torch.empty_like(past)
+_forward.register_fake(lambda past, k, v, *rest: (torch.empty_like(v), torch.empty_like(past)))
 
 
 @torch.library.custom_op("allyouneed::wkv_backward", mutates_args=())
@@ -310,12 +305,9 @@ def _backward(
     return d_past, dk, dv, partial
 
 
-@_backward.register_fake
-def _(
-    g: Tensor, d_ends: Tensor, past: Tensor, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor,
-    lengths: Tensor | None, starts: Tensor | None, least: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    return torch.empty_like(past), torch.empty_like(k), torch.empty_like(v), _empty_sums(k)
+_backward.register_fake(
+    lambda g, d_ends, past, k, v, *rest: (*(torch.empty_like(x) for x in (past, k, v)), _empty_sums(k))
+)
 
 
 def _empty_sums(k: Tensor) -> Tensor:

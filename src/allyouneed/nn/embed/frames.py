@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +44,15 @@ class FrameEmbed(Embed):
     def limit(self) -> int | None:
         return self.positions.limit
 
+    @property
+    def step(self) -> int:
+        """Frames of a position."""
+        return STRIDE
+
+    def positions_of(self, time: Any) -> Any:
+        """Positions of so many frames: a number, or a tensor of them."""
+        return (time + STRIDE - 1) // STRIDE
+
     def build(self, common: Common, vocab: int | None, tokens: nn.Embedding | None = None) -> EmbedModule:
         return FrameEmbedModule(self, common)
 
@@ -55,15 +65,14 @@ class FrameEmbed(Embed):
 class FrameEmbedModule(EmbedModule):
     def __init__(self, config: FrameEmbed, common: Common) -> None:
         super().__init__()
-        self.mels, self.limit = config.mels, config.limit
+        self.config, self.mels, self.limit = config, config.mels, config.limit
         self.first = nn.Conv1d(config.mels, common.width, REACH, padding=1)
         self.second = nn.Conv1d(common.width, common.width, REACH, padding=1, stride=STRIDE)
         self.positions = config.positions.build(common.width)
         self.dropout = Dropout(common.dropout)
 
     def layout(self, given: Signal) -> TokenLayout:
-        time = (given.values.shape[-1] + STRIDE - 1) // STRIDE
-        return TokenLayout(torch.arange(time, device=given.values.device)[None], start=0)
+        return signal_layout(given, self.config.positions_of)
 
     def forward(self, given: Signal, layout: TokenLayout) -> Tensor:
         frames = given.values
@@ -74,8 +83,19 @@ class FrameEmbedModule(EmbedModule):
             most = self.limit * STRIDE
             raise UserError(f"audio of {frames.shape[2]} frames exceeds the model's {most} frames; split it")
         x = nn.functional.gelu(self.first(frames))
+        if given.lengths is not None:  # what the second convolution sees behind the end of a sound
+            x = x * (torch.arange(x.shape[-1], device=x.device) < given.lengths[:, None])[:, None]
         x = nn.functional.gelu(self.second(x)).transpose(1, 2)  # (batch, time, width)
         x, added = observe(self, "frames", x), self.positions(layout.positions)
         if added is not None:
             x = x + observe(self, "positions", added.to(x.dtype))
         return observe(self, "", self.dropout(x))
+
+
+def signal_layout(given: Signal, positions_of: Callable[[Any], Any]) -> TokenLayout:
+    """The layout of sounds, whose padding is behind them."""
+    time = positions_of(given.values.shape[-1])
+    steps = torch.arange(time, device=given.values.device)[None]
+    if given.lengths is None:
+        return TokenLayout(steps, start=0)
+    return TokenLayout(steps, (steps < positions_of(given.lengths)[:, None]).long(), start=0)

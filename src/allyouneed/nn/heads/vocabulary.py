@@ -75,6 +75,9 @@ class VocabularyHead(Head):
     """Features after a maxout layer before the logits (RNNsearch); default: no such layer."""
     soft_cap: Annotated[float, Field(gt=0)] | None = None
     """Map a logit x to c·tanh(x / c) (Gemma 2, 2); default: no cap."""
+    pair: Annotated[int, Field(ge=2)] | None = None
+    """Add a tanh layer and this many classes of a pair of texts, read from the first token (BERT's pooler and next
+    sentences, Devlin et al. 2019, 3.1; ALBERT's sentence order); default: none."""
     copy_: Annotated[bool, Field(alias="copy")] = False
     """Generate a token or copy one of the source (See et al. 2017); in an encoder-decoder with one vocabulary."""
 
@@ -93,6 +96,8 @@ class VocabularyHead(Head):
         if self.copy_:
             total += common.linear.cost(common.width, common.width, False)
             total += Cost(parameters=3 * common.width + 1, flops=6 * common.width)  # the gate
+        if self.pair is not None:
+            total += Cost(parameters=(common.width + 1) * (common.width + self.pair))
         if self.transform is not None:
             total += common.linear.cost(common.width, width, True) + self.transform.norm.cost(width)
         return total if self.maxout is None else total + common.linear.cost(common.width, 2 * self.maxout, True)
@@ -115,6 +120,8 @@ class VocabularyHeadModule(HeadModule):
         transform = config.transform
         self.transform = None if transform is None else TransformModule(transform, common, width)
         self.product: nn.Module | None = None  # quantized replacement of `weight` (linear/int8.py)
+        self.pooler = None if config.pair is None else nn.Linear(common.width, common.width)
+        self.pair = None if config.pair is None else nn.Linear(common.width, config.pair)
         maxout = config.maxout
         self.maxout = None if maxout is None else common.linear.build(common.width, 2 * maxout, True)
 
@@ -123,6 +130,12 @@ class VocabularyHeadModule(HeadModule):
         if self.maxout is not None:
             x = self.maxout(x).unflatten(-1, (-1, 2)).amax(-1)  # (…, maxout)
         return x if self.scale == 1.0 else x * self.scale
+
+    def pair_scores(self, x: Tensor) -> Tensor:
+        """(…, pair): of hidden states of first tokens, the scores of the classes of a pair."""
+        assert self.pooler is not None and self.pair is not None, "the head has no classes of pairs; set pair: 2"
+        scores: Tensor = self.pair(torch.tanh(self.pooler(x)))
+        return scores
 
     @property
     def narrows(self) -> bool:

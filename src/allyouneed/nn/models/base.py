@@ -204,11 +204,14 @@ def stack_problems(
 
 
 def outer_problems(
-    embed: Embed, head: Head, common: Common, vocab: int | None, layers: Layers = (), copies: bool = False
-) -> Iterator[Problem]:
+    embed: Embed, head: Head, common: Common, vocab: int | None, layers: Layers = (), copies: bool = False,
+    writes: bool = False,
+) -> Iterator[Problem]:  # fmt: skip
     """Invalid combinations of embedding and head. `layers`: the stack read by the head, if it may widen. `copies`: the
-    head can copy from a source with the same vocabulary."""
+    head can copy from a source with the same vocabulary. `writes`: the model generates text."""
     yield from ((("embed", key), text) for key, text in embed.problems(common, vocab))
+    if writes and not embed.is_text:
+        yield ("embed", "kind"), "a generative model needs embed.kind: tokens"
     common = behind(layers, common) if layers else common
     yield from ((("head", key), text) for key, text in head.problems(common, vocab))
     if not isinstance(head, VocabularyHead):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -40,9 +40,7 @@ class DecoderStack(GenerativeModel):
 
     def problems(self) -> Iterator[Problem]:
         yield from stack_problems("decoder", self.decoder, self, has_source=False, decodes=True, widens=True)
-        yield from outer_problems(self.embed, self.head, self, self.vocab, self.decoder)
-        if not self.embed.is_text:
-            yield ("embed", "kind"), "a generative model needs embed.kind: tokens"
+        yield from outer_problems(self.embed, self.head, self, self.vocab, self.decoder, writes=True)
 
 
 class Decoder(DecoderStack):
@@ -59,7 +57,7 @@ class DecoderModel(ModelModule):
 
     steps_by_stack: ClassVar[bool] = True
 
-    def __init__(self, config: DecoderStack) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__()
         self.config = config
         self.embed = config.embed.build(config, config.vocab)
@@ -72,15 +70,19 @@ class DecoderModel(ModelModule):
         layout: TokenLayout = self.embed.layout(target)
         return self.decoder(self.embed(target, layout), Context(layout, record=record, losses=losses))
 
+    def rows(self, batch: Batch) -> Rows:
+        """What the stack reads of a batch."""
+        return batch.rows
+
     def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, TokenLayout]:
-        return self.decode(batch.rows, losses=losses), self.embed.layout(batch.rows)
+        return self.decode(self.rows(batch), losses=losses), self.embed.layout(batch.rows)
 
     def attention(
         self, batch: Batch, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
     ) -> dict[int, Tensor]:
         """Attention weights by layer: (batch, heads, queries, keys)."""
         modules, record = request_weights(self.decoder, "mixer", layers, heads)
-        self.decode(batch.rows, record)
+        self.decode(self.rows(batch), record)
         return recorded_weights(self.decoder, "mixer", modules, record)
 
     def start(self, rows: int, device: torch.device | str | None = None) -> States:

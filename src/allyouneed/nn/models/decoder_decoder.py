@@ -83,9 +83,7 @@ class DecoderDecoder(GenerativeModel):
                 yield ("second", number, "cross"), text
         if self.second and not readers:
             yield ("second",), "no layer has a cross, so the output of the first stack would be unused; add one"
-        yield from outer_problems(self.embed, self.head, self, self.vocab)
-        if not self.embed.is_text:
-            yield ("embed", "kind"), "a generative model needs embed.kind: tokens"
+        yield from outer_problems(self.embed, self.head, self, self.vocab, writes=True)
 
 
 def key_settings(cross: Attention, config: DecoderDecoder) -> tuple[object, ...]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from allyouneed.nn.batch import Batch, Input, Rows
 from allyouneed.nn.context import Context, Memory, TokenLayout, WeightRecord
@@ -29,6 +29,7 @@ from allyouneed.nn.models.base import (
 )
 from allyouneed.nn.models.stack import Stack, behind, stack_cost
 from allyouneed.nn.models.two_stream import advance_segment
+from allyouneed.nn.models.weights import assign_weights, meta_model, named_tensors
 from allyouneed.nn.states.base import States
 
 
@@ -44,6 +45,9 @@ class Encoder(Model):
     """The stack's layers: a list of layers, or text over the names defined under `layers`."""
     head: Head = VocabularyHead()
     """What the model outputs: token logits, classes, tags, one vector, or hidden states."""
+    generator: Encoder | None = None
+    """A smaller encoder whose guesses this one tells from the text, in training only; they share the vectors of tokens,
+    positions and types (ELECTRA: Clark et al. 2020, 3.2)."""
 
     @property
     def vocabs(self) -> Vocab | None:
@@ -59,13 +63,47 @@ class Encoder(Model):
     def cost(self, length: int = 1024) -> Cost:
         total = self.embed.cost(self, self.vocab) + stack_cost(self.encoder, self, length)
         total += self.head.cost(behind(self.encoder, self), self.vocab, self.embed.vector(self), self.embed.ties)
+        if self.generator is not None:
+            other = self.generator
+            own, shared = other.cost(length), other.embed.cost(other, self.vocab).parameters
+            if other.embed.vector(other) != other.width:
+                shared -= other.linear.cost(other.embed.vector(other), other.width, True).parameters
+            total += Cost(own.parameters - shared, own.flops)
         return Cost(total.parameters, total.flops)  # an encoder has no decoding state
 
     def problems(self) -> Iterator[Problem]:
         yield from stack_problems("encoder", self.encoder, self, has_source=False, decodes=False, widens=True)
         yield from outer_problems(self.embed, self.head, self, self.vocab, self.encoder)
+        if self.generator is not None:
+            yield from self._generator_problems(self.generator)
         if getattr(self.head, "distilled", False) and not getattr(self.embed, "distillation_token", False):
             yield ("head", "distilled"), "requires embed.distillation_token"
+
+    def _generator_problems(self, other: Encoder) -> Iterator[Problem]:
+        if not isinstance(self.embed, TokenEmbed) or not isinstance(other.embed, TokenEmbed):
+            yield ("generator",), "both encoders must read tokens"
+        elif other.vocab != self.vocab or other.embed.vector(other) != self.embed.vector(self):
+            yield (
+                ("generator",),
+                f"needs vocab: {self.vocab} and embed.inner: {self.embed.vector(self)}, which it shares",
+            )
+        elif other.embed.model_dump(exclude=OWN) != self.embed.model_dump(exclude=OWN):
+            yield ("generator", "embed"), "must be as the model's, whose vectors it shares"
+
+
+OWN = {"inner", "tied", "chosen", "asks", "scale"}  # keys of an embedding that a generator has of its own
+SHARED = ("tokens", "positions", "types", "norm")  # parts of it that a generator does not
+
+
+def without_generator(model: nn.Module) -> nn.Module:
+    """The same encoder alone, with the same tensors."""
+    config: Any = model.config
+    if getattr(config, "generator", None) is None:
+        return model
+    alone = meta_model(config.model_copy(update={"generator": None}))
+    known = named_tensors(model)
+    assign_weights(alone, {name: known[name].detach() for name in named_tensors(alone)})
+    return alone.eval()
 
 
 class EncoderModel(ModelModule):
@@ -76,6 +114,12 @@ class EncoderModel(ModelModule):
         self.encoder = Stack(config.encoder, config, Depth(count_layers(config.encoder), 0, "encoder"))
         tied = self.embed.tokens.weight if config.embed.ties else None
         self.head = config.head.build(behind(config.encoder, config), config.vocab, tied)
+        self.generator = None if config.generator is None else config.generator.build()
+        if self.generator is not None:
+            for name in SHARED:
+                setattr(self.generator.embed, name, getattr(self.embed, name))
+            if config.generator is not None and config.generator.embed.ties:
+                self.generator.head.weight = self.embed.tokens.weight
         config.init.start(self, config.width)
 
     def encode(self, given: Input, record: WeightRecord | None = None, losses: list[Tensor] | None = None) -> Memory:

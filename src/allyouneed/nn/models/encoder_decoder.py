@@ -138,9 +138,7 @@ class EncoderDecoder(Model):
         if self.decoder and all(layer.cross is None or reads_context(layer.cross) for layer in self.decoder):
             yield ("decoder",), "no layer has a cross, so the decoder would ignore the source; add one"
         copies = self.joint and (self.source_embed or self.embed).reads is Rows
-        yield from outer_problems(self.embed, self.head, self, self.vocabs.target, copies=copies)
-        if not self.embed.is_text:
-            yield ("embed", "kind"), "a generative model needs embed.kind: tokens"
+        yield from outer_problems(self.embed, self.head, self, self.vocabs.target, copies=copies, writes=True)
         if self.source_embed is not None:
             found = self.source_embed.problems(self, self.vocabs.source)
             yield from ((("source_embed", key), text) for key, text in found)

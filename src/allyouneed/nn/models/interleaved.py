@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from allyouneed.config import Config, model_validator
 from allyouneed.nn.batch import MEDIA, Batch, Media, Rows, Signal
 from allyouneed.nn.common import Common
-from allyouneed.nn.context import TokenLayout
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.embed.frames import STRIDE
-from allyouneed.nn.models.base import Problem, recorded_weights, request_weights
+from allyouneed.nn.models.base import Problem
 from allyouneed.nn.models.decoder import DecoderModel, DecoderStack
 from allyouneed.nn.models.encoder import Encoder
 from allyouneed.nn.models.resampler import Resampler
@@ -145,20 +144,9 @@ class InterleavedModel(DecoderModel):
             vectors = vectors.masked_scatter(mask[..., None], slots.to(vectors.dtype))
         return replace(rows, vectors=vectors)
 
-    def filled(self, batch: Batch) -> Rows:
+    def rows(self, batch: Batch) -> Rows:
         assert batch.source is None or isinstance(batch.source, Media), "the source of this model must be Media"
         return self.fill_slots(batch.rows, batch.source)
-
-    def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, TokenLayout]:
-        return self.decode(self.filled(batch), losses=losses), self.embed.layout(batch.rows)
-
-    def attention(
-        self, batch: Batch, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
-    ) -> dict[int, Tensor]:
-        """Attention weights by layer: (batch, heads, queries, keys)."""
-        modules, record = request_weights(self.decoder, "mixer", layers, heads)
-        self.decode(self.filled(batch), record)
-        return recorded_weights(self.decoder, "mixer", modules, record)
 
 
 class TowerModule(nn.Module):

@@ -14,21 +14,17 @@ from allyouneed.nn.batch import Batch, Rows
 from allyouneed.nn.context import Context, TokenLayout, WeightRecord
 from allyouneed.nn.cost import Cost
 from allyouneed.nn.embed.tokens import TokenEmbed
-from allyouneed.nn.init.depth import Depth
 from allyouneed.nn.models.base import (
     GenerativeModel,
     Layers,
-    ModelModule,
     Problem,
     Size,
-    count_layers,
     last_positions,
     outer_problems,
-    recorded_weights,
-    request_weights,
     stack_problems,
 )
-from allyouneed.nn.models.stack import Stack, behind, stack_cost
+from allyouneed.nn.models.decoder import DecoderModel
+from allyouneed.nn.models.stack import behind, stack_cost
 from allyouneed.nn.ops.unpack import UnpackedRows
 from allyouneed.nn.states.base import State, States
 from allyouneed.nn.states.window import MAX_TRIM
@@ -218,7 +214,7 @@ def new_layers(model: RecurrentMemoryModel) -> Layered:
     return {str(number): states for number, states in enumerate(model.decoder.new_states())}
 
 
-class RecurrentMemoryModel(ModelModule):
+class RecurrentMemoryModel(DecoderModel):
     """Runs whole texts, segment by segment (training), or new tokens over `States` (decoding), which hold one
     `MemoryTokens`."""
 
@@ -226,19 +222,10 @@ class RecurrentMemoryModel(ModelModule):
     embed: Any  # a TokenEmbedModule
 
     def __init__(self, config: RecurrentMemory) -> None:
-        super().__init__()
-        self.config = config
-        self.embed = config.embed.build(config, config.vocab)
-        self.decoder = Stack(config.decoder, config, Depth(0, count_layers(config.decoder), "decoder"))
-        tied = self.embed.tokens.weight if config.embed.ties else None
-        self.head = config.head.build(behind(config.decoder, config), config.vocab, tied)
-        config.init.start(self, config.width)
+        super().__init__(config)
         with torch.no_grad():  # as large as token vectors (the authors' code)
             size: Tensor = self.embed.tokens.weight.std() * self.embed.scale
             self.memory = nn.Parameter(torch.randn(config.memory, config.width) * size)
-
-    def run(self, batch: Batch, losses: list[Tensor] | None) -> tuple[Tensor, TokenLayout]:
-        return self.decode(batch.rows, losses=losses), self.embed.layout(batch.rows)
 
     def decode(self, target: Rows, record: WeightRecord | None = None, losses: list[Tensor] | None = None) -> Tensor:
         unpacked = UnpackedRows.of(self.embed.layout(target))
@@ -256,9 +243,7 @@ class RecurrentMemoryModel(ModelModule):
         first."""
         if batch.rows.tokens.shape[1] > self.config.segment:
             raise UserError(f"attention weights are shown of one segment: at most {self.config.segment} tokens")
-        modules, record = request_weights(self.decoder, "mixer", layers, heads)
-        self.decode(batch.rows, record)
-        return recorded_weights(self.decoder, "mixer", modules, record)
+        return super().attention(batch, layers, heads)
 
     def start(self, rows: int, device: torch.device | str | None = None) -> States:
         """Empty states for `rows` texts."""

@@ -142,9 +142,7 @@ class Retro(GenerativeModel):
         if len(chunks) != 1:
             sizes = f"chunks of {' and '.join(map(str, sorted(chunks)))}" if chunks else "no layer with a chunked-cross"
             yield ("decoder",), f"{sizes}; all layers need chunked-cross of one chunk size"
-        yield from outer_problems(self.embed, self.head, self, self.vocab)
-        if not self.embed.is_text:
-            yield ("embed", "kind"), "a generative model needs embed.kind: tokens"
+        yield from outer_problems(self.embed, self.head, self, self.vocab, writes=True)
 
     def _querying_problems(self) -> Iterator[Problem]:
         if self.querying != "normed" and not self.conditioned:

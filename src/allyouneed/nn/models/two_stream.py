@@ -57,12 +57,7 @@ def append_query_stream(rows: Rows, positions: Sequence[Sequence[int]], pad: int
 
 
 def advance_segment(
-    embed: Any,
-    stack: Stack,
-    new: Rows,
-    states: States,
-    queries: Rows | None = None,
-    losses: list[Tensor] | None = None,
+    embed: Any, stack: Stack, new: Rows, states: States, queries: Rows | None = None, losses: list[Tensor] | None = None
 ) -> Tensor:
     """Run the next segment of every text over the cached states of earlier segments (2.4, mem): hidden states of its
     tokens followed by the query stream, (batch, time + queries, width). Cached tokens come first in the order.

@@ -23,12 +23,7 @@ VOCAB_MULTIPLE = 64  # GPU matmuls are slow for odd row lengths: the vocabulary 
 
 
 def linear_cross_entropy(
-    x: Tensor,
-    weight: Tensor,
-    labels: Tensor,
-    smoothing: float,
-    bias: Tensor | None = None,
-    cap: float | None = None,
+    x: Tensor, weight: Tensor, labels: Tensor, smoothing: float, bias: Tensor | None = None, cap: float | None = None
 ) -> tuple[Tensor, Tensor]:
     """x (tokens, width), weight (vocab, width), labels (tokens,): summed smoothed loss and summed plain loss.
 

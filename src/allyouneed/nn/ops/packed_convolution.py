@@ -64,9 +64,7 @@ def convolve(x: Tensor, taps: Tensor, starts: Tensor, ends: Tensor, back: bool) 
     return y
 
 
-@convolve.register_fake
-def _(x: Tensor, taps: Tensor, starts: Tensor, ends: Tensor, back: bool) -> Tensor:
-    return torch.empty_like(x)
+convolve.register_fake(lambda x, *rest: torch.empty_like(x))
 
 
 @torch.library.custom_op("allyouneed::packed_convolution_taps", mutates_args=())
@@ -82,9 +80,7 @@ def grad_taps(x: Tensor, dy: Tensor, starts: Tensor, ends: Tensor, count: int) -
     return found
 
 
-@grad_taps.register_fake
-def _(x: Tensor, dy: Tensor, starts: Tensor, ends: Tensor, count: int) -> Tensor:
-    return x.new_empty(count, x.shape[2])
+grad_taps.register_fake(lambda x, dy, starts, ends, count: x.new_empty(count, x.shape[2]))
 
 
 def _shifted(x: Tensor, starts: Tensor, ends: Tensor, apart: int) -> Tensor:

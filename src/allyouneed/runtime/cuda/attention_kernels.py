@@ -15,15 +15,7 @@ from allyouneed.nn.mixers.attention.tensorized import TensorizedModule
 from allyouneed.nn.ops.attention.decode import DilatedBranches, decode_attention
 from allyouneed.nn.patterns.core import And
 from allyouneed.nn.patterns.sparse import SegmentDilated
-from allyouneed.runtime.cuda.kernels import (
-    Kernel,
-    StepSetup,
-    attention_kernel,
-    linear,
-    make_kernel,
-    sees_all,
-    total,
-)
+from allyouneed.runtime.cuda.kernels import Kernel, StepSetup, attention_kernel, linear, make_kernel, sees_all, total
 from allyouneed.runtime.cuda.mixer_kernels import joint, require_kernels
 from allyouneed.runtime.cuda.static_cache import StaticKVCache
 from allyouneed.runtime.program import Unsupported

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,9 +67,7 @@ def activation_backward(gradient: Tensor, x: Tensor, kind: str) -> tuple[Tensor,
     return result.to(x.dtype).contiguous(), _partial_sums(result)
 
 
-@activation_backward.register_fake
-def _(gradient: Tensor, x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x, memory_format=torch.contiguous_format), _empty_sums(x)
+activation_backward.register_fake(lambda gradient, x, kind: (_empty(x), _empty_sums(x)))
 
 
 @torch.library.custom_op("allyouneed::merge_heads", mutates_args=())
@@ -111,12 +109,7 @@ def layer_norm_backward(
     return result.to(x.dtype).contiguous(), torch.stack([_partial_sums(one) for one in summands])
 
 
-@layer_norm_backward.register_fake
-def _(
-    gradient: Tensor, residual: Tensor, x: Tensor, weight: Tensor, mean: Tensor, scale: Tensor
-) -> tuple[Tensor, Tensor]:
-    sums = _empty_sums(x)
-    return torch.empty_like(x, memory_format=torch.contiguous_format), sums.new_empty(3, *sums.shape)
+layer_norm_backward.register_fake(lambda gradient, residual, x, *rest: (_empty(x), _empty_sums(x, None, 3)))
 
 
 @torch.library.custom_op("allyouneed::add_norm", mutates_args=())
@@ -145,14 +138,10 @@ def add_norm(
 
 
 @add_norm.register_fake
-def _(
-    x: Tensor, y: Tensor, shift: Tensor | None, seed: Tensor | None, dropout: float, weight: Tensor, bias: Tensor,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    out, wide = torch.empty_like(x, memory_format=torch.contiguous_format), torch.promote_types(x.dtype, torch.float32)
+def _(x: Tensor, y: Tensor, shift: Tensor | None, seed: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
     kept = torch.empty(x.shape if seed is not None else 0, dtype=torch.bool, device=x.device)
-    mean = x.new_empty(*x.shape[:-1], 1, dtype=wide)
-    return out, torch.empty_like(out), kept, mean, torch.empty_like(mean)
+    mean = x.new_empty(*x.shape[:-1], 1, dtype=torch.promote_types(x.dtype, torch.float32))
+    return _empty(x), _empty(x), kept, mean, torch.empty_like(mean)
 
 
 @torch.library.custom_op("allyouneed::add_norm_backward", mutates_args=())
@@ -183,17 +172,17 @@ def add_norm_backward(
 
 
 @add_norm_backward.register_fake
-def _(
-    gradient: Tensor, second: Tensor | None, total: Tensor, kept: Tensor | None, factor: float, weight: Tensor,
-    mean: Tensor, scale: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    found, sums = torch.empty_like(total, memory_format=torch.contiguous_format), _empty_sums(total, NORM_ROWS)
-    return found, total.new_empty(0) if kept is None else torch.empty_like(found), sums.new_empty(3, *sums.shape)
+def _(gradient: Tensor, second: Tensor | None, total: Tensor, kept: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+    return _empty(total), total.new_empty(0) if kept is None else _empty(total), _empty_sums(total, NORM_ROWS, 3)
 
 
-def _empty_sums(x: Tensor, tokens: int | None = None) -> Tensor:
+def _empty(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _empty_sums(x: Tensor, tokens: int | None = None, *count: int) -> Tensor:
     rows, wide = x.numel() // x.shape[-1], torch.promote_types(x.dtype, torch.float32)
-    return x.new_empty(-(-rows // (tokens or ROWS)), x.shape[-1], dtype=wide)
+    return x.new_empty(*count, -(-rows // (tokens or ROWS)), x.shape[-1], dtype=wide)
 
 
 def _partial_sums(x: Tensor, tokens: int | None = None) -> Tensor:

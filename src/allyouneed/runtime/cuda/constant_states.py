@@ -25,13 +25,7 @@ from allyouneed.nn.ops.deferred import Deferred, Recent
 from allyouneed.nn.states.base import State
 from allyouneed.nn.states.nested import NestedStates
 from allyouneed.nn.states.recurrent import Carry, Recurrent
-from allyouneed.runtime.cuda.static_cache import (
-    OWN_SOURCE,
-    Prefilled,
-    StaticStates,
-    StaticTokens,
-    make_static_state,
-)
+from allyouneed.runtime.cuda.static_cache import OWN_SOURCE, Prefilled, StaticStates, StaticTokens, make_static_state
 
 
 class StaticTensors:
@@ -82,10 +76,22 @@ def by_columns(x: Tensor) -> Tensor:
     return x.mT.contiguous().mT
 
 
-class StaticRecurrent(Recurrent):
-    """The carry of a recurrence."""
+class InPlace:
+    """A state whose tensors keep their place once they are known: `fixed`."""
 
     fixed: StaticTensors | None = None
+
+    def select(self, rows: Tensor) -> None:
+        if self.fixed is not None:
+            self.fixed.select(rows)
+
+    @property
+    def bytes(self) -> int:
+        return 0 if self.fixed is None else self.fixed.bytes
+
+
+class StaticRecurrent(InPlace, Recurrent):
+    """The carry of a recurrence."""
 
     def carry(self, batch: int, like: Tensor) -> Carry:
         if self.fixed is None:
@@ -99,14 +105,6 @@ class StaticRecurrent(Recurrent):
     def load(self, given: Prefilled, past: State) -> None:
         assert isinstance(past, Recurrent) and self.fixed is not None
         self.fixed.load(given, past.now)
-
-    def select(self, rows: Tensor) -> None:
-        if self.fixed is not None:
-            self.fixed.select(rows)
-
-    @property
-    def bytes(self) -> int:
-        return 0 if self.fixed is None else self.fixed.bytes
 
 
 class DeferredRecurrent(StaticRecurrent):
@@ -138,10 +136,8 @@ class DeferredRecurrent(StaticRecurrent):
         self.fixed.load(given, None if past.now is None else [*past.now, *none])
 
 
-class StaticRecentTokens(RecentTokens):
+class StaticRecentTokens(InPlace, RecentTokens):
     """The last `back` inputs (rows, back, width)."""
-
-    fixed: StaticTensors | None = None
 
     def append(self, x: Tensor, context: Context) -> Tensor:
         tokens = self.buffer(x)
@@ -158,14 +154,6 @@ class StaticRecentTokens(RecentTokens):
     def load(self, given: Prefilled, past: State) -> None:
         assert isinstance(past, RecentTokens) and self.fixed is not None
         self.fixed.load(given, None if past.tokens is None else [past.tokens[:, -self.back :]])
-
-    def select(self, rows: Tensor) -> None:
-        if self.fixed is not None:
-            self.fixed.select(rows)
-
-    @property
-    def bytes(self) -> int:
-        return 0 if self.fixed is None else self.fixed.bytes
 
 
 class StaticNestedStates(NestedStates):
@@ -206,7 +194,7 @@ class StaticHashedKeyValues(HashedKeyValues):
         return self.stored.bytes
 
 
-class StaticCompressiveMemory(CompressiveMemory):
+class StaticCompressiveMemory(InPlace, CompressiveMemory):
     """Infini-attention's memory of the segments before the current one; rotated keys and values of the current one
     (rows, heads, slots, head_width), as many slots as a row has tokens if that is less than a segment; and
     `following`: the memory with its tokens so far, which becomes the memory when the segment ends. Within a segment
@@ -267,14 +255,6 @@ class StaticCompressiveMemory(CompressiveMemory):
         context = Context(TokenLayout(known[None]))
         keys = module.rotate(keys, known[None], False, context)
         return memory, following, keys[:, :, : self.slots], values[:, :, : self.slots]
-
-    def select(self, rows: Tensor) -> None:
-        if self.fixed is not None:
-            self.fixed.select(rows)
-
-    @property
-    def bytes(self) -> int:
-        return 0 if self.fixed is None else self.fixed.bytes
 
 
 class StaticFeatureSums(SourceFeatureSums):

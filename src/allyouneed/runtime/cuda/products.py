@@ -150,9 +150,7 @@ def linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.relu(functional.linear(x, weight, bias))
 
 
-@linear_relu.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return x.new_empty(len(x), len(weight))
+linear_relu.register_fake(lambda x, weight, bias: x.new_empty(len(x), len(weight)))
 
 
 @torch.library.custom_op("allyouneed::linear_gelu", mutates_args=())
@@ -167,7 +165,4 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor
     return gelu_tanh(before), before
 
 
-@linear_gelu.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    found = x.new_empty(len(x), len(weight))
-    return found, torch.empty_like(found)
+linear_gelu.register_fake(lambda x, weight, bias: (x.new_empty(len(x), len(weight)), x.new_empty(len(x), len(weight))))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
@@ -20,7 +21,7 @@ from allyouneed.data.files.texts import TextFiles
 from allyouneed.data.tokenizers.base import MASK, Tokenizer, Vocabularies
 from allyouneed.nn.batch import IGNORE
 from allyouneed.nn.context import TokenLayout
-from allyouneed.tasks.task import Loss, Task, token_loss
+from allyouneed.tasks.task import Loss, Task, class_loss, token_loss
 
 MASKED, REPLACED = 0.8, 0.1  # of the chosen tokens; the rest are unchanged (Devlin et al. 2019, 3.1)
 
@@ -31,6 +32,9 @@ class MaskedLM(Task):
 
     `whole_word`: choose words, not tokens (the BERT authors' whole word masking). A word is a piece that no token
     crosses: a word with the space before it, or a digit; in Chinese and Japanese a token, or a character of several.
+
+    `pairs`: each piece of a text is cut in two at random, and the first token says whether the second is another text's
+    (`next-sentence`: 3.1, Task #2), or whether both have changed places (`sentence-order`: Lan et al. 2020, 3.1).
     """
 
     files: ClassVar[type[Files]] = TextFiles
@@ -42,6 +46,14 @@ class MaskedLM(Task):
     """Share of the tokens to predict."""
     whole_word: bool = False
     """Choose whole words instead of tokens."""
+    pairs: Literal["next-sentence", "sentence-order"] | None = None
+    """Learn from pairs of texts too: whether the second is the next (BERT), or which is the first (ALBERT)."""
+
+    def head(self, model: dict[str, Any], labels: Sequence[str] | None) -> Any:
+        found = super().head(model, labels)
+        if self.pairs is None:
+            return found
+        return (dict(found) if isinstance(found, dict) else {"kind": "vocabulary"}) | {"pair": 2}
 
     def specials(self) -> tuple[str, ...]:
         return (MASK,)
@@ -50,12 +62,25 @@ class MaskedLM(Task):
         return TextEncoding({"text": vocabularies.target}, None, word_starts=self.whole_word)
 
     def items(self, store: Store, vocabularies: Vocabularies, capacities: tuple[int, ...], seed: int) -> Items:
-        return MaskedItems(
-            store, vocabularies.target, capacities[-1] - vocabularies.target.template.count(), self.share, seed
-        )
+        template = vocabularies.target.template
+        if self.pairs is not None:
+            from allyouneed.tasks.language.masked_pairs import MaskedPairItems
+
+            room = capacities[-1] - template.count(2)
+            return MaskedPairItems(store, vocabularies.target, room, self.share, seed, self.pairs)
+        return MaskedItems(store, vocabularies.target, capacities[-1] - template.count(), self.share, seed)
 
     def objective(self, model: Any, hidden: Tensor, layout: TokenLayout, labels: Tensor) -> Loss:
-        return token_loss(model.head, hidden, labels)
+        found = token_loss(model.head, hidden, labels.clamp(min=IGNORE))
+        if self.pairs is None:
+            return found
+        wanted = torch.where(labels < IGNORE, IGNORE - 1 - labels, IGNORE)
+        scores = model.head.pair_scores(hidden)  # of all tokens: no shape depends on where texts begin
+        pair = class_loss(scores, wanted)
+        mean = pair.total / pair.tokens.clamp(min=1)
+        right = ((scores.argmax(-1) == wanted) & (wanted != IGNORE)).sum() / pair.tokens.clamp(min=1)
+        figures = {"pair-loss": mean.detach() * found.tokens, "pair-accuracy": 100.0 * right * found.tokens}
+        return found._replace(figures=figures).with_auxiliary([mean])
 
 
 class MaskedItems(StoredItems):
@@ -85,9 +110,13 @@ class MaskedItems(StoredItems):
             starts = self.pieces.tokens(self.store["starts"], number) if "starts" in self.store.columns else None
             rng = generator(self.seed, epoch, number)
             chosen = choose_masked(len(ids), starts, self.share, rng)
-            inputs += [affixes[0], apply_mask(ids, chosen, self.mask, self.replacements, rng), affixes[1]]
+            inputs += [affixes[0], self.masked(ids, chosen, rng), affixes[1]]
             labels += [ignored[0], np.where(chosen, ids, IGNORE), ignored[1]]
         return FlatBatch((FlatSide(np.concatenate(inputs)),), np.concatenate(labels))
+
+    def masked(self, ids: Ints, chosen: NDArray[np.bool_], rng: np.random.Generator) -> Ints:
+        """The tokens with the chosen ones hidden."""
+        return apply_mask(ids, chosen, self.mask, self.replacements, rng)
 
     def show(self, number: int) -> dict[str, str]:
         return {"text": self.tokenizer.decode(self.pieces.tokens(self.store["text"], number).tolist())}

@@ -38,6 +38,8 @@ class TranslationLM(MaskedLM):
     """Share of the pairs that are read as a single sentence."""
     whole_word: Literal[False] = False
     """Not supported here."""
+    pairs: None = None
+    """Not supported here: both sentences are the same text."""
 
     def head(self, model: dict[str, Any], labels: Sequence[str] | None) -> Any:
         embed = model.get("embed")

@@ -53,20 +53,18 @@ class CtcTranslation(PairTask):
         return UpsampledItems(store, vocabularies, self.upsample)
 
     def objective(self, model: Any, hidden: Tensor, layout: TokenLayout, labels: Tensor) -> Loss:
-        """`labels`: the tokens of each target, at the start of its row."""
-        log_probs = model.head(hidden).float().log_softmax(-1).transpose(0, 1)  # (time, batch, vocab)
-        real = labels != IGNORE
-        inputs = torch.ones_like(labels).sum(1) if layout.real is None else layout.real.sum(1)
-        total = ctc_loss(
-            log_probs,
-            labels.clamp(min=0),
-            inputs,
-            real.sum(1),
-            blank=BLANK,
-            reduction="sum",
-            zero_infinity=True,
-        )
-        return Loss(total, total.detach(), real.sum())
+        return ctc_objective(model.head, hidden, layout, labels)
+
+
+def ctc_objective(head: Any, hidden: Tensor, layout: TokenLayout, labels: Tensor) -> Loss:
+    """−log p(labels), summed over all alignments. `labels`: the tokens of each target, at the start of its row."""
+    log_probs = head(hidden).float().log_softmax(-1).transpose(0, 1)  # (time, batch, vocab)
+    time, batch, _ = log_probs.shape
+    real = labels != IGNORE
+    inputs = torch.full((batch,), time, device=labels.device) if layout.real is None else layout.real.sum(1)
+    lengths = real.sum(1)
+    total = ctc_loss(log_probs, labels.clamp(min=0), inputs, lengths, blank=BLANK, reduction="sum", zero_infinity=True)
+    return Loss(total, total.detach(), real.sum())
 
 
 class AlignableEncoding(TextEncoding):

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 from torch import Tensor
 
-from allyouneed.data.batches.images import CaptionedItems
+from allyouneed.data.batches.media import CaptionedItems
 from allyouneed.data.batches.packing import FlatBatch, FlatSide, Ints, Items, add_special_tokens
 from allyouneed.data.batches.store import Store
 from allyouneed.nn.context import TokenLayout
@@ -30,7 +30,7 @@ class Captioning(CaptionTask):
     """Label smoothing."""
 
     def items(self, store: Store, vocabularies: Any, capacities: tuple[int, ...], seed: int) -> Items:
-        return DescribedItems(store, vocabularies.target, self.images(store, seed))
+        return DescribedItems(store, vocabularies.target, self.stored(store, seed))
 
     def objective(self, model: Any, hidden: Tensor, layout: TokenLayout, labels: Tensor) -> Loss:
         return token_loss(model.head, hidden, labels, self.smoothing)

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from allyouneed.data.batches.images import CaptionedItems
+from allyouneed.data.batches.media import CaptionedItems
 from allyouneed.data.batches.packing import Items
 from allyouneed.data.batches.store import Store
 from allyouneed.data.files.readers import Files
@@ -59,7 +59,7 @@ class ImageText(CaptionTask):
     def items(self, store: Store, vocabularies: Any, capacities: tuple[int, ...], seed: int) -> Items:
         if len(store) < 2:
             raise UserError("data: only one pair; image-text needs at least two")
-        return CaptionedItems(store, vocabularies.target, self.images(store, seed))
+        return CaptionedItems(store, vocabularies.target, self.stored(store, seed))
 
     def loss(self, model: Any, batch: Batch) -> Loss:
         assert batch.source is not None

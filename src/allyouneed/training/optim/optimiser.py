@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from allyouneed.config import Part
-from allyouneed.torch_private import tensor_norms
+from allyouneed.torch_private import move_towards, tensor_norms
 from allyouneed.training.distributed.fsdp import distribute_like, sharded_norm
 from allyouneed.training.distributed.tensor_parallel import row_orders, tensor_parallel_size
 
@@ -128,7 +128,7 @@ def apply_update(
         if (decay := group.get("ema")) is not None:
             moved = [p for p in group["params"] if "exp_avg" in optimiser.state[p]]
             means = [optimiser.state[p].setdefault(EMA, p.detach().clone()) for p in moved]
-            torch._foreach_lerp_(means, [p.detach() for p in moved], 1 - decay)
+            move_towards(means, [p.detach() for p in moved], 1 - decay)
 
 
 @contextmanager

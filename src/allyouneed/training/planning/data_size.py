@@ -17,6 +17,8 @@ MOST_DROPPED = 0.8  # of the examples, for their length
 READ, MOST_READ = 10_000_000, (3, 30)  # tokens that a small model reads in all, and the passes over the data
 DROPOUT = ((2_000, 0.3), (20_000, 0.2), (1 << 62, 0.1))  # below so many examples
 PATIENCE = 6
+EVERY = 500  # steps between validations
+MOST_EPOCHS, EPOCHS_PATIENCE = 50, 10  # of a run whose recipe does not say how long it is
 
 
 def choose_rows(
@@ -54,6 +56,29 @@ def check_left_out(recipe: Recipe, report: Report) -> str | None:
     if recipe.data.max_tokens is None:
         raise UserError(text)
     return f"warning: {text}"
+
+
+@dataclass(frozen=True)
+class Duration:
+    """The last step (None: the recipe counts epochs), the steps between validations, and how many of them without
+    improvement end the run (None: any number)."""
+
+    steps: int | None
+    every: int = EVERY
+    patience: int | None = None
+
+
+def choose_duration(recipe: Recipe, epoch: int, report: Callable[[str], None]) -> Duration:
+    """The recipe's, or its default: the paper's number of steps, but no more passes over the data than help. `epoch`:
+    its updates."""
+    given, most = recipe.validation, MOST_EPOCHS * epoch
+    by_recipe = recipe.steps is not None or recipe.epochs is not None
+    if by_recipe or most >= recipe.task.default_steps:
+        return Duration(recipe.last_step, given.every or EVERY, given.patience)
+    chosen = Duration(most, given.every or max(1, min(EVERY, epoch)), given.patience or EPOCHS_PATIENCE)
+    sooner = f", fewer when {chosen.patience} validations bring no improvement" if recipe.data.valid else ""
+    report(f"steps: {most:,}, {MOST_EPOCHS} passes over the data{sooner}; set steps or epochs to change it")
+    return chosen
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from allyouneed.training.backend import Backend
 from allyouneed.training.checkpoints import Checkpoint, Checkpoints, TrainState
 from allyouneed.training.finish import model_card, origin_line
 from allyouneed.training.optim.optimiser import load_state_tensors, state_tensors
+from allyouneed.training.planning.data_size import EVERY
 from allyouneed.training.ppo.tuner import PPOTuner
 from allyouneed.training.prepare import RunFolder
 from allyouneed.training.recipe.recipe import Recipe
@@ -126,7 +127,7 @@ class PPORun:
                         f"step {found.step:,}/{self.total:,}  reward {found.reward:.3f}  divergence "
                         f"{found.divergence:.3f} nats  {found.tokens:.1f} tokens per answer"
                     )
-                if found.step % self.recipe.validation.every == 0 and not last:
+                if found.step % (self.recipe.validation.every or EVERY) == 0 and not last:
                     self.validate()
                 if self._due(now - saved) or last or stop.requested:
                     self._save_or_refuse(last)

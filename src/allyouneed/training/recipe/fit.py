@@ -50,7 +50,7 @@ def _misfit(task: Task, tree: Mapping[str, Any]) -> str | None:
         given = tree.get(slot)
         given = (given.get("kind") if isinstance(given, Mapping) else given) or Embed.default_kind
         embed = Embed.find(given)
-        wanted = task.reads.get(slot, "text")
+        wanted = task.reads_of(str(kind)).get(slot, "text")
         if embed is not None and embed.medium != wanted:
             return f"{slot}: {name} trains a model that reads {wanted}, this one reads {given}"
     return None

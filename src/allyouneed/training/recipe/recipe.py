@@ -76,7 +76,7 @@ class Recipe(Config):
     schedule: Schedule = Paper()
     """Learning rate by step."""
     steps: PositiveInt | None = None
-    """Updates to train; default: 100,000 (the paper's base model), with ppo 100 rounds."""
+    """Updates to train; default: 100,000 (the paper's base model), but at most 50 epochs; with ppo 100 rounds."""
     epochs: PositiveInt | None = None
     """Passes over the data, instead of `steps`."""
     accumulate: PositiveInt = 1
@@ -256,7 +256,8 @@ class Recipe(Config):
             raise ConfigError(
                 [f"kind: {needs if kind == 'retro' else f'{kind} does not use retrieval; retro does'}"], "model"
             )
-        texts = ("limit",) if "source_embed" in self.task.reads else ("limit", "source_limit")
+        reads = self.task.reads_of(kind)
+        texts = () if "embed" in reads else ("limit",) if "source_embed" in reads else ("limit", "source_limit")
         limits = [limit for name in texts if (limit := getattr(model, name, None)) is not None]
         if limits and self.task.has_texts and self.max_tokens * self.task.copies > min(limits):
             positions = min(limits)

@@ -70,10 +70,11 @@ class BatchConfig(Config):
 class ValidationConfig(Config):
     """When and how the model is scored during training."""
 
-    every: PositiveInt = 500
-    """Steps between validations."""
+    every: PositiveInt | None = None
+    """Steps between validations; default: 500, or an epoch where the data decides how long to train."""
     patience: PositiveInt | None = None
-    """Stop after this many validations without improvement; default: never."""
+    """Stop after this many validations without improvement; default: never, or 10 where the data decides how long to
+    train."""
     metric: str | None = None
     """The metric that decides which checkpoint is best; default: the task's first."""
     sentences: NonNegativeInt = 3

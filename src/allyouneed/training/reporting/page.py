@@ -6,12 +6,12 @@ It knows no task: a predictor's samples are texts by label, of which one is what
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from allyouneed.data.files.readers import Report
 from allyouneed.files import write_text
 from allyouneed.training.reporting.log import read_log
 
-PAGE = "report.html"
+PAGE, CURVES = "report.html", "curves.svg"
 TEMPLATE = Path(__file__).with_name("page.html")
 EXPECTED, FOUND = ("expected", "reference"), ("found", "hypothesis", "answer")  # labels of samples
 POINTS = 400  # of a curve
@@ -45,11 +45,13 @@ class RunFacts:
 
 
 def write_page(folder: Path, run: RunFacts) -> Path:
-    """The page in the folder of the run."""
+    """The page in the folder of the run, and its curves as a picture beside it."""
     pairs = [pair for sample in run.samples if (pair := _pair(sample)) is not None]
     right = [sample for sample in run.samples if (pair := _pair(sample)) and pair[0] == pair[1]]
     wrong = [sample for sample in run.samples if (pair := _pair(sample)) and pair[0] != pair[1]]
     other = [sample for sample in run.samples if _pair(sample) is None]
+    drawn = curves(read_log(folder / "log.jsonl")) if (folder / "log.jsonl").is_file() else {}
+    write_text(folder / CURVES, picture(drawn))
     content = {
         "title": run.title,
         "facts": run.facts,
@@ -58,8 +60,7 @@ def write_page(folder: Path, run: RunFacts) -> Path:
         "scores": [
             (split, name, {k: v for k, v in row.items() if math.isfinite(v)}) for split, name, row in run.scores
         ],
-        "curves": curves(read_log(folder / "log.jsonl")) if (folder / "log.jsonl").is_file() else {},
-        "picture": _picture(folder / "curves.svg"),
+        "curves": drawn,
         "examples": {name: _shortened(found) for name, found in (("wrong", wrong), ("right", right), ("any", other))},
         "counts": {"wrong": len(wrong), "right": len(right)},
         "confusion": confusion(pairs, run.labels),
@@ -114,7 +115,29 @@ def curves(entries: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, fl
     return {name: points for name, points in found.items() if points}
 
 
-def _picture(file: Path) -> str:
-    if not file.is_file():
-        return ""
-    return f"data:image/svg+xml;base64,{base64.b64encode(file.read_bytes()).decode('ascii')}"
+def picture(found: Mapping[str, Sequence[tuple[int, float]]]) -> str:
+    """The curves as SVG: one plot each, with its first and last step and its lowest and highest value."""
+    drawn = [(name, points) for name, points in found.items() if len(points) > 1]
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 640 {max(1, len(drawn)) * 170}" '
+        'font-family="sans-serif" font-size="12">'
+    ]
+    for row, (name, points) in enumerate(drawn):
+        low, high = min(value for _, value in points), max(value for _, value in points)
+        first, last, top = points[0][0], points[-1][0], row * 170 + 30
+        places = (
+            (80 + 540 * (step - first) / max(1, last - first), top + 110 * (high - value) / ((high - low) or 1.0))
+            for step, value in points
+        )
+        lines += [
+            f'<text x="80" y="{top - 10}" font-weight="bold">{escape(name)}</text>',
+            f'<path d="M80 {top}V{top + 110}H620" fill="none" stroke="#999"/>',
+            *(
+                f'<text x="74" y="{y}" text-anchor="end">{value:.4g}</text>'
+                for y, value in ((top + 4, high), (top + 114, low))
+            ),
+            f'<text x="80" y="{top + 126}">{first:,}</text>',
+            f'<text x="620" y="{top + 126}" text-anchor="end">{last:,}</text>',
+            f'<polyline fill="none" stroke="#1f77b4" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in places)}"/>',
+        ]
+    return "\n".join([*lines, "</svg>", ""])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,34 @@ DOCUMENTS = {
         "<d><t>The <b>red</b> car is fast.</t></d>",
         "<d><t>Das <b>rote</b> Auto ist schnell.</t></d>",
     ),
+    "xliff": (
+        '<xliff><file><trans-unit><source>The <g id="1">red</g> car is fast.</source></trans-unit></file></xliff>',
+        '<xliff><file target-language="de"><trans-unit><source>The <g id="1">red</g> car is fast.</source>'
+        '<target state="translated" state-qualifier="mt-suggestion">Das <g id="1">rote</g> Auto ist schnell.</target>'
+        "</trans-unit></file></xliff>",
+    ),
+    "ts": (
+        "<TS><message><source>The car is fast.</source><translation type='unfinished'/></message></TS>",
+        "<TS language=\"de\"><message><source>The car is fast.</source><translation type='unfinished'>"
+        "Das Auto ist schnell.</translation></message></TS>",
+    ),
+    "tmx": (
+        '<tmx><body><tu><tuv xml:lang="en"><seg>The car is fast.</seg></tuv></tu></body></tmx>',
+        '<tmx><body><tu><tuv xml:lang="en"><seg>The car is fast.</seg></tuv><tuv xml:lang="de"><seg>'
+        "Das Auto ist schnell.</seg></tuv></tu></body></tmx>",
+    ),
+    "json": ('{"id": 7, "a": ["The car is fast."]}', '{"id": 7, "a": ["Das Auto ist schnell."]}'),
+    "yaml": ("en:\n  a: The car is fast. # x\n", "de:\n  a: Das Auto ist schnell. # x\n"),
+    "properties": ("a = The car is fast.\n", "a = Das Auto ist schnell.\n"),
+    "strings": ('"a" = "The car is fast.";\n', '"a" = "Das Auto ist schnell.";\n'),
+    "ipynb": (
+        '{"cells": [{"cell_type": "markdown", "source": ["The **red** car is fast."]}], "nbformat": 4}',
+        '{"cells": [{"cell_type": "markdown", "source": ["Das **rote** Auto ist schnell."]}], "nbformat": 4}',
+    ),
+    "tex": (
+        "\\section{The car}\nThe \\textbf{red} car is fast.\\footnote{The car is red.} % x\n",
+        "\\section{Das Auto}\nDas \\textbf{rote} Auto ist schnell.\\footnote{Das Auto ist rot.} % x\n",
+    ),
     "text": ("The car is fast.\n\n  The car is red.\n", "Das Auto ist schnell.\n\n  Das Auto ist rot.\n"),
 }  # fmt: skip
 
@@ -48,6 +77,21 @@ def model() -> ayn.Translator:
 def test_a_document_is_translated_and_its_markup_is_kept(model: ayn.Translator, format: str) -> None:
     source, target = DOCUMENTS[format]
     assert model.translate_document(source, "de", format=format).text == target
+
+
+def test_a_document_of_word_is_translated_and_its_bold_words_stay_bold(model: ayn.Translator) -> None:
+    from docx import Document
+
+    document = Document()
+    paragraph = document.add_paragraph("The ")
+    paragraph.add_run("red car").bold = True
+    paragraph.add_run(" is fast.")
+    file = io.BytesIO()
+    document.save(file)
+    found = model.translate_document(file.getvalue(), "de", format="docx")
+    runs = Document(io.BytesIO(found.data)).paragraphs[0].runs
+    assert [(run.text, run.bold) for run in runs] == [("Das ", None), ("rote Auto", True), (" ist schnell.", None)]
+    assert found.text == "Das rote Auto ist schnell." and found.passages == 1 and found.source == "en"
 
 
 def test_terms_of_a_glossary_are_in_the_translation(model: ayn.Translator) -> None:
@@ -97,7 +141,7 @@ def test_files_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--format", "doc", "text"], "unknown format 'doc'"),
         (["--format", "html", "--input", str(page), "--output", str(page)], "is the input file"),
         (["--glossary", str(terms), "text"], "line 1: expected a term"),
-        (["--all", "text"], "--all is for PO files"),
+        (["--all", "text"], "--all is for PO, XLIFF and TS files"),
     ]:
         assert run(*words) == 2
         assert message in capsys.readouterr().err

@@ -226,6 +226,29 @@ def read_image_classifier(predictor: Any, given: Any, target: Any = None, **opti
     return read_labels(reading, predictor.labels, "classes") if predictor.labels else replace(reading, output="vector")
 
 
+@reads("AudioClassifier")
+def read_audio_classifier(predictor: Any, given: Any, target: Any = None, **options: Any) -> Reading:
+    reader = predictor.reader
+    return read_labels(_heard(predictor, reader.features(reader.read(given))), predictor.labels, "classes")
+
+
+@reads("CtcTranscriber")
+def read_ctc_transcriber(predictor: Any, given: Any, target: Any = None, **options: Any) -> Reading:
+    """The first window of a sound, with the output of every position; the blank is empty."""
+    track = predictor.track(0, given)
+    if track.at >= track.total:
+        raise UserError(f"{'; '.join(track.notes)}: there is nothing to look inside")
+    name = output_name(predictor.tokenizer)
+    names = ["" if number == predictor.tokenizer.pad else name(number) for number in range(predictor.tokenizer.size)]
+    return read_labels(_heard(predictor, track.frames[:, : predictor.piece(track)]), names, "tags")
+
+
+def _heard(predictor: Any, features: Tensor) -> Reading:
+    signal = Signal(features[None].to(predictor.device, next(predictor.model.parameters()).dtype))
+    tokens, media = frame_media(features, predictor.model.config.embed.positions_of(features.shape[-1]))
+    return Reading(Batch(signal), {"encoder": tokens}, media={"encoder": media})
+
+
 @reads("Captioner")
 def read_captioner(predictor: Any, given: Any, target: Any = None, **options: Any) -> Reading:
     """An image and its text, which is `target`, or decoded."""

@@ -297,6 +297,13 @@ def _classify_image(predictor: Any, request: UseRequest, top: int) -> Document:
     return {"shows": "classes", "answer": found.label, "scores": list(found.scores.items())}
 
 
+def _classify_audio(predictor: Any, request: UseRequest, top: int) -> Document:
+    if request.sound is None:
+        raise UserError("this model reads a sound; set `sound`")
+    (found,) = predictor.classify_audio_full([request.read(predictor)], top=top)
+    return {"shows": "classes", "answer": found.label, "scores": list(found.scores.items())}
+
+
 def _caption(predictor: Any, request: UseRequest, top: int) -> Document:
     (found,) = predictor.caption_full([_image(request, predictor)])
     return {"shows": "classes", "answer": found.text, "scores": [(found.text, math.exp(found.score))]}
@@ -335,10 +342,12 @@ _PREDICT = {
     "classification": _classify,
     "question-answering": _answer,
     "tagging": _tag,
+    "replaced-token": _tag,
     "reranking": _classify,
     "similarity": _embed,
     "contrastive": _embed,
     "transcription": _transcribe,
+    "audio-classification": _classify_audio,
     "image-classification": _classify_image,
     "image-text": _match_image,
     "captioning": _caption,
@@ -360,10 +369,12 @@ _METHODS = {
     "classification": "classify",
     "question-answering": "answer",
     "tagging": "tag",
+    "replaced-token": "tag",
     "reranking": "classify",
     "similarity": "embed",
     "contrastive": "embed",
     "transcription": "transcribe",
+    "audio-classification": "classify_audio",
     "image-classification": "classify_image",
     "image-text": "match_image",
     "captioning": "caption",
@@ -378,7 +389,12 @@ def about(predictor: Any) -> Document:
     """What the form of the page needs to know of a model."""
     task = str(predictor.folder.task["kind"])
     generates = isinstance(predictor, GeneratingPredictor)
-    reads = {"transcription": "sound", "image-classification": "image", "image-text": "image and texts"}
+    reads = {
+        "transcription": "sound",
+        "audio-classification": "sound",
+        "image-classification": "image",
+        "image-text": "image and texts",
+    }
     found: Document = {"task": task, "reads": reads.get(task, "text"), "generates": generates}
     if translates(task):
         known = predictor.routes.detector

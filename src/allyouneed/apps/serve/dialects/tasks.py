@@ -18,10 +18,11 @@ from allyouneed.apps.serve.dialects.translation import service
 from allyouneed.apps.serve.dialects.translation.fields import choice, one_text
 from allyouneed.apps.serve.dialects.translation.terms import read_glossary
 from allyouneed.apps.serve.errors import ApiError, over_limit
-from allyouneed.apps.serve.inputs import count_tokens, embed
+from allyouneed.apps.serve.inputs import count_tokens, embed, relevance
 from allyouneed.apps.serve.responses import json_response
 from allyouneed.apps.serve.settings import Limits
 from allyouneed.apps.serve.strict import Count, RequestBody, Text
+from allyouneed.errors import UserError
 
 if TYPE_CHECKING:
     from allyouneed.apps.serve.engine.served_model import ServedModel
@@ -32,11 +33,14 @@ Task = Literal[
     "fill-mask",
     "tagging",
     "similarity",
+    "search",
     "click",
     "preference",
     "image-classification",
     "image-text",
     "captioning",
+    "audio-classification",
+    "transcription",
     "question-answering",
     "translation",
     "seq2seq",
@@ -47,27 +51,31 @@ Pair = Annotated[list[Text], Field(min_length=2, max_length=2)]
 Row = dict[Text, Any]
 MOST_VALUES = 10_000  # of a row
 MOST_CANDIDATES = 1000
+FOUND, RERANKED = 10, 50  # texts of a search, and those that a second model ranks
 TRANSLATION = ("source_lang", "target_lang", "format", "glossary", "glossary_id")
 REWRITERS = {  # the method of each task, and what it does, for errors
     "seq2seq": ("seq2seq_full", "rewrite texts"),
     "summarisation": ("summarise_full", "summarise texts"),
     "correction": ("correct_full", "correct texts"),
 }
-FORMATS = ("text", "html", "md", "srt", "vtt", "po", "xml")
 
 
 class TaskRequest(RequestBody):
     """`inputs`: texts; pairs of texts (similarity, classification), of prompts and answers (preference), of a question
-    and a text (question-answering); images in base64 (image-…, captioning); rows of a log (click). `top`: results per
-    input. `labels`: the texts to choose from (image-text). The others: of translation."""
+    and a text (question-answering); images (image-…, captioning) and sound files (transcription, audio-…) in base64;
+    rows of a log (click). `top`: results per input. `labels`: the texts to choose from (image-text). `rerank`: the
+    model that ranks what was found anew (search). The others: of translation."""
 
     model: Text | None = None
     inputs: Annotated[list[Text | Pair | Row], Field(min_length=1)]
     top: Annotated[Count, Field(le=MOST_CANDIDATES)] | None = None
     labels: list[Text] | None = None
+    rerank: Text | None = None
     source_lang: Text | None = None
     target_lang: Text | None = None
-    format: Annotated[Text | None, Field(description="html, md, srt, vtt, po, xml or text")] = None
+    format: Annotated[
+        Text | None, Field(description="text, html, md, po, json, …: a format of documents that is text")
+    ] = None
     glossary: dict[Text, Text] | Text | None = None
     glossary_id: Text | None = None
 
@@ -102,6 +110,8 @@ async def run_task(task: Task, body: TaskRequest, request: Request) -> Response:
         raise over_limit("inputs", len(body.inputs), limits.texts, "inputs")
     if body.labels is not None and task != "image-text":
         raise ApiError(f"labels: only for image-text, not for {task}", param="labels")
+    if body.rerank is not None and task != "search":
+        raise ApiError(f"rerank: only for search, not for {task}", param="rerank")
     if task == "translation":
         return await _translate(request, body, limits)
     if given := [name for name in TRANSLATION if getattr(body, name) is not None]:
@@ -113,6 +123,9 @@ async def run_task(task: Task, body: TaskRequest, request: Request) -> Response:
             results = await _fill_spans(model, body, limits, request.state.client)
         else:
             results = await RUNNERS[task](model, body, limits)
+        if body.rerank is not None:
+            async with state.registry.use(body.rerank) as reranker:
+                results = await _ranked_anew(reranker, body, results)
         return json_response({"model": model.name, "task": task, "results": results})
 
 
@@ -121,7 +134,10 @@ async def _translate(request: Request, body: TaskRequest, limits: Limits) -> Res
     source, target = body.source_lang, body.target_lang
     fields = {"glossary": body.glossary, "glossary_id": body.glossary_id}
     glossary = await read_glossary(request, fields, source, target, "source_lang")
-    format = choice(body.format, "format", FORMATS, "text")
+    from allyouneed.apps.translate.documents.formats import FORMATS
+
+    texts_only = [name for name, one in FORMATS.items() if not one.data and name not in ("csv", "tsv")]
+    format = choice(body.format, "format", texts_only, "text")
     texts = [one_text(text, "inputs") for text in body.texts()]
     job = service.Job(texts, source, target, body.top or 1, format, glossary=glossary)
     async with service.translator(request, job, body.model) as model:
@@ -232,6 +248,26 @@ async def _similarity(model: ServedModel, body: TaskRequest, limits: Limits) -> 
     return [float(cosine_similarity(a, b, dim=0)) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
 
 
+async def _search(model: ServedModel, body: TaskRequest, limits: Limits) -> list[Any]:
+    """`top` texts of the index in the model's folder, the best first; with `rerank`, the candidates for it."""
+    predictor, queries = model.offering("search", "search texts"), body.texts()
+    top = body.top or FOUND
+    top = top if body.rerank is None else max(top, RERANKED)
+    await count_tokens(predictor, queries, limits, "inputs", least=1)
+    found = await model.compute(("search", top), queries, lambda some: predictor.search(some, top))
+    return [[asdict(one) for one in own] for own in found]
+
+
+async def _ranked_anew(reranker: ServedModel, body: TaskRequest, results: list[Any]) -> list[Any]:
+    for query, found in zip(body.texts(), results, strict=True):
+        scores = await relevance(reranker, query, [one["text"] for one in found])
+        for one, score in zip(found, scores, strict=True):
+            one["score"] = score
+        found.sort(key=lambda one: -one["score"])
+        del found[body.top or FOUND :]
+    return results
+
+
 async def _score(model: ServedModel, body: TaskRequest, limits: Limits) -> list[Any]:
     """Rewards in the order of the pairs; only differences between answers to one prompt mean something."""
     predictor, pairs = model.offering("score", "score answers"), body.pairs()
@@ -279,19 +315,57 @@ async def _match_image(model: ServedModel, body: TaskRequest, limits: Limits) ->
     return [{"label": one.text, "scores": one.scores, "cosines": one.cosines} for one in found]
 
 
+async def _classify_audio(model: ServedModel, body: TaskRequest, limits: Limits) -> list[Any]:
+    predictor = model.offering("classify_audio_full", "classify sounds")
+    sounds, top = await _sounds(body, limits), body.top or 5
+    found = await model.compute(
+        ("classify-audio", top), sounds, lambda some: predictor.classify_audio_full(some, top=top)
+    )
+    return [{"label": one.label, "scores": one.scores} for one in found]
+
+
+async def _transcribe(model: ServedModel, body: TaskRequest, limits: Limits) -> list[Any]:
+    predictor = model.offering("transcribe_full", "transcribe speech")
+    if body.top is not None:
+        raise ApiError("top: a sound has one transcript; remove it", param="top")
+    found = await model.compute("transcription", await _sounds(body, limits), predictor.transcribe_full)
+    return [
+        {"text": one.text, "segments": [asdict(segment) for segment in one.segments], "notes": one.notes}
+        for one in found
+    ]
+
+
+async def _sounds(body: TaskRequest, limits: Limits) -> list[Any]:
+    """Samples at 16 kHz of sound files in base64."""
+    from allyouneed.data.media.sound_files import read_sound
+
+    def read(text: str) -> Any:
+        try:
+            return read_sound(_content(text, "a sound", "inputs"), longest=limits.upload_seconds)
+        except UserError as error:
+            raise ApiError(f"inputs: {error}", param="inputs") from None
+
+    texts = body.texts()
+    return await asyncio.to_thread(lambda: [read(text) for text in texts])
+
+
 async def _images(body: TaskRequest, limits: Limits) -> list[Any]:
     texts = body.texts()
     return await asyncio.to_thread(lambda: [read_image(text, limits) for text in texts])
 
 
-def read_image(text: str, limits: Limits, param: str = "inputs") -> Any:
-    """An image from base64, or from a data: URL. Other URLs and paths are not opened."""
+def _content(text: str, what: str, param: str) -> bytes:
     if text.startswith("data:"):
         text = text.partition(",")[2]
     try:
-        raw = base64.b64decode(text, validate=True)
+        return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise ApiError(f"{param}: an image must be base64 (URLs and paths are not opened)", param=param) from None
+        raise ApiError(f"{param}: {what} must be base64 (URLs and paths are not opened)", param=param) from None
+
+
+def read_image(text: str, limits: Limits, param: str = "inputs") -> Any:
+    """An image from base64, or from a data: URL. Other URLs and paths are not opened."""
+    raw = _content(text, "an image", param)
     try:
         from PIL import Image
     except ImportError:
@@ -312,10 +386,13 @@ RUNNERS = {
     "fill-mask": _fill_mask,
     "tagging": _tag,
     "similarity": _similarity,
+    "search": _search,
     "question-answering": _answer,
     "click": _predict_click,
     "preference": _score,
     "image-classification": _classify_image,
     "image-text": _match_image,
     "captioning": _caption,
+    "audio-classification": _classify_audio,
+    "transcription": _transcribe,
 }

@@ -17,13 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from allyouneed.apps.serve.engine.delivery import Delivery
-from allyouneed.apps.serve.engine.forward import (
-    CHUNK,
-    ForwardJob,
-    ForwardQueue,
-    current_client,
-    fault_of_the_model,
-)
+from allyouneed.apps.serve.engine.forward import CHUNK, ForwardJob, ForwardQueue, current_client, fault_of_the_model
 from allyouneed.apps.serve.engine.places import refusal
 from allyouneed.apps.serve.errors import ApiError, internal_error, log, log_failure
 from allyouneed.apps.serve.metrics import BlockTotals, Metrics

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from html import unescape
 
-from allyouneed.apps.translate.documents.parts import Builder, Document, Part, free_symbols
+from allyouneed.apps.translate.documents.parts import Builder, Document, OwnLanguage, Part, free_symbols
 from allyouneed.apps.translate.documents.tokens import MarkupToken, tokens
 
 
@@ -28,6 +28,8 @@ UNSEEN = names("script style template svg")  # a passage goes on after them, wit
 # a new one ends the one before it
 CLOSES_ITSELF = names("p li dt dd tr td th option optgroup")
 ATTRIBUTES = frozenset(("title", "alt", "placeholder", "aria-label"))
+LANGUAGES = ("lang", "xml:lang")
+DESCRIPTION = re.compile(r"description|(?:og|twitter):(?:title|description|image:alt)")
 ENTITY = re.compile(r"(&(?:#[0-9]{1,9}|#[xX][0-9A-Fa-f]{1,8}|[A-Za-z][A-Za-z0-9]{1,31});?)")
 
 
@@ -44,9 +46,12 @@ def read_html(
     return Document(_Reader(text, free_symbols(text), (BLOCKS | splits) - stays, COPIED | ignored).read())
 
 
-def read_html_parts(text: str, symbols: Sequence[str]) -> list[Part]:
-    """A part of a document that does not contain these symbols."""
-    return _Reader(text, symbols, BLOCKS, COPIED).read()
+def read_html_parts(
+    text: str, symbols: Sequence[str], language: OwnLanguage | None = None, xml: bool = False
+) -> list[Part]:
+    """A part of a document that does not contain these symbols. `language`: of the document; `xml`: it is XHTML, where
+    `<a id="x"/>` is an anchor, and no placeholder."""
+    return _Reader(text, symbols, BLOCKS, COPIED, language, xml).read()
 
 
 def lower_names(tags: Iterable[str]) -> frozenset[str]:
@@ -70,8 +75,17 @@ def encode(text: str) -> str:
 class _Reader:
     """`blocks`: elements that delimit passages; `copies`: those whose content is copied."""
 
-    def __init__(self, text: str, symbols: Sequence[str], blocks: frozenset[str], copies: frozenset[str]) -> None:
+    def __init__(
+        self,
+        text: str,
+        symbols: Sequence[str],
+        blocks: frozenset[str],
+        copies: frozenset[str],
+        language: OwnLanguage | None = None,
+        xml: bool = False,
+    ) -> None:
         self.tokens = iter(tokens(text))
+        self.language, self.xml = language or OwnLanguage(), xml
         self.symbols, self.blocks, self.copies = symbols, blocks, copies
         self.builder = Builder(self.symbols, encode)
         self.copied: list[str] = []  # an element that is copied, so far
@@ -107,7 +121,7 @@ class _Reader:
             self.builder.skip(*raw)
         elif opens or token.kind == "end":
             self.builder.mark(raw, (token.name, token.kind == "end"))
-        elif token.name in VOID:
+        elif token.name in VOID or self.xml:
             if token.name == "br":
                 self.builder.separate()
             self.builder.mark(raw)
@@ -148,7 +162,12 @@ class _Reader:
         at = 0
         if token.kind != "end" and not _is_marked_copied(token):
             for found in token.attributes:
-                if found.name in ATTRIBUTES and found.value:
+                if found.name in LANGUAGES and found.value:
+                    start, end = found.start + found.quoted, found.end - found.quoted
+                    yield token.raw[at:start]
+                    yield self.language.part(found.value, encode)
+                    at = end
+                if (found.name in ATTRIBUTES or (found.name == "content" and _describes(token))) and found.value:
                     yield token.raw[at : found.start]
                     yield from self._attribute(token.raw[found.start : found.end])
                     at = found.end
@@ -170,6 +189,12 @@ class _Reader:
             builder.text(value, unescape(value))
         builder.end()
         yield from (quote, *builder.parts, quote)
+
+
+def _describes(token: MarkupToken) -> bool:
+    """Whether this is a `meta` element whose content people read, in lists of results and in previews."""
+    named = token.attribute("name") or token.attribute("property")
+    return token.name == "meta" and bool(DESCRIPTION.fullmatch(named.lower()))
 
 
 def _is_marked_copied(token: MarkupToken) -> bool:

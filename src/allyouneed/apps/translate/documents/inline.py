@@ -20,6 +20,7 @@ TOKEN = re.compile(
     r"|(?P<soft>[ \t]*\r?\n[ \t]*(?:>[ \t]?)*)"
     r"|(?P<escape>\\[!-/:-@\[-`{-~])"
     r"|(?P<code>(?P<ticks>`+)(?!`).{1,2000}?(?<!`)(?P=ticks)(?!`))"
+    r"|(?P<math>\$\$.{1,2000}?\$\$|(?<![\w$])\$(?=[^\s$])[^$\n]{1,500}(?<=[^\s\\])\$(?![\w$]))"
     rf"|(?P<address>{ADDRESS})"
     rf"|(?P<comment><!--.{0, 2000}?-->)|(?P<tag>{TAG})"
     r"|(?P<note>\[\^[^\[\]\s]+\])"
@@ -108,7 +109,7 @@ def _add(found: list[Piece], opened: Openers, token: re.Match[str], text: str, l
         found.append(Piece("text", raw, raw[1]))
     elif kind == "entity":
         found.append(Piece("text", raw, unescape(raw)))
-    elif kind in ("code", "address"):
+    elif kind in ("code", "math", "address"):
         found.append(Piece("noun", raw))
     elif kind == "tag":
         single = token["name"].lower() in VOID

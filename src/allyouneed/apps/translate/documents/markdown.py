@@ -37,6 +37,8 @@ class _MarkdownReader:
         self.front = "" if front is None else front[0]
         self.lines = LINE.findall(text[len(self.front) :])
         self.labels = labels_of(iter(self.lines))
+        marks = [number for number, line in enumerate(self.lines) if line.strip() == "$$"]
+        self.math = {n for first, last in zip(marks[::2], marks[1::2], strict=False) for n in range(first, last + 1)}
         self.symbols = free_symbols(text)
         self.builder = Builder(self.symbols, encoder(False), [self.front] * bool(self.front))
         self.paragraph = ""
@@ -50,7 +52,13 @@ class _MarkdownReader:
             body = bare[len(_prefix(bare)) :]
             size = 1
             table = table and bool(bare.strip()) and "|" in bare
-            if fences.is_code(body) or not body.strip() or RULE.match(bare) or DEFINITION.match(bare):
+            if (
+                fences.is_code(body)
+                or at in self.math
+                or not body.strip()
+                or RULE.match(bare)
+                or DEFINITION.match(bare)
+            ):
                 self._copy(line)
             elif blank and not self.in_list and re.match(r" {4}|\t", bare):
                 self._copy(line)

@@ -11,8 +11,10 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from allyouneed.apps.translate.spans.spans import Passage, Span, SpanKind
+from allyouneed.data.languages import parse_name
 
 INVALID = "\ufffd"
 MOST_MARKS = 1000  # of a passage; a longer one is divided
@@ -34,6 +36,9 @@ class Unit:
     marks: Mapping[str, tuple[Part, ...]]
     encode: Callable[[str], str]
     ordered: bool = False
+
+    def written(self, answers: Mapping[Unit, str]) -> str:
+        return self.write(answers[self], answers)
 
     def write(self, text: str, answers: Mapping[Unit, str]) -> str:
         """The passage with this translation. Unchanged words stay as they were written, byte for byte."""
@@ -58,11 +63,66 @@ class Unit:
         return pattern.split(text)
 
 
-Part = str | Unit
+@dataclass(frozen=True, eq=False)
+class Embedded:
+    """A document inside another one: a cell of a notebook, a member of a package. `source`: as it is written there;
+    `encode`: another text as it is written there."""
+
+    raw: tuple[Part, ...]
+    source: str
+    encode: Callable[[str], str] = str
+
+    def written(self, answers: Mapping[Unit, str]) -> str:
+        text = render(self.raw, answers)
+        return self.source if text == render(self.raw, SOURCE) else self.encode(text)
+
+
+@dataclass(frozen=True, eq=False)
+class ForTarget:
+    """What depends on the language of a document, such as `lang="en"`. `encode`: as it is written for another one."""
+
+    source: str
+    encode: Callable[[str], str]
+    raw: tuple[Part, ...] = ()
+
+    def written(self, answers: Mapping[Unit, str]) -> str:
+        return self.encode(answers[TARGET]) if TARGET in answers else self.source
+
+
+Part = str | Unit | Embedded | ForTarget
+
+
+class OwnLanguage:
+    """The language that a document names first is its own: wherever it is named, a translation names another one."""
+
+    def __init__(self) -> None:
+        self.code = ""
+
+    def part(self, value: str, encode: Callable[[str], str] = str) -> Part:
+        named = parse_name(value).language
+        self.code = self.code or named
+        return ForTarget(value, lambda to: encode(language_tag(to))) if named and named == self.code else value
+
+
+def language_tag(name: str) -> str:
+    """The BCP 47 tag of a language: `zh-Hant`."""
+    found = parse_name(name)
+    return f"{found.language}-{found.script.title()}" if found.script is not None else found.language
+
+
+class _Source(dict[Unit, str]):
+    """Each passage as its own translation."""
+
+    def __missing__(self, unit: Unit) -> str:
+        return unit.passage
+
+
+SOURCE = _Source()
+TARGET = Unit(Passage("", {}), (), {}, str)  # not part of any document: its answer is the target language
 
 
 def render(parts: Iterable[Part], answers: Mapping[Unit, str]) -> str:
-    return "".join(part if isinstance(part, str) else part.write(answers[part], answers) for part in parts)
+    return "".join(part if isinstance(part, str) else part.written(answers) for part in parts)
 
 
 def units(parts: Iterable[Part]) -> Iterator[Unit]:
@@ -70,6 +130,7 @@ def units(parts: Iterable[Part]) -> Iterator[Unit]:
     for part in parts:
         if isinstance(part, Unit):
             yield part
+        if not isinstance(part, str):
             yield from units(part.raw)
 
 
@@ -90,17 +151,27 @@ def nested(symbols: Sequence[str], spans: Mapping[str, Span]) -> bool:
 
 @dataclass(frozen=True)
 class Document:
-    """A document that was read."""
+    """A document that was read; `encoding`: of its file."""
 
     parts: list[Part]
+    encoding: str = "utf-8"
 
-    @property
+    @cached_property
     def units(self) -> list[Unit]:
         return list(units(self.parts))
 
-    def write(self, texts: Sequence[str]) -> str:
-        """With these translations of the passages of its units."""
-        return render(self.parts, dict(zip(self.units, texts, strict=True)))
+    def write(self, texts: Sequence[str], to: str | None = None) -> str:
+        """With these translations of the passages of its units. `to`: their language, which the document then names."""
+        return render(self.parts, self.answers(texts, to))
+
+    def data(self, texts: Sequence[str], to: str | None = None) -> bytes:
+        """The same, as the content of a file."""
+        return self.write(texts, to).encode(self.encoding, "xmlcharrefreplace")
+
+    def answers(self, texts: Sequence[str], to: str | None) -> dict[Unit, str]:
+        found = dict(zip(self.units, texts, strict=True))
+        changed = to is not None and any(text != unit.passage for unit, text in found.items())
+        return {**found, TARGET: str(to)} if changed else found
 
 
 @dataclass
@@ -130,11 +201,17 @@ class Builder:
         if len(char) == 1:
             self._spelled.setdefault(char, raw)
 
-    def mark(self, raw: Iterable[Part], pair: Pair | None = None, written: str | None = None) -> None:
-        """`written`: as it is in a translation, where that is not `raw`."""
-        symbol = self._span(tuple(raw), MARK, pair)
+    def mark(
+        self,
+        raw: Iterable[Part],
+        pair: Pair | None = None,
+        written: Part | Sequence[Part] | None = None,
+        noun: bool = False,
+    ) -> None:
+        """`written`: as it is in a translation, where that is not `raw`. `noun`: see `noun`."""
+        symbol = self._span(tuple(raw), NOUN if noun else MARK, pair)
         if written is not None:
-            self._written[symbol] = (written,)
+            self._written[symbol] = tuple(written) if not isinstance(written, Part) else (written,)
 
     def separate(self) -> None:
         """Before a mark that separates words, such as a line break: the model reads a space."""
@@ -143,7 +220,7 @@ class Builder:
 
     def noun(self, raw: Iterable[Part]) -> None:
         """Something that is copied and stands for a thing in its sentence, such as code."""
-        self._span(tuple(raw), NOUN, None)
+        self.mark(raw, noun=True)
 
     def _span(self, raw: tuple[Part, ...], kind: SpanKind, pair: Pair | None) -> str:
         if self._marks == len(self.symbols):
@@ -152,6 +229,13 @@ class Builder:
         self._marks += 1
         self._items.append((raw, symbol, Span(symbol, kind, pair=pair)))
         return symbol
+
+    def aside(self, raw: str) -> None:
+        """What is not seen: copied before the first word of a passage, a mark in it."""
+        if any(plain.strip() for _, plain, _ in self._items):
+            self.mark([raw])
+        else:
+            self.skip(raw)
 
     def skip(self, *raw: Part) -> None:
         """End the passage; these parts follow it and are copied."""

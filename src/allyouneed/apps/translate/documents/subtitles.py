@@ -136,7 +136,7 @@ def _passages(
     newline = "\r\n" if "\r\n" in group[0].before else "\n"
     befores = [(cue.before,) for cue in group[1:]]
     lines = tuple(1 if speakers else cue.text.count("\n") + 1 for cue in group)
-    return [part if isinstance(part, str) else _with_cuts(part, befores, lines, newline) for part in builder.parts]
+    return [_with_cuts(part, befores, lines, newline) if isinstance(part, Unit) else part for part in builder.parts]
 
 
 def _with_cuts(unit: Unit, befores: list[tuple[str]], lines: tuple[int, ...], newline: str) -> Unit:

@@ -28,6 +28,10 @@ class Attribute(NamedTuple):
     start: int
     end: int
 
+    @property
+    def quoted(self) -> bool:
+        return self.end - self.start > len(self.value)
+
 
 class MarkupToken(NamedTuple):
     """`name`: of a tag, in lower case; `kind`: `empty` is `<x/>`, `other` a comment, a declaration, an instruction."""

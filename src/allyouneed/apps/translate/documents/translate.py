@@ -26,12 +26,14 @@ DETECTED = 5000  # characters from which the language of a document is detected
 
 @dataclass(frozen=True)
 class DocumentTranslation:
-    """A translated document; `passages`: how many were translated; `notes`: as in `Translation`. `source`: the language
-    of most of its words, if the model knows languages. `words`: its passages, without markup. `others`: further
+    """A translated document; `data`: the same as the content of a file. `text` of a packed one (Word, EPUB) has its
+    passages, one a line. `passages`: how many were translated; `notes`: as in `Translation`. `source`: the language of
+    most of its words, if the model knows languages. `words`: its passages, without markup. `others`: further
     translations, best first, if asked for with `best`."""
 
     text: str
     passages: int
+    data: bytes = b""
     notes: list[str] = field(default_factory=list)
     source: str | None = None
     words: str = ""
@@ -40,7 +42,7 @@ class DocumentTranslation:
 
 def translate_documents(
     translator: Translator,
-    texts: Sequence[str],
+    texts: Sequence[str | bytes],
     to: str | None,
     format: str,
     from_: str | None = None,
@@ -50,8 +52,8 @@ def translate_documents(
 ) -> list[DocumentTranslation]:
     """`reading`: options of the format; `options`: of `translate_full`."""
     options = dict(options or {})
-    if wrong := [text for text in texts if not isinstance(text, str)]:
-        raise UserError(f"a document must be a string, not {type(wrong[0]).__name__}")
+    if wrong := [text for text in texts if not isinstance(text, str | bytes)]:
+        raise UserError(f"a document must be a string or bytes, not {type(wrong[0]).__name__}")
     if unfit := sorted({"align", "first", "protect"} & options.keys()):
         raise UserError(f"{', '.join(unfit)}: not for documents; remove it")
     documents = [read_document(text, format, **(reading or {})) for text in texts]
@@ -62,7 +64,8 @@ def translate_documents(
     if isinstance(options.get("context"), int):  # each document has its own
         several = [[unit.passage for unit in document.units] for document in documents]
     found = chain.from_iterable(translator.translate_full(some, to, **options) for some in several)
-    return [_write(document, list(islice(found, len(document.units))), format, from_) for document in documents]
+    named = named_target(translator, to)
+    return [_write(document, list(islice(found, len(document.units))), format, from_, named) for document in documents]
 
 
 def target_language(translator: Translator, passages: Sequence[str], to: str | None, from_: str | None) -> str | None:
@@ -75,27 +78,44 @@ def target_language(translator: Translator, passages: Sequence[str], to: str | N
     return next(reversed(translator.routes.of(words, None, from_).into), None)  # one language for all of it
 
 
+def named_target(translator: Translator, to: str | None) -> str | None:
+    """The language that a translated document names as its own."""
+    found = {there for _, there in getattr(translator.routes, "directions", ())}
+    return to if to is not None or len(found) != 1 else found.pop()
+
+
+def named_source(translator: Translator, passages: Sequence[str], from_: str | None) -> str | None:
+    """The language that a document is in: given, or that of its words."""
+    if from_ is not None or translator.routes.detector is None:
+        found = {here for here, _ in getattr(translator.routes, "directions", ())}
+        return from_ if from_ is not None or len(found) != 1 else found.pop()
+    return translator.routes.of(without_spans("\n".join(passages)[:DETECTED]), None, None).here
+
+
 def passage_text(source: str, text: str, format: str) -> str:
     """The translation of a passage as it is written in a document of this format."""
     return text if format == "text" else same_end(source, text)
 
 
-def _write(document: Document, found: list[Translation], format: str, from_: str | None) -> DocumentTranslation:
-    def text(rank: int) -> str:
+def _write(
+    document: Document, found: list[Translation], format: str, from_: str | None, to: str | None
+) -> DocumentTranslation:
+    def texts(rank: int) -> list[str]:
         chosen = [(one.source, one.candidates[min(rank, len(one.candidates) - 1)].text) for one in found]
-        return document.write([passage_text(before, after, format) for before, after in chosen])
+        return [passage_text(before, after, format) for before, after in chosen]
 
     letters = Counter[str]()
     for one in found:
         if one.route:
             letters[one.route[0]] += len(one.source)
     return DocumentTranslation(
-        text(0),
+        document.write(texts(0), to),
         len(found),
+        document.data(texts(0), to),
         [note for one in found for note in one.notes],
         letters.most_common(1)[0][0] if letters else from_,
         SYMBOLS.sub("", "\n".join(one.source for one in found)),
-        [text(rank) for rank in range(1, max((len(one.candidates) for one in found), default=1))],
+        [document.write(texts(rank), to) for rank in range(1, max((len(one.candidates) for one in found), default=1))],
     )
 
 

@@ -19,7 +19,7 @@ from typing import BinaryIO, cast
 from allyouneed.errors import UserError
 
 SUFFIXES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
-LARGE, MOST_EXPANDED = 256 << 20, 200  # bytes of a member that may be a bomb, and times its packed size
+LARGE, MOST_EXPANDED = 64 << 20, 200  # bytes of a member that may be a bomb, and times its packed size
 MOST_MEMBERS = 100_000
 IN_MEMORY = 1 << 30  # bytes of a packed file that must be read at random
 
@@ -48,6 +48,7 @@ def members(archive: Path) -> list[Path]:
         if archive.suffix.lower() == ".zip":
             with zipfile.ZipFile(archive) as packed:
                 names = [info.filename for info in packed.infolist() if not info.is_dir()]
+                check_expansion(archive, sum(info.file_size for info in packed.infolist()), archive.stat().st_size)
         else:
             with tarfile.open(archive) as tar:
                 names = [info.name for info in _tar_members(tar, archive) if info.isreg()]
@@ -76,7 +77,7 @@ def open_binary(path: Path) -> Iterator[BinaryIO]:
         if archive.suffix.lower() == ".zip":
             with zipfile.ZipFile(archive) as packed:
                 info = _zip_member(packed, name, path)
-                _check_size(path, info.file_size, info.compress_size)
+                check_expansion(path, info.file_size, info.compress_size)
                 with packed.open(info) as member:
                     yield cast("BinaryIO", member)
             return
@@ -104,12 +105,14 @@ def open_seekable(path: Path) -> Iterator[BinaryIO]:
     yield BytesIO(content)
 
 
-def check_zip(path: Path, file: BinaryIO) -> None:
-    """Refuse a zipped document (.xlsx) that expands to hundreds of times its size."""
+def check_zip(path: Path, file: BinaryIO) -> int:
+    """Refuse a zipped document (.xlsx, .npz) that expands to hundreds of times its size; its size when it is
+    unpacked."""
     with _reading(path), zipfile.ZipFile(file) as packed:
         unpacked = sum(info.file_size for info in packed.infolist())
-        _check_size(path, unpacked, sum(info.compress_size for info in packed.infolist()))
+        check_expansion(path, unpacked, file.seek(0, 2))
     file.seek(0)
+    return unpacked
 
 
 def _zip_member(packed: zipfile.ZipFile, name: str, path: Path) -> zipfile.ZipInfo:
@@ -126,13 +129,15 @@ def _missing(path: Path, archive: Path) -> UserError:
 
 def _tar_members(tar: tarfile.TarFile, archive: Path) -> Iterator[tarfile.TarInfo]:
     """Each before the next is looked for, which unpacks all of it."""
-    packed = archive.stat().st_size
+    packed, unpacked = archive.stat().st_size, 0
     while (info := tar.next()) is not None:
-        _check_size(archive / info.name.lstrip("/"), info.size, packed)
+        unpacked += info.size
+        check_expansion(archive / info.name.lstrip("/"), unpacked, packed)
         yield info
 
 
-def _check_size(path: Path, size: int, packed: int) -> None:
+def check_expansion(path: Path, size: int, packed: int) -> None:
+    """Refuse content of `size` bytes that `packed` bytes are said to expand to, if they may be a bomb."""
     if size > LARGE and size > MOST_EXPANDED * max(packed, 1):
         raise UserError(
             f"{path}: {packed:,} bytes that expand to {size:,}; more than {MOST_EXPANDED} times as many are not read: "

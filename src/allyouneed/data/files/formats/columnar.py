@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from allyouneed.data.files.formats.archives import open_seekable
+from allyouneed.data.files.formats.archives import check_expansion, on_disk, open_seekable
 from allyouneed.data.files.lines import DataFile, inner_suffix
 from allyouneed.errors import UserError
 from allyouneed.errors.extras import require
+from allyouneed.files.reading import read_json
 
 MOST_COLUMNS = 10_000
 LONGEST_FOOTER = 64 << 20  # bytes; that of a million columns is longer
@@ -29,8 +30,11 @@ def rows(file: DataFile, wanted: Sequence[str]) -> Iterator[Mapping[str, Any]]:
         schema, batches = _open(stream, file, wanted)
         features = _features(schema, file.path)
         decoders = {name: _decoder(features.get(name)) for name in schema.names}
+        size, unpacked = on_disk(file.path).stat().st_size, 0
         for batch in batches:
-            batch.validate(full=True)  # offsets of a damaged file may lead anywhere
+            batch.validate(full=True)  # offsets of a damaged file may lead anywhere, also when bytes are counted
+            unpacked += batch.nbytes
+            check_expansion(file.path, unpacked, size)
             for row in batch.to_pylist():
                 yield {name: decoders[name](value) if name in decoders else value for name, value in row.items()}
 
@@ -76,12 +80,11 @@ def _chosen(names: Sequence[str], wanted: Sequence[str], file: DataFile) -> list
 def _features(schema: Any, path: Path) -> dict[str, Any]:
     """What the columns are to the library that wrote them, in the schema or beside the file."""
     try:
-        beside = path.parent / INFO
         text = (schema.metadata or {}).get(b"huggingface")
-        tree = json.loads(text) if text else {"info": json.loads(beside.read_text()) if beside.is_file() else {}}
+        tree = json.loads(text) if text else {"info": read_json(path.parent, INFO, needed=False)}
         found = tree["info"]["features"]
         return found if isinstance(found, dict) else {}
-    except (ValueError, LookupError, TypeError, OSError):
+    except (ValueError, LookupError, TypeError, RecursionError, UserError):
         return {}
 
 

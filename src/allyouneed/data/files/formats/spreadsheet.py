@@ -11,6 +11,7 @@ from allyouneed.errors import UserError, near
 from allyouneed.errors.extras import require
 
 MOST_ROWS, MOST_COLUMNS = 1 << 20, 1 << 14  # of a sheet, by the format
+LEAST_ROOM = 1 << 23  # cells; more than the bytes of a file are mostly between its cells and written nowhere
 
 
 def rows(file: DataFile) -> Iterator[tuple[int, list[str]]]:
@@ -21,11 +22,16 @@ def rows(file: DataFile) -> Iterator[tuple[int, list[str]]]:
     width = 0
     try:
         with open_seekable(file.path) as stream:
-            check_zip(file.path, stream)
+            room = max(LEAST_ROOM, check_zip(file.path, stream))
             book = load_workbook(stream, read_only=True, data_only=True, keep_links=False)
-            for number, row in enumerate(_sheet(book, file).iter_rows(values_only=True), start=1):
+            sheet = _sheet(book, file)
+            sheet.reset_dimensions()  # those of the file may be a lie that pads every row
+            for number, row in enumerate(sheet.iter_rows(values_only=True), start=1):
                 if number > MOST_ROWS or len(row) > MOST_COLUMNS:
                     raise UserError(f"{file}:{number}: more rows or columns than the format allows; save it again")
+                room -= len(row)
+                if room < 0:
+                    raise UserError(f"{file}:{number}: rows of almost nothing but empty cells; delete their columns")
                 cells = [_text(value) for value in row]
                 while cells and not cells[-1]:
                     cells.pop()

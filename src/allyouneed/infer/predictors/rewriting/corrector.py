@@ -90,7 +90,8 @@ class Corrector(Seq2Seq):
         return target_log_probs(self.model, read, [frame.begin] * len(read), answers)
 
     def figures(self, examples: Sequence[Any], found: Sequence[str], resamples: int) -> tuple[dict[str, float], str]:
-        sources, expected = [example.texts[0] for example in examples], [example.texts[1] for example in examples]
+        sources = [example.texts[0] for example in examples]
+        expected = [[example.texts[1], *getattr(example, "others", ())] for example in examples]
         scores = correction_scores(sources, found, expected)
         figures, text = super().figures(examples, found, resamples)
         edits = {"f0.5": scores.f05, "precision": scores.precision, "recall": scores.recall}

@@ -116,10 +116,7 @@ class Seq2Seq(GeneratingPredictor):
         )
         return [
             Rewriting(
-                text,
-                [self._candidate(one, decoding) for one in best],
-                self._notes(text, best[0]),
-                total_stats([best]),
+                text, [self._candidate(one, decoding) for one in best], self._notes(text, best[0]), total_stats([best])
             )
             for text, best in zip(many, found, strict=True)
         ]

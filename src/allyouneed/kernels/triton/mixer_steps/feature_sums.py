@@ -19,6 +19,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from allyouneed.kernels import has_pdl
+from allyouneed.kernels.triton import await_inputs
 from allyouneed.kernels.triton.mixer_steps.deferred import recent_weights
 
 LANES = 128  # numbers of fp32 that a warp reads at once
@@ -35,9 +36,7 @@ def _feature_exponents(
     m, f = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDE)
     known, real, own = f < WIDTH, m < FEATURES, vector < vectors
     tile = tl.load(features + m[None, :] * WIDTH + f[:, None], mask=real[None, :] & known[:, None], other=0.0)
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_inputs(OVERLAP)
     at = qkv + ((vector // EACH).to(tl.int64) * row_stride + vector % EACH * WIDTH)[:, None] + f[None, :]
     x = tl.load(at, mask=own[:, None] & known[None, :], other=0.0).to(tl.float32) * scale
     found = tl.dot(x, tile, input_precision="tf32x3")

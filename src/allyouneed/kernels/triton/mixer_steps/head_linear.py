@@ -9,9 +9,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from allyouneed.kernels import has_pdl
+from allyouneed.kernels.triton import await_inputs
 
 
 @triton.jit
@@ -36,15 +36,11 @@ def _head_linear(
     if ROWS == 1:  # all inputs at once; the weights are read before the inputs are ready
         i = tl.arange(0, INPUTS)
         tile = _weights(here, i, n, IN, OUT, LAST)
-        if OVERLAP:
-            gdc_launch_dependents()
-            gdc_wait()
+        await_inputs(OVERLAP)
         row = tl.load(given[:, None] + i[None, :], mask=(i < IN)[None, :], other=0.0)
         found = tl.sum(tl.trans(row).to(tl.float32) * tile.to(tl.float32), 0)[None, :]
     else:
-        if OVERLAP:
-            gdc_launch_dependents()
-            gdc_wait()
+        await_inputs(OVERLAP)
         found = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)
         for start in range(0, IN, INPUTS):
             i = start + tl.arange(0, INPUTS)

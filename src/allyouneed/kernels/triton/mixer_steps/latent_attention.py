@@ -13,9 +13,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from allyouneed.kernels import has_pdl
+from allyouneed.kernels.triton import await_inputs
 from allyouneed.kernels.triton.decode_attention import _rotate, _slot_of, keys_of_share
 from allyouneed.kernels.triton.recurrent_step import HeadNorm
 
@@ -36,9 +36,7 @@ def _latent_attention(
     apart: tl.constexpr = 1 if STEP == 2 else ROPE // 2
     f, p = tl.arange(0, WIDE), tl.arange(0, HALF)
     known, paired = f < RANK, p < half
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_inputs(OVERLAP)
     count, begin, end = keys_of_share(seen, row, share, SHARES, TILE)
     kind = cache.dtype.element_ty
     g = tl.arange(0, QUERIES)

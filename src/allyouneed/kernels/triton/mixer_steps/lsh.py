@@ -13,9 +13,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from allyouneed.kernels import has_pdl
+from allyouneed.kernels.triton import await_inputs
 from allyouneed.kernels.triton.decode_attention import _slot_of, keys_of_share, split_config
 
 
@@ -38,9 +38,7 @@ def _lsh_attention(
         directions + ((head * WIDTH + f[:, None]) * ROUNDS + turn[None, :]) * HALF + number[None, :],
         mask=drawn, other=0.0,
     )  # fmt: skip
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_inputs(OVERLAP)
     count, begin, end = keys_of_share(seen, row, share, SHARES, TILE)
     kind = keys.dtype.element_ty
     query = tl.load(q + row * q_row + head * WIDTH + f, mask=known, other=0.0).to(tl.float32)

@@ -13,6 +13,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from allyouneed.kernels import has_pdl
+from allyouneed.kernels.triton import await_inputs
 from allyouneed.kernels.triton.mixer_steps.deferred import fold_recent, load_recent, read_deferred, tiles
 
 
@@ -32,9 +33,7 @@ def _convolution_step(
     found = f * 0.0
     if SHIFT:
         found = tl.load(shift + f, mask=inside, other=0.0).to(tl.float32)
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_inputs(OVERLAP)
     for number in tl.static_range(SIZE - 1):
         at = before + (row * (SIZE - 1) + number) * features + f
         old = tl.load(at, mask=inside, other=0.0)
@@ -77,9 +76,7 @@ def _mamba_step(
     direct = tl.load(skip + f, mask=inside, other=0.0).to(tl.float32)
     spot = h + (row * STATES + n[:, None]) * hidden + f[None, :]
     state = tl.load(spot, mask=both, other=0.0)
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_inputs(OVERLAP)
     at = row * hidden + f
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     step = _softplus(tl.load(steps + at, mask=inside, other=0.0).to(tl.float32) + own)
@@ -204,9 +201,7 @@ def _s4_step(
         at += STATES
         g_re, g_im = tl.load(at, mask=both, other=0.0), tl.load(at + half, mask=both, other=0.0)
     direct = tl.load(skip + f, mask=inside, other=0.0).to(tl.float32)
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_inputs(OVERLAP)
     for number in range(EACH):
         row = (tl.program_id(1) * EACH + number).to(tl.int64)
         real = inside & (row < rows)

@@ -11,9 +11,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from allyouneed.kernels import has_pdl
+from allyouneed.kernels.triton import await_inputs
 from allyouneed.kernels.triton.decode_attention import _slot_of
 
 PARTS = 8  # splits of the pairs, which the next kernel adds up
@@ -39,9 +39,7 @@ def _pairs(
     row = tl.program_id(0).to(tl.int64)
     j = tl.program_id(1) * TILE + tl.arange(0, TILE)
     m = tl.program_id(2) * TILE + tl.arange(0, TILE)
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_inputs(OVERLAP)
     count = tl.load(seen + row).to(tl.int32)
     kind = keys.dtype.element_ty
     q, k, v = q + row * row_stride, k + row * row_stride, v + row * row_stride
@@ -78,9 +76,7 @@ def _pair_linear(
     part = tl.program_id(1)
     r = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
     inside = n < outputs
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_inputs(OVERLAP)
     all = tl.arange(0, EACH_ROW)
     last = tl.minimum(tl.max(tl.load(seen + all, mask=all < rows, other=0), 0).to(tl.int32), LENGTH - 1)
     end = (last + 1) * LENGTH

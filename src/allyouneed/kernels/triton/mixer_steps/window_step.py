@@ -9,9 +9,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from allyouneed.kernels import has_pdl
+from allyouneed.kernels.triton import await_inputs
 
 BLOCK = 128  # features of a program
 
@@ -29,9 +29,7 @@ def _new_input(x, row, x_row, f, inside, features, GATED: tl.constexpr):
 def _gate(x, out, x_row, features, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     f = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_inputs(OVERLAP)
     new = _new_input(x, row, x_row, f, f < features, features, True)
     tl.store(out + row * features + f, new, mask=f < features)
 
@@ -46,9 +44,7 @@ def _window_step(
     row = tl.program_id(0).to(tl.int64)
     f = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = f < features
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_inputs(OVERLAP)
     line = taps + row * tap_row + (f // SHARE) * tap_line
     top = f * 0.0 + float("-inf")
     if SOFTMAX:
@@ -81,9 +77,7 @@ def _gather_window(
     row = tl.program_id(0).to(tl.int64)
     f = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = f < features
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_inputs(OVERLAP)
     for number in tl.static_range(SIZE):
         at = before + (row * (SIZE - 1) + number) * features + f
         if number < SIZE - 1:

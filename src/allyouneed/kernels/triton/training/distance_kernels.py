@@ -103,23 +103,15 @@ def outputs(
     at = start + tl.arange(0, M)
     inside = at < time
     begin, until = _limits(starts, ends, at, time, CAUSAL)
-    first, near, ahead, last = _key_range(starts, ends, start, time, columns, far, CAUSAL, KIND, M, N)
+    reached = _key_range(starts, ends, start, time, columns, far, CAUSAL, KIND, M, N)
     a = _load_rows(q + row * q_row + head * q_head, at, inside, q_time, WIDTH, FEATURES)
     top, total = tl.full((M,), float("-inf"), tl.float32), tl.zeros((M,), tl.float32)
     found = tl.zeros((M, WIDE), tl.float32)
-    if KIND:
+    for part in tl.static_range(0 if KIND else 1, 3 if KIND and not CAUSAL else 2):
         top, total, found = _attend(
-            a, at, begin, until, top, total, found, first, near, k, v, table, codes, k_time, v_time, time, columns, far,
-            scale, 2, ROUNDS, WIDTH, FEATURES, VALUES, WIDE, N, PRECISION,
-        )  # fmt: skip
-    top, total, found = _attend(
-        a, at, begin, until, top, total, found, near, ahead, k, v, table, codes, k_time, v_time, time, columns, far,
-        scale, KIND, ROUNDS, WIDTH, FEATURES, VALUES, WIDE, N, PRECISION,
-    )  # fmt: skip
-    if KIND and not CAUSAL:
-        top, total, found = _attend(
-            a, at, begin, until, top, total, found, ahead, last, k, v, table, codes, k_time, v_time, time, columns, far,
-            scale, 3, ROUNDS, WIDTH, FEATURES, VALUES, WIDE, N, PRECISION,
+            a, at, begin, until, top, total, found, reached[part], reached[part + 1], k, v, table, codes, k_time,
+            v_time, time, columns, far, scale, 2 if part == 0 else 3 if part == 2 else KIND, ROUNDS, WIDTH,
+            FEATURES, VALUES, WIDE, N, PRECISION,
         )  # fmt: skip
     there = total > 0
     whole = tl.where(there, total, 1.0)
@@ -192,22 +184,15 @@ def weight_sums(
     table, codes, sums = table + line * time * columns, codes + line * time * ROUNDS, sums + line * time * columns
     at = start + tl.arange(0, M)
     begin, until = _limits(starts, ends, at, time, CAUSAL)
-    first, near, beyond, last = _key_range(starts, ends, start, time, columns, far, CAUSAL, 1, M, N)
+    reached = _key_range(starts, ends, start, time, columns, far, CAUSAL, 1, M, N)
     a = _load_rows(q + row * q_row + head * q_head, at, at < time, q_time, WIDTH, FEATURES)
     low = _load_lse(lse + line * time, at, time)
     behind, ahead = tl.zeros((M,), tl.float32), tl.zeros((M,), tl.float32)
-    behind, ahead = _span_sums(
-        a, low, at, begin, until, behind, ahead, first, near, k, table, codes, sums, k_time, time, columns, far, least,
-        scale, 2, ROUNDS, WIDTH, FEATURES, N, PRECISION,
-    )  # fmt: skip
-    behind, ahead = _span_sums(
-        a, low, at, begin, until, behind, ahead, near, beyond, k, table, codes, sums, k_time, time, columns, far, least,
-        scale, 1, ROUNDS, WIDTH, FEATURES, N, PRECISION,
-    )  # fmt: skip
-    if not CAUSAL:
+    for part in tl.static_range(0, 2 if CAUSAL else 3):
         behind, ahead = _span_sums(
-            a, low, at, begin, until, behind, ahead, beyond, last, k, table, codes, sums, k_time, time, columns, far,
-            least, scale, 3, ROUNDS, WIDTH, FEATURES, N, PRECISION,
+            a, low, at, begin, until, behind, ahead, reached[part], reached[part + 1], k, table, codes, sums, k_time,
+            time, columns, far, least, scale, 2 if part == 0 else 3 if part == 2 else 1, ROUNDS, WIDTH, FEATURES, N,
+            PRECISION,
         )  # fmt: skip
     _store_far(sums, behind, ahead, at, time, columns, CAUSAL)
 
@@ -261,7 +246,7 @@ def grad_q(
     at = start + tl.arange(0, M)
     inside = at < time
     begin, until = _limits(starts, ends, at, time, CAUSAL)
-    first, near, beyond, last = _key_range(starts, ends, start, time, columns, far, CAUSAL, KIND, M, N)
+    reached = _key_range(starts, ends, start, time, columns, far, CAUSAL, KIND, M, N)
     a = _load_rows(q + row * q_row + head * q_head, at, inside, q_time, WIDTH, FEATURES)
     g = _load_rows(do + row * g_row + head * g_head, at, inside, g_time, VALUES, WIDE)
     seen = _load_rows(out + row * o_row + head * o_head, at, inside, o_time, VALUES, WIDE)
@@ -271,22 +256,11 @@ def grad_q(
     tl.store(delta + line * time + at, mean, mask=inside)
     found = tl.zeros((M, FEATURES), tl.float32)
     behind, ahead = tl.zeros((M,), tl.float32), tl.zeros((M,), tl.float32)
-    if KIND:
+    for part in tl.static_range(0 if KIND else 1, 3 if KIND and not CAUSAL else 2):
         found, behind, ahead = _span_q(
-            a, g, low, mean, at, begin, until, found, behind, ahead, first, near, k, v, table, of_sums, codes, d_table,
-            k_time, v_time, time, columns, far, least, scale, 2, SUMS, ROUNDS, WIDTH, FEATURES, VALUES, WIDE, N,
-            PRECISION,
-        )  # fmt: skip
-    found, behind, ahead = _span_q(
-        a, g, low, mean, at, begin, until, found, behind, ahead, near, beyond, k, v, table, of_sums, codes, d_table,
-        k_time, v_time, time, columns, far, least, scale, KIND, SUMS, ROUNDS, WIDTH, FEATURES, VALUES, WIDE, N,
-        PRECISION,
-    )  # fmt: skip
-    if KIND and not CAUSAL:
-        found, behind, ahead = _span_q(
-            a, g, low, mean, at, begin, until, found, behind, ahead, beyond, last, k, v, table, of_sums, codes, d_table,
-            k_time, v_time, time, columns, far, least, scale, 3, SUMS, ROUNDS, WIDTH, FEATURES, VALUES, WIDE, N,
-            PRECISION,
+            a, g, low, mean, at, begin, until, found, behind, ahead, reached[part], reached[part + 1], k, v, table,
+            of_sums, codes, d_table, k_time, v_time, time, columns, far, least, scale,
+            2 if part == 0 else 3 if part == 2 else KIND, SUMS, ROUNDS, WIDTH, FEATURES, VALUES, WIDE, N, PRECISION,
         )  # fmt: skip
     _store_rows(dq + row * dq_row + head * dq_head, found * factor, at, inside, dq_time, WIDTH, FEATURES, False)
     if KIND:

@@ -387,12 +387,7 @@ def _walked(
     return near, rows
 
 
-@_forward.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, omega: Tensor, real: Tensor, starts: Tensor | None, scale: float, relu: bool,
-    floor: float, least: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    return _empty(q, v, len(omega))
+_forward.register_fake(lambda q, k, v, omega, *rest: _empty(q, v, len(omega)))
 
 
 @torch.library.custom_op("allyouneed::performer_backward", mutates_args=())
@@ -428,12 +423,7 @@ def _backward(
     return dq, dk, dv
 
 
-@_backward.register_fake
-def _(
-    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, omega: Tensor, starts: Tensor | None, y: Tensor, r: Tensor,
-    phi_q: Tensor, phi_k: Tensor, fades: Tensor, scale: float, relu: bool, floor: float, least: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+_backward.register_fake(lambda dy, *qkv_and_rest: tuple(torch.empty_like(x) for x in qkv_and_rest[:3]))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -117,12 +117,7 @@ def _empty_outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return out, v.new_empty(batch, heads, time, dtype=torch.float32)
 
 
-@_forward.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, segments: Tensor, plan: list[Tensor],
-    scale: float, table: int, causal: bool, masked_by: int, near: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return _empty_outputs(q, v)
+_forward.register_fake(lambda q, k, v, *rest: _empty_outputs(q, v))
 
 
 @torch.library.custom_op("allyouneed::tiled_attention_backward", mutates_args=())
@@ -178,12 +173,7 @@ def _backward(
     return dq, dk, dv, pad(d_bias / LOG2E, (MARGIN, MARGIN))
 
 
-@_backward.register_fake
-def _(
-    do: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, segments: Tensor,
-    plan: list[Tensor], scale: float, table: int, causal: bool, masked_by: int, near: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), torch.empty_like(bias)
+_backward.register_fake(lambda do, out, lse, *given: tuple(torch.empty_like(x) for x in given[:4]))  # q, k, v, bias
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -101,6 +101,17 @@ def _attend(
 
 
 @triton.jit
+def _ends(counts, entries, block, row, blocks, many, ROWS: tl.constexpr, BIAS: tl.constexpr):
+    """Where the entries of a block that are far away, unmasked, and masked begin and end; and the first entry."""
+    if ROWS > 1:
+        block += row * blocks
+    far, full = tl.load(counts + block), tl.load(counts + ROWS * blocks + block)
+    some = tl.load(counts + 2 * ROWS * blocks + block)
+    far = far if BIAS else 0
+    return (0, far, full, some), entries + block.to(tl.int64) * many
+
+
+@triton.jit
 def outputs(
     q, k, v, bias, segments, order, counts, entries, masks, out, lse,
     q_row, q_head, q_time, k_row, k_head, k_time, v_row, v_head, v_time, o_row, o_head, o_time,
@@ -115,13 +126,7 @@ def outputs(
     starts = blocks * (TABLE // M)
     line, start = (tl.program_id(0) // starts).to(tl.int64), (starts - 1 - tl.program_id(0) % starts) * M
     row, head = line // heads, line % heads
-    here = start // TABLE
-    if ROWS > 1:
-        here += row * blocks
-    far, full = tl.load(counts + here), tl.load(counts + ROWS * blocks + here)
-    some = tl.load(counts + 2 * ROWS * blocks + here)
-    far = far if BIAS else 0
-    entries += here.to(tl.int64) * many
+    ends, entries = _ends(counts, entries, start // TABLE, row, blocks, many, ROWS, BIAS)
     tiles = entries + apart
     segments += row * time
     bias += head * (2 * time - 1 + 2 * MARGIN)
@@ -136,22 +141,12 @@ def outputs(
         top = tl.load(lse + line * time + at, mask=inside, other=float("-inf"))
         total = tl.where(top > float("-inf"), 1.0, 0.0)
         found = _load_rows(out, at, inside, o_time, VALUES, WIDE).to(tl.float32)
-    if BIAS:
+    for part in tl.static_range(0 if BIAS else 1, 3):
         top, total, found = _attend(
-            a, slot, start, top, total, found, 0, far, k, v, bias, segments, order, entries, tiles, masks,
-            k_time, v_time, time, scale, False, TILES, CAUSAL, SEGMENTS, 2, SORTED, WIDTH, FEATURES,
-            VALUES, WIDE, TABLE, N, PRECISION,
+            a, slot, start, top, total, found, ends[part], ends[part + 1], k, v, bias, segments, order, entries, tiles,
+            masks, k_time, v_time, time, scale, part == 2, TILES, CAUSAL, SEGMENTS, BIAS if part else 2, SORTED, WIDTH,
+            FEATURES, VALUES, WIDE, TABLE, N, PRECISION,
         )  # fmt: skip
-    top, total, found = _attend(
-        a, slot, start, top, total, found, far, full, k, v, bias, segments, order, entries, tiles, masks,
-        k_time, v_time, time, scale, False, TILES, CAUSAL, SEGMENTS, BIAS, SORTED, WIDTH, FEATURES,
-        VALUES, WIDE, TABLE, N, PRECISION,
-    )  # fmt: skip
-    top, total, found = _attend(
-        a, slot, start, top, total, found, full, some, k, v, bias, segments, order, entries, tiles, masks,
-        k_time, v_time, time, scale, True, TILES, CAUSAL, SEGMENTS, BIAS, SORTED, WIDTH, FEATURES,
-        VALUES, WIDE, TABLE, N, PRECISION,
-    )  # fmt: skip
     there = total > 0
     whole = tl.where(there, total, 1.0)
     _store_rows(out, found / whole[:, None], at, inside, o_time, VALUES, WIDE, False)
@@ -230,13 +225,7 @@ def grad_q(
     starts = blocks * (TABLE // M)
     line, start = (tl.program_id(0) // starts).to(tl.int64), (starts - 1 - tl.program_id(0) % starts) * M
     row, head = line // heads, line % heads
-    here = start // TABLE
-    if ROWS > 1:
-        here += row * blocks
-    far, full = tl.load(counts + here), tl.load(counts + ROWS * blocks + here)
-    some = tl.load(counts + 2 * ROWS * blocks + here)
-    far = far if BIAS else 0
-    entries += here.to(tl.int64) * many
+    ends, entries = _ends(counts, entries, start // TABLE, row, blocks, many, ROWS, BIAS)
     tiles = entries + apart
     segments += row * time
     bias += head * (2 * time - 1 + 2 * MARGIN)
@@ -248,22 +237,12 @@ def grad_q(
     low, mean = _load_sums(lse + line * time, delta + line * time, at, inside)
     found = tl.zeros((M, FEATURES), tl.float32)
     behind, ahead = tl.zeros((M,), tl.float32), tl.zeros((M,), tl.float32)
-    if BIAS:
+    for part in tl.static_range(0 if BIAS else 1, 3):
         found, behind, ahead = _span_q(
-            a, g, low, mean, slot, start, found, behind, ahead, 0, far, k, v, bias, segments, order, entries, tiles,
-            masks, k_time, v_time, time, near, scale, False, TILES, CAUSAL, SEGMENTS, 2, SORTED, WIDTH, FEATURES,
-            VALUES, WIDE, TABLE, N, PRECISION,
+            a, g, low, mean, slot, start, found, behind, ahead, ends[part], ends[part + 1], k, v, bias, segments, order,
+            entries, tiles, masks, k_time, v_time, time, near, scale, part == 2, TILES, CAUSAL, SEGMENTS,
+            BIAS if part else 2, SORTED, WIDTH, FEATURES, VALUES, WIDE, TABLE, N, PRECISION,
         )  # fmt: skip
-    found, behind, ahead = _span_q(
-        a, g, low, mean, slot, start, found, behind, ahead, far, full, k, v, bias, segments, order, entries, tiles,
-        masks, k_time, v_time, time, near, scale, False, TILES, CAUSAL, SEGMENTS, BIAS, SORTED, WIDTH, FEATURES,
-        VALUES, WIDE, TABLE, N, PRECISION,
-    )  # fmt: skip
-    found, behind, ahead = _span_q(
-        a, g, low, mean, slot, start, found, behind, ahead, full, some, k, v, bias, segments, order, entries, tiles,
-        masks, k_time, v_time, time, near, scale, True, TILES, CAUSAL, SEGMENTS, BIAS, SORTED, WIDTH, FEATURES,
-        VALUES, WIDE, TABLE, N, PRECISION,
-    )  # fmt: skip
     _store_rows(dq + row * dq_row + head * dq_head, found * factor, at, inside, dq_time, WIDTH, FEATURES, MORE)
     if BIAS:
         place = line * starts + start // M
@@ -317,13 +296,7 @@ def grad_kv(
     starts = blocks * (TABLE // M)
     line, start = (tl.program_id(0) // starts).to(tl.int64), tl.program_id(0) % starts * M
     row, kv = line // heads, line % heads
-    here = start // TABLE
-    if ROWS > 1:
-        here += row * blocks
-    far, full = tl.load(counts + here), tl.load(counts + ROWS * blocks + here)
-    some = tl.load(counts + 2 * ROWS * blocks + here)
-    far = far if BIAS else 0
-    entries += here.to(tl.int64) * many
+    ends, entries = _ends(counts, entries, start // TABLE, row, blocks, many, ROWS, BIAS)
     tiles = entries + apart
     segments += row * time
     slot, at, inside = _slots(order, start, time, SORTED, M)
@@ -335,22 +308,12 @@ def grad_kv(
         sums = (row * heads * GROUP + head) * time
         mine, theirs = q + row * q_row + head * q_head, do + row * g_row + head * g_head
         table = bias + head * (2 * time - 1 + 2 * MARGIN)
-        if BIAS:
+        for part in tl.static_range(0 if BIAS else 1, 3):
             for_k, for_v = _span_kv(
-                b, c, slot, start, for_k, for_v, 0, far, mine, theirs, lse + sums, delta + sums, table, segments, order,
-                entries, tiles, masks, q_time, g_time, time, scale, False, TILES, CAUSAL, SEGMENTS, 2, SORTED,
-                WIDTH, FEATURES, VALUES, WIDE, TABLE, N, PRECISION,
+                b, c, slot, start, for_k, for_v, ends[part], ends[part + 1], mine, theirs, lse + sums, delta + sums,
+                table, segments, order, entries, tiles, masks, q_time, g_time, time, scale, part == 2, TILES, CAUSAL,
+                SEGMENTS, BIAS if part else 2, SORTED, WIDTH, FEATURES, VALUES, WIDE, TABLE, N, PRECISION,
             )  # fmt: skip
-        for_k, for_v = _span_kv(
-            b, c, slot, start, for_k, for_v, far, full, mine, theirs, lse + sums, delta + sums, table, segments, order,
-            entries, tiles, masks, q_time, g_time, time, scale, False, TILES, CAUSAL, SEGMENTS, BIAS, SORTED,
-            WIDTH, FEATURES, VALUES, WIDE, TABLE, N, PRECISION,
-        )  # fmt: skip
-        for_k, for_v = _span_kv(
-            b, c, slot, start, for_k, for_v, full, some, mine, theirs, lse + sums, delta + sums, table, segments, order,
-            entries, tiles, masks, q_time, g_time, time, scale, True, TILES, CAUSAL, SEGMENTS, BIAS, SORTED,
-            WIDTH, FEATURES, VALUES, WIDE, TABLE, N, PRECISION,
-        )  # fmt: skip
     _store_rows(dk + row * dk_row + kv * dk_head, for_k * factor, at, inside, dk_time, WIDTH, FEATURES, MORE)
     _store_rows(dv + row * dv_row + kv * dv_head, for_v, at, inside, dv_time, VALUES, WIDE, MORE)
 

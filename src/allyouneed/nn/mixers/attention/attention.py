@@ -216,6 +216,7 @@ class SoftmaxAttention(SubLayer):
         self.own_score = own_score  # scores other than q·k
         self.soft_cap: float | None = None
         self.pattern_text = str(pattern)  # a string key: torch.compile cannot hash a Pattern
+        self.leak = pattern.leak()
 
     def score_mod(self) -> ScoreMod:
         relative, score = self.relative, self.scores.score if self.own_score else None
@@ -285,13 +286,11 @@ class SoftmaxAttention(SubLayer):
     def attention_fn(self, context: Context, keys: TokenLayout, rows: int, score_mod: ScoreMod) -> AttentionFn:
         source = None if context.memory is None else context.memory.layout
         key_side = "own" if keys is context.queries else "source" if keys is source else keys
-        biases = (score_mod.pair_bias, score_mod.distance_bias, score_mod.by_query)
-        known = *(bias is not None for bias in biases), score_mod.constant_from
-        key = (self.pattern_text, key_side, rows, score_mod.plain, *known)
+        mod = score_mod
+        biases = mod.pair_bias is None, mod.distance_bias is None, mod.by_query is None, mod.constant_from
+        key = (self.pattern_text, key_side, rows, mod.plain, *biases)
         return context.memoize(
-            SoftmaxAttention,
-            key,
-            lambda: select_attention(self.pattern, context.queries, keys, score_mod, context.static),
+            SoftmaxAttention, key, lambda: select_attention(self.pattern, context.queries, keys, mod, context.static)
         )
 
     @property
@@ -312,8 +311,8 @@ class SoftmaxAttention(SubLayer):
             execute.prepare(like.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else like, mod)
 
     def new_state(self) -> State | None:
-        if (why := self.pattern.leak()) is not None:
-            raise ValueError(f"attention with pattern '{self.pattern}' cannot decode: {why}")
+        if self.leak is not None:
+            raise ValueError(f"attention with pattern '{self.pattern}' cannot decode: {self.leak}")
         return self.new_segment_state()
 
     def new_segment_state(self) -> State | None:

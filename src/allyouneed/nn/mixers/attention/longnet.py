@@ -26,14 +26,7 @@ from allyouneed.nn.cost import Cost
 from allyouneed.nn.mixers.attention.attention import Attention, SelfAttention, Size
 from allyouneed.nn.ops.attention.block_mask import BlockLayout
 from allyouneed.nn.ops.attention.block_sparse import BlockSparse
-from allyouneed.nn.ops.attention.dense import (
-    AttentionFn,
-    DenseAttention,
-    HasFallback,
-    PairBias,
-    ScoreMod,
-    dense_mask,
-)
+from allyouneed.nn.ops.attention.dense import AttentionFn, DenseAttention, HasFallback, PairBias, ScoreMod, dense_mask
 from allyouneed.nn.ops.attention.dilated import DilatedAttention, DilatedSegments
 from allyouneed.nn.ops.attention.flex import FLEX_BLOCK, Flex, can_flex
 from allyouneed.nn.ops.attention.packed import attend_packed

@@ -113,10 +113,7 @@ def attend(
     return out, lse, found
 
 
-@attend.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, scores: Tensor, codes: Tensor, starts: Tensor, ends: Tensor, causal: bool,
-      far: int, sums: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return _empty(q, v, scores, sums)
+attend.register_fake(lambda q, k, v, scores, *rest: _empty(q, v, scores, sums=rest[-2]))
 
 
 @torch.library.custom_op("allyouneed::attend_by_distance_backward", mutates_args=())
@@ -150,10 +147,9 @@ def _laid_out(x: Tensor, like: Tensor) -> Tensor:
     return x if (x.dtype, x.stride()) == (found.dtype, found.stride()) else found.copy_(x)
 
 
-@attend_backward.register_fake
-def _(gradient: Tensor, of_sums: Tensor, out: Tensor, lse: Tensor, found: Tensor, q: Tensor, k: Tensor, v: Tensor,
-      scores: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), torch.empty_like(scores)
+attend_backward.register_fake(
+    lambda gradient, of_sums, out, lse, found, *given: tuple(torch.empty_like(x) for x in given[:4])
+)  # q, k, v, scores
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -80,10 +80,10 @@ SHORT = 128  # tokens: all scores of a row and head are one tile of a kernel
 
 
 def _general(pattern: Pattern, queries: TokenLayout, keys: TokenLayout, score_mod: ScoreMod) -> AttentionFn:
-    packed, cuda, plain = queries.packed, queries.device.type == "cuda", score_mod.plain
-    long = queries.time * keys.time >= MIN_BLOCK_SPARSE_SCORES
-    large = long or (packed and queries.time >= FLEX_BLOCK)
-    own = cuda and keys is queries and queries.time >= FLEX_BLOCK and torch.is_grad_enabled()
+    packed, cuda, plain, time = queries.packed, queries.device.type == "cuda", score_mod.plain, queries.time
+    long = time * keys.time >= MIN_BLOCK_SPARSE_SCORES
+    large = long or (packed and time >= FLEX_BLOCK)
+    own = cuda and keys is queries and time >= FLEX_BLOCK and torch.is_grad_enabled()
     by_distance = score_mod.distance_bias is not None and score_mod.fused and queries.consecutive
     if score_mod.by_query is not None and keys is queries and isinstance(pattern, Causal | Full):
         from allyouneed.nn.ops.attention.by_distance import AttentionByDistance, Sentences  # registers operators
@@ -95,7 +95,7 @@ def _general(pattern: Pattern, queries: TokenLayout, keys: TokenLayout, score_mo
         return tiled(pattern, queries, score_mod.constant_from)
     # a bias inside the kernel, in training: prompts have many lengths, and each would be compiled
     pairwise = plain or (score_mod.pair_bias is not None and score_mod.fused and torch.is_grad_enabled())
-    if own and large and plain and queries.time <= LONGEST_TILED and _whole_rows(queries) is not None:
+    if own and large and plain and time <= LONGEST_TILED and _whole_rows(queries) is not None:
         return tiled_or_flex(pattern, queries)
     if cuda and pairwise and large:
         return flex(pattern, queries, keys)

@@ -69,9 +69,12 @@ def attend(
     return out, lse
 
 
-@attend.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *tokens: Any) -> tuple[Tensor, Tensor]:
-    return _like_heads(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
+attend.register_fake(
+    lambda q, k, v, *rest: (
+        _like_heads(q, v.shape[3]),
+        q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32)),
+    )
+)
 
 
 @torch.library.custom_op("allyouneed::row_attention_backward", mutates_args=())
@@ -98,9 +101,7 @@ def attend_backward(
     return dq, dk, dv
 
 
-@attend_backward.register_fake
-def _(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return _like_heads(q), _like_heads(k), _like_heads(v)
+attend_backward.register_fake(lambda gradient, *given: tuple(_like_heads(x) for x in given[:3]))  # q, k, v
 
 
 @torch.library.custom_op("allyouneed::row_attention_qkv_backward", mutates_args=())
@@ -124,9 +125,9 @@ def attend_qkv_backward(
     return found, found.to(sums.dtype).sum(1)
 
 
-@attend_qkv_backward.register_fake
-def _(gradient: Tensor, qkv: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(qkv, memory_format=torch.contiguous_format), _empty_sums(qkv)
+attend_qkv_backward.register_fake(
+    lambda gradient, qkv, *rest: (torch.empty_like(qkv, memory_format=torch.contiguous_format), _empty_sums(qkv))
+)
 
 
 def _empty_sums(x: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from allyouneed.runtime.process import inference
 
 if TYPE_CHECKING:
     from allyouneed.apps.serve.engine.served_model import ServedModel
-    from allyouneed.infer.predictors.transcriber import Track, Transcript
+    from allyouneed.infer.speech.tracks import Track, Transcript
 
 router = APIRouter(tags=["OpenAI"])
 FORMATS = ("json", "text", "srt", "vtt", "verbose_json")
@@ -61,7 +61,7 @@ async def _answer(request: Request, task: str) -> Response:
     form, content = await _read_form(request)
     if form.stream and form.response_format not in ("json", "text"):
         raise ApiError("stream: only with response_format json or text", param="stream")
-    run = Transcription(form, content, task, state.settings.limits.upload_seconds)
+    run = TranscriptionRun(form, content, task, state.settings.limits.upload_seconds)
     if form.stream:
         return await event_stream(run.stream(state.registry))
     async with state.registry.use(form.model) as model:
@@ -71,7 +71,7 @@ async def _answer(request: Request, task: str) -> Response:
         return await run.response(track)
 
 
-class Transcription:
+class TranscriptionRun:
     """A sound, window by window."""
 
     def __init__(self, form: Form, content: bytes, task: str, longest: float) -> None:

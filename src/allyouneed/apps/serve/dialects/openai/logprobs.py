@@ -41,11 +41,7 @@ def chat_logprobs(tokenizer: Tokenizer, records: Sequence[TokenRecord]) -> dict[
 
 
 def _entry(tokenizer: Tokenizer, token: int, logprob: float | None) -> dict[str, Any]:
-    return {
-        "token": _text(tokenizer, token),
-        "logprob": logprob,
-        "bytes": list(tokenizer.token_bytes(token)),
-    }
+    return {"token": _text(tokenizer, token), "logprob": logprob, "bytes": list(tokenizer.token_bytes(token))}
 
 
 def _text(tokenizer: Tokenizer, token: int) -> str:

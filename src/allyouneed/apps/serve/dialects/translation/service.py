@@ -7,7 +7,7 @@ import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from fastapi import Request
 
@@ -34,7 +34,7 @@ class Job:
     `count`: translations of each text; `sentences`: split lines into sentences; `preserve`: begin and end as the
     source does. `context`: what precedes each text; for models trained with it."""
 
-    texts: Sequence[str]
+    texts: Sequence[str | bytes]
     source: str | None
     target: str | None
     count: int = 1
@@ -60,6 +60,7 @@ class Translated:
     words: str
     others: list[str]
     notes: list[str]
+    data: bytes = b""
 
 
 @asynccontextmanager
@@ -76,7 +77,7 @@ async def translator(request: Request, job: Job, name: str | None = None) -> Asy
     if len(entries) > 1:
         from allyouneed.apps.translate.offers import choose
 
-        offers, text = await _offers(registry), "\n".join(job.texts)[:SAMPLE]
+        offers, text = await _offers(registry), "\n".join(filter(_is_text, job.texts))[:SAMPLE]
         number = await asyncio.to_thread(lambda: choose(offers, job.from_, job.target, text))
     async with registry.use(entries[number].name) as model:
         yield model
@@ -119,10 +120,14 @@ async def languages(request: Request) -> dict[str, list[str]]:
     return {source: sorted(targets) for source, targets in sorted(found.items())}
 
 
+def _is_text(content: str | bytes) -> TypeGuard[str]:
+    return isinstance(content, str)
+
+
 def check_sizes(job: Job, limits: Limits) -> None:
     if len(job.texts) > limits.texts:
         raise over_limit("texts", len(job.texts), limits.texts)
-    if (size := sum(map(len, job.texts)) + len(job.context)) > limits.prompt_characters:
+    if (size := sum(map(len, filter(_is_text, job.texts))) + len(job.context)) > limits.prompt_characters:
         raise over_limit("characters", size, limits.prompt_characters)
     if job.count > limits.choices:
         raise over_limit("alternatives", job.count, limits.choices)
@@ -144,8 +149,9 @@ def _translate(predictor: Translator, job: Job) -> list[Translated]:
     options: dict[str, Any] = {"sentences": job.sentences}
     options |= {"context": job.context} if job.context else {}
     options |= {"method": "beam", "beam": max(job.count, 4), "best": job.count} if job.count > 1 else {}
-    if job.format == "text" and not job.reading:
-        plain = predictor.translate_full(list(job.texts), to, from_=from_, glossary=job.glossary, **options)
+    texts = list(filter(_is_text, job.texts))
+    if job.format == "text" and not job.reading and len(texts) == len(job.texts):
+        plain = predictor.translate_full(texts, to, from_=from_, glossary=job.glossary, **options)
         found = [
             Translated(
                 one.text,
@@ -160,12 +166,10 @@ def _translate(predictor: Translator, job: Job) -> list[Translated]:
         documents = predictor.translate_documents(
             list(job.texts), to, format=job.format, from_=from_, glossary=job.glossary, reading=job.reading, **options
         )
-        found = [Translated(one.text, one.source, one.words, one.others, one.notes) for one in documents]
+        found = [Translated(one.text, one.source, one.words, one.others, one.notes, one.data) for one in documents]
     if job.preserve and job.format == "text":
         german = bool(to is not None and find(to, ["de"]))
-        found = [
-            replace(one, text=same_form(text, one.text, german)) for one, text in zip(found, job.texts, strict=True)
-        ]
+        found = [replace(one, text=same_form(text, one.text, german)) for one, text in zip(found, texts, strict=True)]
     return found
 
 

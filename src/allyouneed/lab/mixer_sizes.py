@@ -1,5 +1,5 @@
-"""The models of cpu.py, gpu.py and the training benchmarks: one skeleton, and every mixer with about as
-many weights as attention has, four times the square of the width.
+"""Models of equal size for benchmarks and probes: one skeleton, and every mixer with about as many weights
+as attention has, four times the square of the width.
 
 `mixers` chooses sizes by each mixer's own keys; hidden sizes are rounded up to a multiple of a head. `UNEQUAL` names
 mixers whose keys do not allow it, and why: their rows say so. Both ratios of weights, of the mixer and of the whole
@@ -21,7 +21,7 @@ EQUAL = 0.1  # weights may differ by this share of attention's
 
 
 @dataclass(frozen=True)
-class Sizes:
+class SkeletonSizes:
     width: int = 768
     heads: int = 12
     layers: int = 12
@@ -42,8 +42,10 @@ class Sizes:
         return -(-round(weights * self.width) // self.head) * self.head
 
 
-CPU = Sizes(width=256, heads=4, layers=6, hidden=704, vocab=8000, rows=(1, 16), given=16, new=144)
-TINY = Sizes(width=32, heads=4, layers=2, hidden=48, vocab=99, rows=(1, 3), given=5, new=9, long=256, segment=64)
+CPU = SkeletonSizes(width=256, heads=4, layers=6, hidden=704, vocab=8000, rows=(1, 16), given=16, new=144)
+TINY = SkeletonSizes(
+    width=32, heads=4, layers=2, hidden=48, vocab=99, rows=(1, 3), given=5, new=9, long=256, segment=64
+)
 
 # mixers of the registry that cannot decode alone (they see later tokens, or need a source)
 OTHERS = {"big-bird", "longformer", "linformer", "chunked-cross", "multi-step", "synchronous", "attentive-gru",
@@ -67,12 +69,12 @@ UNEQUAL = {
 }
 
 
-def middle(s: Sizes, name: str) -> int:
+def middle(s: SkeletonSizes, name: str) -> int:
     """Tokens beyond a multiple of its segments at which a mixer attends to as many keys as on average."""
     return {"infini": s.segment // 2, "longnet": s.segment + s.segment // 4, "mixed-chunk": s.head}.get(name, 0)
 
 
-def mixers(s: Sizes) -> dict[str, dict[str, Any]]:
+def mixers(s: SkeletonSizes) -> dict[str, dict[str, Any]]:
     """A setting of every mixer that decodes, by name; further settings of attention behind them."""
     heads, causal, past = {"heads": s.heads}, {"pattern": "causal"}, {"sees": "past"}
     keys = 2 * s.head  # of one head with many features
@@ -118,21 +120,21 @@ def mixers(s: Sizes) -> dict[str, dict[str, Any]]:
     return found
 
 
-def latent_sizes(s: Sizes) -> dict[str, int]:
+def latent_sizes(s: SkeletonSizes) -> dict[str, int]:
     """Our MLA's sizes by Hugging Face's names."""
     names = {"kv_rank": "kv_lora_rank", "nope_width": "qk_nope_head_dim", "rope_width": "qk_rope_head_dim",
              "value_width": "v_head_dim"}  # fmt: skip
     return {theirs: mixers(s)["mla"][ours] for ours, theirs in names.items()}
 
 
-def tree(s: Sizes, mixer: dict[str, Any], channel: dict[str, Any] | None = None, **keys: Any) -> dict[str, Any]:
+def tree(s: SkeletonSizes, mixer: dict[str, Any], channel: dict[str, Any] | None = None, **keys: Any) -> dict[str, Any]:
     channel = channel or {"kind": "glu", "hidden": s.hidden, "bias": False}
     layer = {"repeat": s.layers, "wiring": "pre-norm", "mixer": mixer, "channel": channel}
     common = {"kind": "decoder", "vocab": s.vocab, "width": s.width, "norm": "rms", "embed": {"tied": True}}
     return common | {"decoder": [layer]} | keys
 
 
-def variants(s: Sizes) -> dict[str, dict[str, Any]]:
+def variants(s: SkeletonSizes) -> dict[str, dict[str, Any]]:
     """All models by name: mixers, then channels, linear maps and stacks."""
     found = {name: tree(s, mixer) for name, mixer in mixers(s).items()}
     attention = mixers(s)["attention"]
@@ -145,7 +147,7 @@ def variants(s: Sizes) -> dict[str, dict[str, Any]]:
     return found
 
 
-def settings(s: Sizes) -> dict[str, dict[str, Any]]:
+def settings(s: SkeletonSizes) -> dict[str, dict[str, Any]]:
     """All models, and further settings of attention and other mixers, which the CPU's interpreter knows."""
     known, near = mixers(s), 4 * s.head
     attention, root = known["attention"], max(2, s.head // 4)
@@ -161,7 +163,7 @@ def settings(s: Sizes) -> dict[str, dict[str, Any]]:
     return variants(s) | {name: tree(s, mixer) for name, mixer in found.items()}
 
 
-def yoco(s: Sizes) -> dict[str, Any]:
+def yoco(s: SkeletonSizes) -> dict[str, Any]:
     """Half of the layers share the keys and values of the first half: two maps less in each."""
     layer = tree(s, {"kind": "gated-retention", "heads": s.heads})["decoder"][0] | {"repeat": s.layers // 2}
     cross = {"kind": "attention", "heads": s.heads, "pattern": "causal", "positions": ROTARY}
@@ -171,7 +173,7 @@ def yoco(s: Sizes) -> dict[str, Any]:
 
 
 @lru_cache
-def skeleton(s: Sizes) -> tuple[int, int]:
+def skeleton(s: SkeletonSizes) -> tuple[int, int]:
     """Weights without a mixer, and with attention."""
     without, attention = (mixers(s)[name] for name in ("identity", "attention"))
     return weights(tree(s, without)), weights(tree(s, attention))
@@ -181,7 +183,7 @@ def weights(keys: dict[str, Any]) -> int:
     return int(parse(Model, keys).cost(1).parameters)  # type: ignore[type-abstract]
 
 
-def ratios(s: Sizes, keys: dict[str, Any]) -> tuple[float, float]:
+def ratios(s: SkeletonSizes, keys: dict[str, Any]) -> tuple[float, float]:
     """Weights of the mixers over those of attention, and of the whole model over that with attention. What differs
     in other parts counts as the mixers'."""
     (without, attention), found = skeleton(s), weights(keys)
