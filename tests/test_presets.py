@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from allyouneed.config import PRESETS, ConfigError, override, parse, preset_names, preset_tree, to_yaml, tree_of
-from allyouneed.nn.batch import IGNORE, Batch, Rows
+from allyouneed.nn.batch import IGNORE, Batch, Rows, Signal
 from allyouneed.nn.heads.vocabulary import VocabularyHead
 from allyouneed.nn.models.base import Model
 from allyouneed.tasks.translation.mask_predict import MaskPredict
@@ -85,6 +85,10 @@ def loss_of(model, batch):
     dice = torch.Generator().manual_seed(1)
     if isinstance(getattr(model.config, "head", None), VocabularyHead):
         rows = batch.target
+        if isinstance(rows, Signal):
+            hidden = model(batch, losses)
+            labels = torch.randint(1, model.config.vocab, hidden.shape[:2], generator=dice)
+            return model.head.loss(hidden, labels, 0.1)[0] / labels.numel() + sum(losses)
         labels = torch.randint(1, 50, rows.tokens.shape, generator=dice)
         labels[torch.arange(rows.tokens.shape[1])[None] >= rows.lengths[:, None]] = IGNORE
         if not model.config.head.causal:  # it predicts the length, too

@@ -7,6 +7,7 @@ import torch
 from transformers import Wav2Vec2Config, Wav2Vec2ForCTC, WhisperConfig, WhisperForConditionalGeneration
 
 import allyouneed as ayn
+import parity
 from allyouneed.config import parse
 from allyouneed.data.media.sound_input import SoundInput
 from allyouneed.nn.batch import IGNORE, Batch, Rows, Signal
@@ -82,27 +83,32 @@ def name_there(name):
     return [f"{layer}.{one}.{end}" for one in part]
 
 
-def test_wav2vec2_has_the_logits_the_ctc_loss_and_the_gradients_of_transformers(both):
+def test_wav2vec2_has_the_logits_the_ctc_loss_and_the_gradients_of_transformers(both, record_difference):
     ours, theirs = both
     read = SoundInput(seconds=2)
     sounds = [read.features(torch.randn(6400)) for _ in range(3)]
     signal = read.signal(sounds)
     labels = torch.tensor([[5, 6, 7, 7], [8, IGNORE, IGNORE, IGNORE], [9, 10, 11, IGNORE]])
     expected = theirs(signal.values[:, 0], labels=labels)
-    torch.testing.assert_close(ours.logits(Batch(signal)), expected.logits, **CLOSE)
+    logits = ours.logits(Batch(signal))
+    torch.testing.assert_close(logits, expected.logits, **CLOSE)
     task = parse(Task, {"kind": "transcription", "ctc": True}, "task")
     loss = task.loss(ours, Batch(signal, labels=labels))
     assert int(loss.tokens) == 8
     torch.testing.assert_close(loss.total, expected.loss, **CLOSE)
     loss.total.backward()
     expected.loss.backward()
-    named = dict(theirs.named_parameters())
+    named, worst = dict(theirs.named_parameters()), 0.0
     for name, parameter in ours.named_parameters():
         if (there := name_there(name)) != ["pos"]:  # theirs is in two parts
             gradient = torch.cat([named[other].grad for other in there])
             torch.testing.assert_close(
                 parameter.grad, gradient, atol=2e-5, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
             )
+            worst = max(worst, parity.difference(parameter.grad, gradient))
+    judge = "transformers Wav2Vec2ForCTC"
+    record_difference("wav2vec 2.0", judge, parity.difference(logits, expected.logits), worst)
+    record_difference("CTC", judge, parity.difference(loss.total, expected.loss), worst)
 
 
 @pytest.mark.parametrize("kind", ["waveform", "frames"])

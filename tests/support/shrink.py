@@ -87,6 +87,13 @@ def _rows(vocab: int, limit: int | None, dice: torch.Generator) -> Rows:
     return Rows.of([torch.randint(1, vocab, (length,), generator=dice).tolist() for length in lengths])
 
 
+SHAPES = {
+    "patches": lambda embed: (embed.channels, GRID * PATCH, GRID * PATCH),
+    "frames": lambda embed: (embed.mels, LONGEST),
+    "waveform": lambda embed: (1, 320 * LONGEST),  # a position is 320 samples
+}
+
+
 def _read(embed: Any, vocab: int | None, dice: torch.Generator) -> Rows | Signal:
     """Input of an encoder. The first token of every text is global (Longformer)."""
     if embed.reads is Rows:
@@ -99,8 +106,7 @@ def _read(embed: Any, vocab: int | None, dice: torch.Generator) -> Rows | Signal
             second[:, 1] = 1
             return append_query_stream(replace(rows, order=second, types=first.long()), [[1]] * len(second))
         return replace(rows, chosen=first)
-    shape = (embed.channels, GRID * PATCH, GRID * PATCH) if embed.kind == "patches" else (embed.mels, LONGEST)
-    return Signal(torch.randn(6, *shape, generator=dice))
+    return Signal(torch.randn(6, *SHAPES[embed.kind](embed), generator=dice))
 
 
 def _neighbours(config: Any, rows: int, dice: torch.Generator) -> Neighbours:

@@ -94,7 +94,7 @@ def test_arrays_need_a_rate_and_labels_may_have_names(recordings, tmp_path):
     entry = SoundFiles(path=path, rate=8000, names=("no", "yes"))
     assert [one.label for one in entry.read(Report())] == ["no", "yes"]
     np.savez(path, audio=np.zeros(9, np.int16), offsets=np.array([0, 5, 12]), label=np.array([0, 1]))
-    with pytest.raises(UserError, match="offsets do not fit the 9 values"):
+    with pytest.raises(UserError, match="offsets from 0 to 12, but there are 9 values"):
         list(SoundFiles(path=path, rate=8000).read(Report()))
 
 

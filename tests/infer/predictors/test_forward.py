@@ -38,7 +38,9 @@ def inputs(config: Any, number: int | None = None) -> dict[str, Any]:
         embed = getattr(reader, "source_embed", None) or reader.embed
         found["pixels"] = torch.randn(3, embed.channels, 12, 12, generator=dice)
     if "features" in accepted:
-        found["features"] = [torch.randn(config.source_embed.mels, n, generator=dice) for n in (24, 16, 20)]
+        embed = getattr(config, "source_embed", None) or config.embed
+        channels, step = (1, 320) if embed.kind == "waveform" else (embed.mels, 1)
+        found["features"] = [torch.randn(channels, n * step, generator=dice) for n in (24, 16, 20)]
     assert set(found) == set(accepted) - {"lengths"}
     if number is not None:
         found = {name: value[number : number + 1] for name, value in found.items()}

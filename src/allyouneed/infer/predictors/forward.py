@@ -19,7 +19,7 @@ from allyouneed.runtime.process import evaluation_mode
 # in the order in which they are listed; a part names those it reads (`Part.inputs`)
 INPUTS = {
     "pixels": "(images, channels, height, width)",
-    "features": "log-mel frames (sounds, mels, frames)",
+    "features": "log-mel frames (sounds, mels, frames), or samples (sounds, 1, samples)",
     "tokens": "token ids: a list per text, or a padded tensor (texts, time)",
     "lengths": "number of non-padding tokens in each row of a padded tensor",
     "types": "the segment type of each token, shaped like tokens",
