@@ -435,9 +435,9 @@ A decode step of these models is short: two layers of width 256 need 60 µs of m
 on twenty calls. An int8 model is therefore lowered once to a flat program
 ([runtime/cpu/lower.py](../../src/allyouneed/runtime/cpu/lower.py)), which a C++ interpreter runs in one call
 ([kernels/cpu/interpreter.cpp](../../src/allyouneed/kernels/cpu/interpreter.cpp)): int8 matrix products, attention over
-the KV cache, norms, activations and top-k token selection. The user's `g++` compiles it once, in the background
-([kernels/cpu/build.py](../../src/allyouneed/kernels/cpu/build.py)); until it is ready, and without a compiler or
-AVX-512 VNNI, torch computes the same values. Parts without a lowering are called by torch.
+the KV cache, norms, activations and top-k token selection. A wheel has it for every instruction set; elsewhere `g++`
+compiles it once, in the background ([kernels/cpu/build.py](../../src/allyouneed/kernels/cpu/build.py)), and torch
+computes the same values until it is ready. Parts without a lowering are called by torch.
 
 Time per component, one thread:
 
