@@ -46,6 +46,17 @@ def test_the_page_holds_what_the_run_was(tmp_path: Path) -> None:
     assert found["data"]["read"] == 100 and found["recipe"] == "seed: 1\n"
 
 
+def test_images_that_are_files_are_shown(tmp_path: Path) -> None:
+    pillow = pytest.importorskip("PIL.Image")
+    pillow.new("RGB", (300, 200), (200, 10, 10)).save(tmp_path / "a.png")
+    (tmp_path / "b.png").write_bytes(b"no image")
+    names = [str(tmp_path / "a.png"), str(tmp_path / "b.png"), "train.npz, image 3"]
+    samples = [{"image": name, "expected": "a", "found": "b"} for name in names]
+    found = content(write_page(tmp_path, replace(RUN, samples=samples)))["examples"]["wrong"]
+    assert [one["image"] for one in found] == names
+    assert [one.get("picture", "")[:23] for one in found] == ["data:image/jpeg;base64,", "", ""]
+
+
 def test_figures_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
     nan = replace(RUN, scores=[("valid", "", {"auc": float("nan"), "loss": 1.0})])
     assert content(write_page(tmp_path, nan))["scores"] == [["valid", "", {"loss": 1.0}]]

@@ -352,7 +352,7 @@ class Trainer:
         self.reporter.print(
             f"step {now.step:,} validation  {text}{self.scorer.limit_text(limit)}  ({metric}: {record})"
         )
-        if self.is_finished and not improved and stale and self.duration.patience:
+        if not improved and stale >= (self.duration.patience or math.inf):
             self.reporter.print(f"no better {metric} for {stale} validations: stopping early")
         self.reporter.pause(time.monotonic() - began)
         self.clock = time.monotonic()

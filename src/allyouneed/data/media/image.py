@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from base64 import b64encode
 from io import BytesIO
 from math import ceil, inf
 from pathlib import Path
@@ -157,6 +158,14 @@ def _open_file(file: Path | BytesIO) -> Any:
         raise UserError(f"{name}: {error}") from None
     except Exception as error:  # Pillow's readers raise errors of any kind for damaged files
         raise UserError(f"{name}: cannot be read as an image: {getattr(error, 'strerror', None) or error}") from None
+
+
+def thumbnail(file: Path, side: int = 96) -> str:
+    """A small copy of an image file, as the address of an <img>."""
+    small, written = _open_file(file).convert("RGB"), BytesIO()
+    small.thumbnail((side, side))
+    small.save(written, "JPEG", quality=80)
+    return "data:image/jpeg;base64," + b64encode(written.getvalue()).decode()
 
 
 def _check_array(image: Any) -> Any:

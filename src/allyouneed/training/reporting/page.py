@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from allyouneed.data.files.readers import Report
+from allyouneed.errors import UserError
 from allyouneed.files import write_text
 from allyouneed.training.reporting.log import read_log
 
@@ -87,7 +88,19 @@ def _pair(sample: Mapping[str, str]) -> tuple[str, str] | None:
 def _shortened(samples: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
     """Evenly spaced ones."""
     chosen = samples[:: max(1, len(samples) // EXAMPLES)][:EXAMPLES]
-    return [{key: str(text)[:LONGEST] for key, text in sample.items()} for sample in chosen]
+    return [{key: str(text)[:LONGEST] for key, text in sample.items()} | _shown(sample) for sample in chosen]
+
+
+def _shown(sample: Mapping[str, str]) -> dict[str, str]:
+    """The picture of an image that is a file."""
+    if not (name := sample.get("image")) or not Path(name).is_file():
+        return {}
+    from allyouneed.data.media.image import thumbnail
+
+    try:
+        return {"picture": thumbnail(Path(name))}
+    except UserError:
+        return {}
 
 
 def confusion(pairs: Sequence[tuple[str, str]], labels: Sequence[str]) -> dict[str, Any] | None:
