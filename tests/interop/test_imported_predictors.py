@@ -392,13 +392,13 @@ def test_an_imported_masked_model_can_be_trained(tmp_path: Path) -> None:
     assert ayn.load(tmp_path / "run" / "model").fill_mask("the cat <mask> on the mat")
 
 
-def test_tasks_without_example_files_explain_the_alternative(tmp_path: Path) -> None:
+def test_a_task_without_files_of_examples_explains_the_alternative(tmp_path: Path) -> None:
     case = t5(tmp_path)
     (tmp_path / "pairs.tsv").write_text("a\tb\n")
     result, _ = evaluate(case.ours, tmp_path / "pairs.tsv")
     assert {"exact", "rouge-l", "bleu"} <= set(result.figures)  # an imported model is scored on pairs
-    case.ours.folder.task["kind"] = "transcription"
-    with pytest.raises(UserError, match=r"transcription cannot be scored on a file of examples.* --hypotheses"):
+    case.ours.folder.task["kind"] = "rhymes"
+    with pytest.raises(UserError, match=r"rhymes cannot be scored on a file of examples.* --hypotheses"):
         evaluate(case.ours, tmp_path / "pairs.tsv")
 
 

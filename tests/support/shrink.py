@@ -74,6 +74,8 @@ def _dict(tree: dict[str, Any], ratio: float) -> dict[str, Any]:
         found["segment"] = LONGEST  # one pass per layer; tests/nn/models/test_recurrent_memory.py has several segments
     if tree.get("kind") == "lsh":
         found["buckets"] = 4  # so that some of a few tokens share a bucket
+    if tree.get("kind") == "waveform":
+        found |= {"channels": 8, "reach": 16, "groups": 4}
     if tree.get("kind") == "patches":
         found |= {"patch": PATCH, "image": GRID * PATCH}
         sizes = {"length": GRID**2 + tree["class_token"] + tree["distillation_token"], "rows": GRID, "columns": GRID}

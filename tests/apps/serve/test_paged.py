@@ -55,7 +55,7 @@ def metric(client: httpx.Client, name: str) -> float:
 def read_tokens(running: Running, patch: pytest.MonkeyPatch, exact: bool = False) -> list[int]:
     """Tokens of each prefill from now on: rows times time."""
     found: list[int] = []
-    runner = scheduler_of(running, exact).engine
+    runner = scheduler_of(running, exact).runner
     prefill = runner.prefill_chunk
 
     def watched(states: Any, chunks: Any, *rest: Any) -> Any:

@@ -35,17 +35,29 @@ class Speech(Config):
     """
 
     start: Id
+    """Begins a transcript."""
     end: Id
-    no_timestamps: Id | None  # None: a model without timestamps
+    """Ends it."""
+    no_timestamps: Id | None
+    """Asks for a text without timestamps; null: a model without them."""
     first_text: Id | None = None
-    previous: Id | None = None  # precedes the text of the previous window
+    """The first token of text, where control tokens come before the text."""
+    previous: Id | None = None
+    """Precedes the text of the previous window."""
     no_speech: Id | None = None
+    """Says that nobody speaks."""
     languages: dict[str, Id] = Field(default_factory=dict)
+    """The token of each language."""
     tasks: dict[Task, Id] = Field(default_factory=dict)
-    suppress: tuple[Id, ...] = ()  # never generated: annotations, brackets, musical notes
-    begin_suppress: tuple[Id, ...] = ()  # never generated first: a space, the end
-    first_within: Annotated[float, Field(ge=0)] = 1.0  # latest first timestamp, in seconds
-    seconds: Annotated[float, Field(gt=0, le=3600)] = 30.0  # window of the encoder
+    """The tokens that ask for a transcript or a translation."""
+    suppress: tuple[Id, ...] = ()
+    """Never generated: annotations, brackets, musical notes."""
+    begin_suppress: tuple[Id, ...] = ()
+    """Never generated first: a space, the end."""
+    first_within: Annotated[float, Field(ge=0)] = 1.0
+    """The latest first timestamp, in seconds."""
+    seconds: Annotated[float, Field(gt=0, le=3600)] = 30.0
+    """Window of the encoder."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
