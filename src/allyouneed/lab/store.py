@@ -142,7 +142,7 @@ def finite(value: float) -> float | None:
 
 @contextmanager
 def _helpers(folder: Path, experiments: Sequence[Experiment], runner: Runner, count: int) -> Iterator[None]:
-    """Inside, so many processes work, this one counted; each has its share of the machine."""
+    """Inside, this number of processes work, this one counted; each has its share of the machine."""
     if count < 2:
         yield
         return

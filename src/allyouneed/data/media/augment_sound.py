@@ -77,7 +77,7 @@ class Gain(SoundAugment):
 
 
 class Noise(SoundAugment):
-    """White noise, quieter than the sound by so many decibels."""
+    """White noise, at a ratio of signal to noise in decibels."""
 
     kind: Literal["noise"] = "noise"
     snr: Decibels = (10.0, 40.0)

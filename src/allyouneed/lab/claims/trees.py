@@ -33,7 +33,7 @@ def built(tree: Any, seed: int = 0) -> Any:
 
 
 def slope(found: dict[float, float]) -> float:
-    """Of a line through the logarithms of x and y."""
+    """The slope of a line through the logarithms of x and y."""
     x, y = (torch.tensor(list(side), dtype=torch.double).log() for side in (found.keys(), found.values()))
     x = x - x.mean()
     return float((x * y).sum() / (x * x).sum())

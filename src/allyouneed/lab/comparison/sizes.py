@@ -130,7 +130,7 @@ def _parsed(tree: Mapping[str, Any], name: str) -> Any:
 def scaled(
     tree: Mapping[str, Any], width: int, blocks: int, length: int, growth: float = 1.0, dropout: float = 0.0
 ) -> dict[str, Any]:
-    """The model of this width with so many blocks in each stack, for texts of up to `length` tokens. A block mixes
+    """The model of this width with `blocks` blocks in each stack, for texts of up to `length` tokens. A block mixes
     tokens and features; a layer that does one of the two is half a block. `growth`: of hidden sizes, beside the width.
     All models have the same dropout."""
     full = tree_of(_parsed(tree, "model"))
@@ -148,7 +148,7 @@ def scaled(
 
 
 def _blocks(layers: Sequence[Mapping[str, Any]], blocks: int) -> list[dict[str, Any]]:
-    """The first layers of the stack that are so many blocks; a shorter stack is repeated."""
+    """The first blocks of the stack, up to this number; a shorter stack is repeated."""
     if any(layer.get("share") for layer in layers):  # one layer, applied several times
         return [dict(layer) | {"repeat": max(1, blocks // len(layers))} for layer in layers]
     flat = [dict(layer) | {"repeat": 1} for layer in layers for _ in range(layer["repeat"])]

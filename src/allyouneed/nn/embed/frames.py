@@ -50,7 +50,7 @@ class FrameEmbed(Embed):
         return STRIDE
 
     def positions_of(self, time: Any) -> Any:
-        """Positions of so many frames: a number, or a tensor of them."""
+        """Positions of a number of frames: an int, or a tensor of them."""
         return (time + STRIDE - 1) // STRIDE
 
     def build(self, common: Common, vocab: int | None, tokens: nn.Embedding | None = None) -> EmbedModule:

@@ -52,7 +52,7 @@ class WaveformEmbed(Embed):
         return math.prod(self.strides)
 
     def positions_of(self, time: Any) -> Any:
-        """Positions of so many samples: a number, or a tensor of them."""
+        """Positions of a number of samples: an int, or a tensor of them."""
         for kernel, stride in zip(self.kernels, self.strides, strict=True):
             time = (time - kernel) // stride + 1
         return time
