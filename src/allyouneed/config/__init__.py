@@ -258,7 +258,8 @@ def preset_tree(name: str) -> dict[str, Any]:
         tree = read_tree(name)
     else:
         known = [*preset_names(), *models.NAMES]
-        raise UserError(f"{name!r}: unknown preset, and not a YAML file{suggest(name, known)}")
+        hint = suggest(name, known).partition(" (allowed")[0]  # `allyouneed models` says what each is
+        raise UserError(f"{name!r}: unknown preset, and not a YAML file{hint}; `allyouneed models` lists them")
     if not isinstance(tree, dict):
         raise UserError(f"{name}: expected a mapping of keys, got {type(tree).__name__}")
     return tree

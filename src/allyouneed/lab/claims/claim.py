@@ -150,7 +150,7 @@ def find(name: str) -> Claim:
 
         near = get_close_matches(name, known, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise UserError(f"no claim {name!r}{hint} `allyouneed claims --list` lists all {len(known)}")
+        raise UserError(f"no claim {name!r}{hint}; `allyouneed claims --list` lists all {len(known)}")
     found: Claim = import_module(known[name]).CLAIM
     return found
 
