@@ -98,10 +98,10 @@ USES = (
     ),
     Use(
         "rerank",
-        (ASKED, [TOLD, TEXT]),
-        ("rerank", "--query", ASKED, TOLD, TEXT),
+        ("a cat?", ["the cat", "the sea"]),
+        ("rerank", "--query", "a cat?", "the cat", "the sea"),
         "/v1/rerank",
-        {"query": ASKED, "documents": [TOLD, TEXT]},
+        {"query": "a cat?", "documents": ["the cat", "the sea"]},
     ),
     Use("translate", (TEXT,), ("translate", TEXT), "/v1/tasks/translation", {"inputs": [TEXT]}),
     Use(
